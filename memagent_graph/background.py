@@ -1,0 +1,69 @@
+"""Event loops: one in a thread for those who call the reader without one, and values that belong to a loop.
+
+Everything in the reader is asynchronous. A synchronous call runs its coroutine here, so that connection pools outlive
+the call, and so that it works inside a running loop as well (a notebook, say).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The loop, started at first use. Its thread is a daemon and ends with the process."""
+    global _loop  # noqa: PLW0603
+    with _lock:
+        if _loop is None or _loop.is_closed():
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="memagent-loop", daemon=True).start()
+        return _loop
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end and return its result; an interrupt (Ctrl-C) cancels it first.
+
+    Raises:
+        RuntimeError: when called on the background loop itself, where it would wait for itself.
+    """
+    loop = background_loop()
+    try:
+        running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    if running is loop:
+        coroutine.close()
+        raise RuntimeError("a synchronous call was made on the background loop; await the asynchronous one instead")
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+class PerLoop(Generic[T]):
+    """One value per event loop: connections, semaphores and savers must not be shared between loops."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._values: WeakKeyDictionary[asyncio.AbstractEventLoop, T] = WeakKeyDictionary()
+
+    def get(self) -> T:
+        """The running loop's value, made at first use."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._values:
+            self._values[loop] = self._make()
+        return self._values[loop]
+
+    def pop(self) -> T | None:
+        """Take the running loop's value out; None where it has none."""
+        return self._values.pop(asyncio.get_running_loop(), None)

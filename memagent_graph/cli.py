@@ -1,0 +1,320 @@
+"""The command line: `memagent read | resume | doctor | demo`.
+
+Exit codes: 0 answered, 2 wrong usage, 3 the document, 4 the policy or its server, 5 stopped at a limit and resumable,
+6 no such run or another one, 7 settings that do not fit, 8 read to the end without an answer, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, fields, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memagent_graph.errors import (
+    BudgetError,
+    DocumentError,
+    MemAgentError,
+    MissingExtraError,
+    PolicyError,
+    PromptError,
+    RunError,
+    TokenizerError,
+)
+
+if TYPE_CHECKING:
+    from memagent_graph.console import Console
+    from memagent_graph.reader import MemAgent
+    from memagent_graph.results import ReadResult
+    from memagent_graph.settings import ReaderSettings
+    from memagent_graph.state import Limits
+
+
+class ExitCode(IntEnum):
+    """What the process's exit status says."""
+
+    ANSWERED = 0
+    USAGE = 2
+    DOCUMENT = 3
+    POLICY = 4
+    STOPPED = 5
+    RUN = 6
+    SETTINGS = 7
+    NO_ANSWER = 8
+    INTERRUPTED = 130
+
+
+app = typer.Typer(
+    name="memagent",
+    help="Read documents of any length with a language model of small context.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[
+    str | None,
+    typer.Option(help='A name on the server; without one a folder or hub id, or "embedded".', show_default="embedded"),
+]
+BaseURL = Annotated[
+    str | None, typer.Option(help="The server's API, as in http://localhost:8000/v1.", show_default="$OPENAI_BASE_URL")
+]
+ApiKey = Annotated[str | None, typer.Option(help="The server's key.", show_default="$OPENAI_API_KEY")]
+TokenizerSpec = Annotated[
+    str | None,
+    typer.Option("--tokenizer", help="A tiktoken encoding or model, a tokenizer.json or its folder, a hub id, "
+                 'or "embedded".', show_default="the policy's"),
+]
+ProfileSpec = Annotated[
+    str | None,
+    typer.Option("--profile", help='Budgets and prompts a policy was trained with: a folder, or "embedded".'),
+]
+Checkpoints = Annotated[Path | None, typer.Option(help="SQLite file for checkpoints.", show_default="user's data folder")]
+Log = Annotated[Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")]
+AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+MaxChunks = Annotated[int | None, typer.Option(min=1, help="Stop after this many chunks; can be resumed.")]
+MaxTokensTotal = Annotated[int | None, typer.Option(min=1, help="Stop after this many tokens; can be resumed.")]
+MaxSeconds = Annotated[float | None, typer.Option(min=0.001, help="Stop after this time; can be resumed.")]
+WithUpdates = Annotated[bool, typer.Option("--updates", help="Add the memory after every chunk to the JSON.")]
+
+
+@app.command()
+def read(  # noqa: PLR0917  one parameter per option
+    document: Annotated[str, typer.Argument(help="The document's path, or - for standard input.")],
+    question: Annotated[str, typer.Option("--question", "-q", help="What to find out.")],
+    model: Model = None,
+    base_url: BaseURL = None,
+    api_key: ApiKey = None,
+    tokenizer: TokenizerSpec = None,
+    profile: ProfileSpec = None,
+    layout: Annotated[str | None, typer.Option(help="Order of the update prompt: paper or section_first.")] = None,
+    answer_format: Annotated[str | None, typer.Option(help="How the answer is asked for: boxed or plain.")] = None,
+    update_template: Annotated[str | None, typer.Option(help="Your own update prompt: a text file.")] = None,
+    answer_template: Annotated[str | None, typer.Option(help="Your own answer prompt: a text file.")] = None,
+    context_window: Annotated[int | None, typer.Option(help="Tokens.", show_default="the server's, or 8192")] = None,
+    question_tokens: Annotated[int | None, typer.Option(help="Bound of the question.", show_default="1024")] = None,
+    memory_tokens: Annotated[int | None, typer.Option(help="Bound of the memory.", show_default="1024")] = None,
+    chunk_tokens: Annotated[int | None, typer.Option(help="Size of a chunk.", show_default="5000")] = None,
+    answer_tokens: Annotated[int | None, typer.Option(help="Bound of the answer.", show_default="1024")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="Ask for token ids and log-probs.")] = False,
+    boundary: Annotated[str, typer.Option(help="Where chunks may end: token, sentence or paragraph.")] = "token",
+    on_truncated: Annotated[str, typer.Option(help="accept, keep_previous or retry.")] = "accept",
+    on_empty: Annotated[str, typer.Option(help="accept, keep_previous or retry.")] = "keep_previous",
+    on_refused: Annotated[str, typer.Option(help="accept, keep_previous or retry.")] = "keep_previous",
+    encoding: Annotated[str | None, typer.Option(help="The document's charset.", show_default="detected")] = None,
+    replace_undecodable: Annotated[bool, typer.Option("--replace-undecodable", help="Put U+FFFD for stray bytes.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 128,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one completion may take.")] = 300.0,
+    retries: Annotated[int, typer.Option(min=0, help="How often a failed request is sent again.")] = 4,
+    max_chunks: MaxChunks = None,
+    max_tokens_total: MaxTokensTotal = None,
+    max_seconds: MaxSeconds = None,
+    run_id: Annotated[str | None, typer.Option(help="An id of your own for the run.")] = None,
+    checkpoints: Checkpoints = None,
+    log: Log = None,
+    updates: WithUpdates = False,
+    as_json: AsJSON = False,
+    quiet: Quiet = False,
+) -> None:
+    """Read a document with a question in mind."""
+    given = locals()
+
+    async def run(console: Console) -> ReadResult:
+        from memagent_graph.documents import Document  # noqa: PLC0415
+        from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+
+        names = {each.name for each in fields(ReaderSettings)}
+        settings = ReaderSettings(**{name: value for name, value in given.items() if name in names})
+        source = (
+            Document.from_file(sys.stdin.buffer, encoding=encoding)
+            if document == "-"
+            else Document.from_path(Path(document), encoding=encoding)
+        )
+        async with _reader(settings, api_key, checkpoints, log) as reader:
+            stream = reader.astream(
+                source, question, run_id=run_id, limits=_limits(max_chunks, max_tokens_total, max_seconds)
+            )
+            return await console.follow(stream)
+
+    _finish(run, as_json=as_json, quiet=quiet, updates=updates)
+
+
+@app.command()
+def resume(
+    run_id: Annotated[str, typer.Argument(help="The run, as `memagent read` named it.")],
+    document: Annotated[Path | None, typer.Option(help="The document again, if its stored text is gone.")] = None,
+    model: Model = None,
+    base_url: BaseURL = None,
+    api_key: ApiKey = None,
+    max_chunks: MaxChunks = None,
+    max_tokens_total: MaxTokensTotal = None,
+    max_seconds: MaxSeconds = None,
+    checkpoints: Checkpoints = None,
+    log: Log = None,
+    updates: WithUpdates = False,
+    as_json: AsJSON = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that was killed, failed, or stopped at a limit."""
+
+    async def run(console: Console) -> ReadResult:
+        from memagent_graph.paths import default_run_log  # noqa: PLC0415
+        from memagent_graph.run_log import RunLog  # noqa: PLC0415
+        from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+
+        record = RunLog(log or default_run_log()).get(run_id)
+        settings = ReaderSettings.from_log(record.settings, run_id)
+        settings = replace(settings, model=model or settings.model, base_url=base_url or settings.base_url)
+        async with _reader(settings, api_key, checkpoints, log) as reader:
+            stream = reader.astream_resume(
+                run_id, document=document, limits=_limits(max_chunks, max_tokens_total, max_seconds)
+            )
+            return await console.follow(stream)
+
+    _finish(run, as_json=as_json, quiet=quiet, updates=updates)
+
+
+@app.command()
+def doctor(
+    model: Model = None,
+    base_url: BaseURL = None,
+    api_key: ApiKey = None,
+    tokenizer: TokenizerSpec = None,
+    profile: ProfileSpec = None,
+    context_window: Annotated[int | None, typer.Option(help="Tokens.", show_default="the server's, or 8192")] = None,
+    chunk_tokens: Annotated[int | None, typer.Option(help="Size of a chunk.", show_default="5000")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one completion may take.")] = 60.0,
+    as_json: AsJSON = False,
+) -> None:
+    """Check a policy: is the server there, what does it serve, does everything fit and agree?"""
+    from memagent_graph.console import Console  # noqa: PLC0415
+    from memagent_graph.doctor import Finding, Health, examine  # noqa: PLC0415
+    from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+
+    settings = ReaderSettings(
+        model=model, base_url=base_url, tokenizer=tokenizer, profile=profile,
+        context_window=context_window, chunk_tokens=chunk_tokens, timeout=timeout, retries=0,
+    )
+    console = Console(as_json=as_json)
+
+    async def run() -> list[Finding]:
+        async with settings.with_server_of_environment().make_reader(api_key=api_key) as reader:
+            findings = []
+            async for finding in examine(reader):
+                console.finding(finding)
+                findings.append(finding)
+            return findings
+
+    try:
+        findings = asyncio.run(run())
+    except MemAgentError as error:
+        raise typer.Exit(console.failure(error, _exit_code(error))) from None
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    if any(finding.health is Health.BAD for finding in findings):
+        raise typer.Exit(ExitCode.POLICY)
+
+
+@app.command()
+def demo(
+    tokens: Annotated[int, typer.Option(min=5_000, help="Length of the document, at least.")] = 100_000,
+    questions: Annotated[int, typer.Option(min=1, max=50, help="How many facts to plant and ask for.")] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the facts and of their places.")] = 7,
+    model: Model = None,
+    base_url: BaseURL = None,
+    profile: ProfileSpec = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Plant facts in real prose, read it with the embedded policy, and show what was found."""
+    from memagent_graph.console import Console  # noqa: PLC0415
+    from memagent_graph.demo import compose  # noqa: PLC0415
+    from memagent_graph.documents import Document  # noqa: PLC0415
+    from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+
+    console = Console(as_json=as_json)
+    settings = ReaderSettings(model=model, base_url=base_url, profile=profile or ("embedded" if base_url else None))
+
+    async def run() -> bool:
+        async with settings.make_reader() as reader:
+            context = await reader.aprepare()
+            document = compose(context.tokenizer, tokens=tokens, questions=questions, seed=seed)
+            reference = reader.store.add(Document.from_text(document.text, name="demo"))
+            console.demo_begins(document, context.budget.chunk_tokens)
+            streams = [reader.astream(reference, each.fact.question) for each in document.questions]
+            results, seconds = await console.follow_all(streams, chunks=-(-document.tokens // context.budget.chunk_tokens))
+            return console.demo_ends(document, results, seconds)
+
+    try:
+        all_right = asyncio.run(run())
+    except MemAgentError as error:
+        raise typer.Exit(console.failure(error, _exit_code(error))) from None
+    if not all_right:
+        raise typer.Exit(ExitCode.NO_ANSWER)
+
+
+def main() -> None:
+    """The `memagent` command."""
+    app()
+
+
+def _reader(
+    settings: ReaderSettings, api_key: str | None, checkpoints: Path | None, log: Path | None
+) -> MemAgent:
+    from memagent_graph.paths import default_checkpoints, default_run_log  # noqa: PLC0415
+    from memagent_graph.run_log import RunLog  # noqa: PLC0415
+
+    return settings.with_server_of_environment().make_reader(
+        api_key=api_key,
+        checkpoints=checkpoints or default_checkpoints(),
+        run_log=RunLog(log or default_run_log()),
+    )
+
+
+def _limits(max_chunks: int | None, max_tokens_total: int | None, max_seconds: float | None) -> Limits:
+    from memagent_graph.state import Limits  # noqa: PLC0415
+
+    return Limits(max_chunks=max_chunks, max_tokens_total=max_tokens_total, max_seconds=max_seconds)
+
+
+def _finish(
+    run: Callable[[Console], Coroutine[Any, Any, ReadResult]], *, as_json: bool, quiet: bool, updates: bool
+) -> None:
+    """Run to the end, print the outcome, and leave with the exit code that says how it went."""
+    from memagent_graph.console import Console  # noqa: PLC0415
+    from memagent_graph.results import StopReason  # noqa: PLC0415
+
+    console = Console(as_json=as_json, quiet=quiet)
+    try:
+        result = asyncio.run(run(console))
+    except MemAgentError as error:
+        raise typer.Exit(console.failure(error, _exit_code(error))) from None
+    except ValueError as error:
+        raise typer.Exit(console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise typer.Exit(console.interrupted(ExitCode.INTERRUPTED)) from None
+    console.result(result, updates=updates)
+    if result.stop_reason is StopReason.NO_ANSWER:
+        raise typer.Exit(ExitCode.NO_ANSWER)
+    if result.stop_reason.resumable:
+        raise typer.Exit(ExitCode.STOPPED)
+
+
+def _exit_code(error: MemAgentError) -> ExitCode:
+    codes = (
+        ((DocumentError,), ExitCode.DOCUMENT),
+        ((PolicyError,), ExitCode.POLICY),
+        ((RunError,), ExitCode.RUN),
+        ((BudgetError, PromptError, TokenizerError, MissingExtraError), ExitCode.SETTINGS),
+    )
+    return next((code for kinds, code in codes if isinstance(error, kinds)), ExitCode.USAGE)

@@ -1,0 +1,249 @@
+"""Bytes to text, piece by piece: which charset, whether it is text at all, and what to say when it is not."""
+
+from __future__ import annotations
+
+import codecs
+import logging
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from charset_normalizer import from_bytes
+
+from memagent_graph.errors import EncodingError, UnsupportedDocumentError
+
+Errors = Literal["strict", "replace"]
+
+SAMPLE_BYTES = 65_536
+_LARGEST_CHAOS = 0.1
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_BINARY_KINDS = (
+    (b"\x89PNG\r\n", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"GIF8", "a GIF image"),
+    (b"\x7fELF", "a program"),
+    (b"MZ\x90", "a Windows program"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"BZh", "a bzip2 archive"),
+    (b"\xfd7zXZ\x00", "an xz archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"Rar!\x1a", "a RAR archive"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\xd0\xcf\x11\xe0", "an old Microsoft Office file"),
+    (b"SQLite format 3\x00", "an SQLite database"),
+    (b"PAR1", "a Parquet file"),
+    (b"OggS", "an Ogg recording"),
+    (b"ID3", "an MP3 recording"),
+    (b"RIFF", "a RIFF recording or film"),
+    (b"\x93NUMPY", "a NumPy array"),
+    (b"GGUF", "a GGUF model"),
+)
+_TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08\x00")
+
+log = logging.getLogger(__name__)
+
+
+def binary_kind(sample: bytes) -> str | None:
+    """What a file that is not text looks like, by its first bytes; None where it may be text."""
+    for mark, kind in _BINARY_KINDS:
+        if sample.startswith(mark) and (b"\x00" in sample or not _is_utf8(sample)):
+            return kind
+    if byte_order_mark(sample) is not None:
+        return None
+    controls = sum(sample.count(byte) for byte in range(32) if byte not in _TEXT_CONTROLS)
+    if controls > 0.1 * len(sample):
+        return "a binary file"
+    if b"\x00" in sample and not _is_utf8(sample):
+        return "a binary file"
+    return None
+
+
+def _is_utf8(sample: bytes) -> bool:
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(sample)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def byte_order_mark(sample: bytes) -> tuple[str, int] | None:
+    """The charset that a byte order mark announces, and the mark's length in bytes."""
+    for mark, charset in _BYTE_ORDER_MARKS:
+        if sample.startswith(mark):
+            return charset, len(mark)
+    return None
+
+
+def known_charset(name: str) -> str:
+    """A charset's name as Python knows it. Raises EncodingError for one that it does not know."""
+    try:
+        if not codecs.lookup(name)._is_text_encoding:
+            raise LookupError(name)
+    except LookupError as error:
+        raise EncodingError(
+            f"there is no charset {name!r}", hint="Use a name such as utf-8, cp1252, latin-1, shift_jis."
+        ) from error
+    return name
+
+
+def detected_charset(sample: bytes) -> str | None:
+    """The charset that bytes which are not UTF-8 are most likely written in; None where that is a mere guess.
+
+    Text that is UTF-8 for the most part counts as damaged UTF-8: reading it as anything else would garble all the rest.
+    """
+    if _looks_like_damaged_utf8(sample):
+        return None
+    best = from_bytes(sample).best()
+    if best is None or best.chaos > _LARGEST_CHAOS:
+        return None
+    return best.encoding
+
+
+def _looks_like_damaged_utf8(sample: bytes) -> bool:
+    replaced = sample.decode("utf-8", "replace")
+    bad = replaced.count("\ufffd")
+    return sum(character > "\x7f" for character in replaced) - bad > bad
+
+
+def undecodable(name: str, charset: str, offset: int, sample: bytes, declared: bool) -> EncodingError:
+    """The error for bytes that are not text in `charset`, with what to do about it."""
+    if sample.count(b"\x00") * 3 > len(sample):
+        hint = "It looks like UTF-16 without a byte order mark: pass the encoding, utf-16-le or utf-16-be."
+    elif declared:
+        hint = "Pass the encoding that it is written in, or ask for replacement of undecodable bytes."
+    else:
+        hint = "Pass its encoding (cp1252, say), or ask for replacement of undecodable bytes."
+    return EncodingError(f"{name} is not {charset} text: the byte at offset {offset} cannot be decoded", hint=hint)
+
+
+def decoded(
+    name: str,
+    reopen: Callable[[], Iterator[bytes]],
+    *,
+    encoding: str | None = None,
+    errors: Errors = "strict",
+) -> Iterator[str]:
+    """Decode a source that can be read again, holding one piece at a time.
+
+    The charset is the byte order mark's, else the declared one, else UTF-8, else what detection finds around the first
+    byte that is not UTF-8; then reading begins anew, after a warning in the log.
+
+    Args:
+        name: The document's name, for messages.
+        reopen: Gives the bytes from the start, each time it is called.
+        encoding: The declared charset.
+        errors: `replace` puts U+FFFD where bytes cannot be decoded.
+
+    Yields:
+        Pieces of text. After a piece `None` is never yielded; a restart raises `Restart` inside `decoded_once` only.
+
+    Raises:
+        EncodingError: Undecodable bytes, with their offset and the charset that was tried.
+        UnsupportedDocumentError: Not text at all.
+    """
+    charset = encoding if encoding is not None else _charset_of(name, reopen, errors)
+    yield from decode_pieces(name, reopen(), encoding=charset, errors=errors)
+
+
+def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors) -> str | None:
+    """Read a source through once and say which charset it needs: None for UTF-8 or what its byte order mark says."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0
+    head = b""
+    for piece in reopen():
+        if offset == 0:
+            head = piece[:SAMPLE_BYTES]
+            if byte_order_mark(head) is not None:
+                return None
+            refuse_binary(name, head)
+        try:
+            decoder.decode(piece)
+        except UnicodeDecodeError as error:
+            # A piece may begin with the rest of a character whose start the decoder kept.
+            at = max(0, error.start - (len(error.object) - len(piece)))
+            around = piece[max(0, at - SAMPLE_BYTES // 2) : at + SAMPLE_BYTES // 2]
+            charset = detected_charset(head + around if offset else piece[: max(SAMPLE_BYTES, at + 1024)])
+            if charset is not None:
+                log.warning("%s is not UTF-8; reading it as %s, as detected", name, charset)
+                return charset
+            if errors == "replace":
+                return None
+            raise undecodable(name, "utf-8", offset + at, head, declared=False) from None
+        offset += len(piece)
+    return None
+
+
+def refuse_binary(name: str, sample: bytes) -> None:
+    """Raise UnsupportedDocumentError where a sample of a document is not text."""
+    kind = binary_kind(sample)
+    if kind is not None:
+        raise UnsupportedDocumentError(
+            f"{name} is not text: it looks like {kind}",
+            hint="Text, Markdown, HTML, PDF and DOCX can be read; convert it to one of these first.",
+        )
+
+
+def decode_pieces(
+    name: str, source: Iterator[bytes], *, encoding: str | None = None, errors: Errors = "strict"
+) -> Iterator[str]:
+    """Decode a source that can be read once only: its byte order mark, else `encoding`, else UTF-8."""
+    decoder = StreamDecoder(name, encoding=encoding, errors=errors)
+    for piece in source:
+        text = decoder.decode(piece)
+        if text:
+            yield text
+    text = decoder.decode(b"", final=True)
+    if text:
+        yield text
+
+
+class StreamDecoder:
+    """Decodes a stream of bytes as they come.
+
+    Args:
+        name: The document's name, for messages.
+        encoding: The declared charset; the byte order mark's, or UTF-8, if left out.
+        errors: `replace` puts U+FFFD where bytes cannot be decoded.
+    """
+
+    def __init__(self, name: str, *, encoding: str | None = None, errors: Errors = "strict") -> None:
+        self._name = name
+        self._declared = known_charset(encoding) if encoding is not None else None
+        self._errors = errors
+        self._held = b""
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self._charset = ""
+        self._offset = 0
+
+    def decode(self, piece: bytes, *, final: bool = False) -> str:
+        """The text of the next bytes, less what is still incomplete. Raises EncodingError."""
+        if self._decoder is None:
+            self._held += piece
+            if len(self._held) < 4 and not final:
+                return ""
+            piece = self._begin()
+        pending = len(self._decoder.getstate()[0]) if self._decoder else 0
+        assert self._decoder is not None
+        try:
+            text = self._decoder.decode(piece, final)
+        except UnicodeDecodeError as error:
+            offset = self._offset - pending + error.start
+            raise undecodable(self._name, self._charset, offset, piece[:1024], self._declared is not None) from None
+        self._offset += len(piece)
+        return text
+
+    def _begin(self) -> bytes:
+        mark = byte_order_mark(self._held)
+        charset, length = mark if mark is not None else (self._declared or "utf-8", 0)
+        if mark is None and self._declared is None:
+            refuse_binary(self._name, self._held[:SAMPLE_BYTES])
+        self._charset, self._offset = charset, length
+        self._decoder = codecs.getincrementaldecoder(charset)(self._errors)
+        rest, self._held = self._held[length:], b""
+        return rest

@@ -1,0 +1,135 @@
+"""Is everything in place? Checks a policy and its server, one finding after the other, each with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memagent_graph.errors import MemAgentError
+from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
+from memagent_graph.policy import Completion, Message, ModelInfo, SamplingParams, SelfDescribing
+from memagent_graph.reader import MemAgent
+from memagent_graph.state import ReaderContext
+
+_SAMPLE = (
+    "A small house stood by the river; in 1904 it was sold for 12,350 crowns.\n\tÅngström's naïve café — "
+    "“quoted”, 東京 and 🙂 — and `code(x) == [1, 2, 3]`."
+)
+
+
+class Health(StrEnum):
+    """How a check came out."""
+
+    GOOD = "ok"
+    NOTE = "note"
+    """Works, but something that can be had is absent."""
+    BAD = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: what was looked at, how it is, and, where it is not good, what to do."""
+
+    subject: str
+    health: Health
+    detail: str
+    remedy: str | None = None
+
+
+async def examine(reader: MemAgent) -> AsyncIterator[Finding]:
+    """Check server, model, window, budget, completion, token ids and log-probs, and the tokenizer's agreement.
+
+    Stops at the first failure that makes the following checks meaningless.
+    """
+    policy = reader.policy
+    try:
+        if isinstance(policy, OpenAICompatiblePolicy):
+            served = await policy.served_model()
+            yield Finding("server", Health.GOOD, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
+        info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
+    except MemAgentError as error:
+        yield _failure("server", error)
+        return
+    yield Finding("model", Health.GOOD, policy.name)
+    yield _window(info)
+    try:
+        context = await reader.aprepare()
+    except MemAgentError as error:
+        yield _failure("budget", error)
+        return
+    budget = context.budget
+    yield Finding(
+        "budget",
+        Health.GOOD,
+        f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens} "
+        f"in {budget.context_window} tokens",
+    )
+    try:
+        completion = await policy.complete(_ask(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
+    except MemAgentError as error:
+        yield _failure("completion", error)
+        return
+    yield Finding("completion", Health.GOOD, f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}")
+    yield _tokens(completion)
+    try:
+        yield await _agreement(context, completion)
+    except MemAgentError as error:
+        yield _failure("tokenizer", error)
+
+
+def _ask(text: str) -> list[Message]:
+    return [Message(role="user", content=text)]
+
+
+def _failure(subject: str, error: MemAgentError) -> Finding:
+    return Finding(subject, Health.BAD, error.message, error.hint)
+
+
+def _window(info: ModelInfo) -> Finding:
+    if info.context_window is None:
+        return Finding("window", Health.NOTE, "the server does not tell", "Set --context-window; 8192 is assumed.")
+    return Finding("window", Health.GOOD, f"{info.context_window} tokens")
+
+
+def _tokens(completion: Completion) -> Finding:
+    ids, logprobs = completion.token_ids, completion.logprobs
+    if ids is not None and logprobs is not None and completion.prompt_token_ids is not None:
+        if len(ids) != len(logprobs):
+            return Finding("token ids", Health.BAD, f"{len(ids)} ids but {len(logprobs)} log-probs", "Report this.")
+        return Finding("token ids", Health.GOOD, "prompt ids, completion ids and log-probs are returned")
+    absent = [
+        name
+        for name, value in (
+            ("prompt ids", completion.prompt_token_ids),
+            ("completion ids", ids),
+            ("log-probs", logprobs),
+        )
+        if value is None
+    ]
+    return Finding(
+        "token ids",
+        Health.NOTE,
+        f"no {', '.join(absent)}: such runs can be read, but not trained on",
+        "Serve the policy with vLLM 0.10 or newer.",
+    )
+
+
+async def _agreement(context: ReaderContext, completion: Completion) -> Finding:
+    """Compare our count with the server's: the difference between two prompts has no chat template in it."""
+    if completion.usage is None:
+        return Finding("tokenizer", Health.NOTE, "the server counts no tokens, so nothing can be compared")
+    shorter = await context.policy.complete(_ask("A"), SamplingParams(max_tokens=1))
+    if shorter.usage is None:
+        return Finding("tokenizer", Health.NOTE, "the server counts no tokens, so nothing can be compared")
+    theirs = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
+    ours = context.tokenizer.count(_SAMPLE) - context.tokenizer.count("A")
+    name = context.tokenizer.name
+    if ours == theirs:
+        return Finding("tokenizer", Health.GOOD, f"{name} counts as the server does ({ours} tokens of a sample)")
+    return Finding(
+        "tokenizer",
+        Health.BAD,
+        f"{name} counts {ours} tokens where the server counts {theirs}",
+        "Name the served model's own tokenizer with --tokenizer.",
+    )

@@ -1,0 +1,160 @@
+"""Everything that this package raises on purpose, as one tree.
+
+    MemAgentError
+    ├── DocumentError               a source cannot be read, or is not the document that was meant
+    │   ├── EmptyDocumentError          nothing but white space
+    │   ├── EncodingError               bytes that are not text in the charset that was tried
+    │   ├── UnsupportedDocumentError    a binary file that no converter here turns into text
+    │   └── DocumentMismatchError       another text than the one that a run began with
+    ├── TokenizerError              no such tokenizer, or one that cannot be loaded here
+    ├── PromptError                 a template with missing, unknown or repeated fields
+    ├── BudgetError                 question, memory, chunk and output do not fit the context window
+    ├── PolicyError                 the language model gave nothing usable
+    │   ├── PolicyUnreachableError      no connection, or a time-out
+    │   ├── PolicyAuthenticationError   401 or 403
+    │   ├── PolicyRequestError          another 4xx: a wrong model name, an over-long prompt
+    │   ├── PolicyOverloadedError       429 or 5xx after all retries
+    │   └── PolicyResponseError         an answer that is not what the protocol promises
+    ├── RunError                    something about a run's identity or state
+    │   ├── RunNotFoundError            no run of that id in this log
+    │   ├── RunMismatchError            resumed with another document, question or settings
+    │   └── RunStoppedError             the run ended or was stopped, and cannot go on as asked
+    └── MissingExtraError           an optional dependency is not installed
+
+Messages say what happened; `hint` says what to do next, and `str(error)` holds both.
+"""
+
+from __future__ import annotations
+
+
+class MemAgentError(Exception):
+    """Root of the tree.
+
+    Args:
+        message: What happened, one sentence without a final full stop.
+        hint: The remedy, shown after the message.
+        run_id: The run in which it happened, where there is one.
+        chunk_index: The chunk at which it happened, counted from 0, where there is one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        run_id: str | None = None,
+        chunk_index: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.run_id = run_id
+        self.chunk_index = chunk_index
+
+    def __str__(self) -> str:
+        place = []
+        if self.run_id is not None:
+            place.append(f"run {self.run_id}")
+        if self.chunk_index is not None:
+            place.append(f"chunk {self.chunk_index}")
+        text = f"{self.message} ({', '.join(place)})" if place else self.message
+        return f"{text}. {self.hint}" if self.hint else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive pickling with every attribute, whatever the subclass's constructor takes."""
+        return _rebuild, (type(self), self.message), dict(self.__dict__)
+
+
+def _rebuild(cls: type[MemAgentError], message: str) -> MemAgentError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, message)
+    return error
+
+
+class DocumentError(MemAgentError):
+    """A source cannot be read, or is not the document that was meant."""
+
+
+class EmptyDocumentError(DocumentError):
+    """The document holds nothing but white space."""
+
+
+class EncodingError(DocumentError):
+    """Bytes, or code points, that are not text in the charset that was tried."""
+
+
+class UnsupportedDocumentError(DocumentError):
+    """A binary file that no converter here turns into text."""
+
+
+class DocumentMismatchError(DocumentError):
+    """Another text than the one that a reference or a run began with."""
+
+
+class TokenizerError(MemAgentError):
+    """No such tokenizer, or one that cannot be loaded here."""
+
+
+class PromptError(MemAgentError):
+    """A prompt template with missing, unknown or repeated fields."""
+
+
+class BudgetError(MemAgentError):
+    """Question, memory, chunk, template and output do not fit the context window."""
+
+
+class PolicyError(MemAgentError):
+    """The language model gave nothing usable."""
+
+
+class PolicyUnreachableError(PolicyError):
+    """No connection to the server, or a time-out."""
+
+
+class PolicyAuthenticationError(PolicyError):
+    """The server refused the key (401 or 403)."""
+
+
+class PolicyRequestError(PolicyError):
+    """The server refused the request (another 4xx): a wrong model name, an over-long prompt."""
+
+
+class PolicyOverloadedError(PolicyError):
+    """The server kept answering 429 or 5xx after all retries."""
+
+
+class PolicyResponseError(PolicyError):
+    """The server's answer is not what the protocol promises."""
+
+
+class RunError(MemAgentError):
+    """Something about a run's identity or state."""
+
+
+class RunNotFoundError(RunError):
+    """No run of that id in this log."""
+
+
+class RunMismatchError(RunError):
+    """A run resumed with another document, question or settings."""
+
+
+class RunStoppedError(RunError):
+    """The run ended or was stopped, and cannot go on as asked."""
+
+
+class MissingExtraError(MemAgentError):
+    """An optional dependency is not installed.
+
+    Args:
+        extra: The extra of this distribution that brings it.
+        needed_for: What was asked for, as in "reading PDF files".
+    """
+
+    def __init__(self, extra: str, needed_for: str) -> None:
+        super().__init__(
+            f'{needed_for} needs the extra "{extra}", which is not installed',
+            hint=f'Install it with: pip install "memagent-graph[{extra}]"',
+        )
+        self.extra = extra
+        self.needed_for = needed_for

@@ -1,0 +1,304 @@
+"""Facts to plant in a document and ask for afterwards: seeded, in many wordings, with a held-out split.
+
+A fact says that an attribute of an entity has a value ("The access code of the quiet falcon is 48213."). Entities are
+adjective-noun pairs, proper names and codes; values are numbers first, then words, pairs and names. `near_miss` makes a
+foreign fact that is easily taken for another: same attribute and an entity that shares a word, or same entity and
+another attribute. The shape of RULER's needle task ("One of the special magic numbers for K is: V.") is one wording.
+
+The held-out split shares no entity word and no value with the other one, so a policy trained on the one is measured
+on the other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One attribute of one entity: the sentence that states it and a question that asks for it."""
+
+    attribute: str
+    entity: str
+    value: str
+    statement: str
+    question: str
+
+
+ADJECTIVES = """
+amber ancient arctic azure barren bitter blue bold brass brave bright brisk bronze busy calm careful cheerful chilly
+clear clever coarse cobalt cold copper coral crimson crooked curious damp dark daring deep dusty eager early eastern
+elegant empty faded faint fancy fierce final flat foggy forgotten fragile free frosty gentle giant gilded glassy gleaming
+golden grand grassy green grey happy hasty heavy hidden hollow honest humble hungry icy idle indigo iron ivory jolly
+keen kind lanky lazy leafy little lively lonely long loud lucky lunar marble meek mellow merry mighty misty modest mossy
+muddy narrow nimble noble northern odd olive orange pale patient pearl plain polite proud purple quick quiet rapid rare
+red restless rich rocky rosy rough round royal rustic rusty sandy scarlet secret shaded sharp shiny shy silent silver
+simple sleepy slender slow small smoky smooth snowy soft solar solemn southern spare stable steady steep stony stormy
+stout strange sturdy subtle sunny swift tall tame thin tidy tiny tough tranquil twisted upright vast velvet violet vivid
+wandering warm wary weary western white wild windy wise wooden young zealous
+""".split()
+
+NOUNS = """
+acorn anchor antler apple arrow badger bakery balloon banner barley basin beacon beaver bell bison blossom boulder bridge
+brook bucket cabin camel candle canyon castle cedar cellar chapel cherry cliff clock clover comet compass cottage crane
+crater creek cricket crown dagger dolphin donkey dragon drum eagle elbow ember engine falcon fern ferry fiddle finch
+flame forest fountain fox galleon garden gate glacier goose granite grove hammer harbor harvest hawk hazel hedge heron
+hill hornet island ivy jacket jaguar juniper kettle kitten ladder lagoon lake lantern lark laurel lemon lighthouse lily
+lizard lobster lynx magpie mallet mango maple meadow mill mirror moose mountain museum needle nettle oak oasis orchard
+otter owl paddle palace panther parrot peach pebble pelican pepper pier pigeon pillar pine planet plum pond poplar prairie
+puffin quail quarry rabbit raven reef ribbon river robin rocket saddle salmon schooner shadow shell shepherd sparrow
+spider spruce squirrel stable station stream summit swallow tavern temple thistle tiger timber tower trout trumpet tulip
+tunnel turtle valley vessel village violin walnut walrus warbler wharf willow windmill wolf wren yarrow
+""".split()
+
+NAME_STARTS = "Al Bar Bel Cal Cor Dal Del El Fal Gar Hal Is Jor Kel Kes Lan Lor Mar Mel Nor Or Per Quin Ral Ros Sal Sel Tal Tor Ul Val Vel Wes Yar Zan".split()
+NAME_MIDDLES = ["a", "e", "i", "o", "u", "an", "en", "in", "on", "ar", "er", "or", "ia", "el"]
+NAME_ENDS = "bert by dane dell den dor fax field ford gard ham ham kin land ley lin low man mar more mouth nell ra ric ris ster ton tor vale ville wick wyn".split()
+NAME_TITLES = ["Port", "Mount", "Lake", "Saint", "Captain", "Doctor", "Fort", "New", "Old", "Professor", "Project", "Station"]
+
+NUMBER_ATTRIBUTES = tuple(
+    """
+access code|account number|badge number|serial number|registration number|order number|door code|gate code
+locker number|vault code|ticket number|invoice number|phone extension|population|annual budget|opening balance
+closing balance|reference number|case number|member number|license number|batch number|tracking number|model number
+room number|flight number|catalog number|shelf number|weight in grams|height in feet|distance in miles|yearly output
+record score|lucky number|secret number|magic number|passcode|pin|customer number|parcel number|station code
+archive number|inventory count|launch code|lottery number|policy number|permit number|project number|receipt number
+route number|safe combination|staff number|survey number|unlock code|visitor count|voucher code|warehouse code
+crew size|fuel reserve|harvest total
+""".strip().replace("\n", "|").split("|")
+)
+
+WORD_ATTRIBUTES = tuple(
+    """
+favorite animal|code word|password|secret word|mascot|call sign|nickname|home town|best friend|owner|captain
+symbol|favorite fruit|emblem|partner|keeper|birthplace|destination|last stop|guardian|signal|favorite place|sponsor
+""".strip().replace("\n", "|").split("|")
+)
+
+STATEMENTS = (
+    (8, "The {attribute} of {entity} is {value}."),
+    (6, "The {attribute} for {entity} is {value}."),
+    (3, "The {attribute} of {entity} was {value}."),
+    (4, "{entity}'s {attribute} is {value}."),
+    (3, "Note that the {attribute} of {entity} is {value}."),
+    (3, "For {entity}, the {attribute} is {value}."),
+    (2, "Remember that the {attribute} for {entity} is {value}."),
+    (2, "The {attribute} that belongs to {entity} is {value}."),
+    (2, "The {attribute} assigned to {entity} is {value}."),
+    (2, "{entity} has the {attribute} {value}."),
+    (2, "The {attribute} of {entity} was set to {value}."),
+    (2, "According to the records, the {attribute} of {entity} is {value}."),
+    (2, "It is known that the {attribute} of {entity} is {value}."),
+    (1, "The {attribute} of {entity}: {value}."),
+    (1, "The {attribute} of {entity} has always been {value}."),
+    (1, "The value {value} is the {attribute} of {entity}."),
+)
+
+QUESTIONS = (
+    (8, "What is the {attribute} of {entity}?"),
+    (6, "What is the {attribute} for {entity}?"),
+    (4, "What is {entity}'s {attribute}?"),
+    (2, "What's {entity}'s {attribute}?"),
+    (2, "what's the {attribute} of {entity}"),
+    (2, "Which {attribute} does {entity} have?"),
+    (2, "Tell me the {attribute} of {entity}."),
+    (2, "Find the {attribute} of {entity}."),
+    (1, "Give the {attribute} for {entity}."),
+    (1, "For {entity}, what is the {attribute}?"),
+    (2, "According to the text, what is the {attribute} of {entity}?"),
+    (2, "What is the {attribute} for {entity} mentioned in the provided text?"),
+)
+
+MAGIC_STATEMENT = "One of the special magic {plural} for {entity} is: {value}."
+MAGIC_QUESTIONS = (
+    "What is the special magic {singular} for {entity} mentioned in the provided text?",
+    "What is the special magic {singular} for {entity}?",
+    "What are all the special magic {plural} for {entity} mentioned in the provided text?",
+)
+MAGIC = "special magic "
+
+
+def is_held_out(text: str, share: float = 0.15) -> bool:
+    """Whether a word or value belongs to the held-out split; a fixed property of its text."""
+    return crc32(text.lower().encode()) / 2**32 < share
+
+
+class PlantedFacts:
+    """A seeded stream of facts from one split.
+
+    `words` widens the vocabulary of entities and attributes beyond the lists of this module (a training corpus's own
+    words, say); they are filtered by the split like any other. `number_share` is the share of numeric values.
+    """
+
+    def __init__(
+        self,
+        seed: int | random.Random,
+        *,
+        held_out: bool = False,
+        words: Sequence[str] = (),
+        number_share: float = 0.8,
+    ) -> None:
+        self.random = seed if isinstance(seed, random.Random) else random.Random(seed)
+        self.held_out = held_out
+        self.number_share = number_share
+        self._adjectives = self._split(ADJECTIVES)
+        self._nouns = self._split(NOUNS)
+        self._words = self._split(words)
+
+    def _split(self, words: Sequence[str]) -> list[str]:
+        return [word for word in words if is_held_out(word) == self.held_out]
+
+    def fact(self, *, exclude: frozenset[str] = frozenset()) -> Fact:
+        """A new fact; its entity is none of `exclude` (lower case)."""
+        attribute = self.attribute(numeric=self.random.random() < self.number_share)
+        while True:
+            entity = self.entity(bare=attribute.startswith(MAGIC))
+            if entity.lower() not in exclude:
+                return self.express(attribute, entity, self.value(attribute))
+
+    def near_miss(self, fact: Fact) -> Fact:
+        """A foreign fact that resembles this one: a similar entity, or another attribute of the same entity."""
+        value = fact.value
+        if self.random.random() < 0.4:
+            attribute = fact.attribute
+            while attribute == fact.attribute:
+                attribute = self.similar_attribute(fact.attribute)
+            entity = fact.entity
+        else:
+            attribute, entity = fact.attribute, fact.entity
+            while entity.lower() == fact.entity.lower():
+                entity = self.similar_entity(fact.entity)
+        while value == fact.value:
+            value = self.value(attribute)
+        return self.express(attribute, entity, value)
+
+    def express(self, attribute: str, entity: str, value: str) -> Fact:
+        """Put a fact into words, and its question."""
+        return Fact(attribute, entity, value, self.statement(attribute, entity, value), self.question(attribute, entity))
+
+    def statement(self, attribute: str, entity: str, value: str) -> str:
+        """One sentence that states the fact."""
+        if attribute.startswith(MAGIC) and self.random.random() < 0.7:
+            return MAGIC_STATEMENT.format(plural=attribute.removeprefix(MAGIC) + "s", entity=entity, value=value)
+        pattern = self._weighted(STATEMENTS)
+        return _capital(pattern.format(attribute=attribute, entity=entity, value=value))
+
+    def question(self, attribute: str, entity: str) -> str:
+        """One question that asks for it."""
+        if attribute.startswith(MAGIC):
+            kind = attribute.removeprefix(MAGIC)
+            return self.random.choice(MAGIC_QUESTIONS).format(singular=kind, plural=kind + "s", entity=entity)
+        pattern = self._weighted(QUESTIONS)
+        return _capital(pattern.format(attribute=attribute, entity=entity), keep=pattern[0].islower())
+
+    def attribute(self, *, numeric: bool) -> str:
+        """The name of an attribute with numeric or with textual values."""
+        draw = self.random.random()
+        if not numeric:
+            return self.random.choice(WORD_ATTRIBUTES) if draw > 0.05 else MAGIC + "word"
+        if draw < 0.2:
+            return MAGIC + "number"
+        if self._words and draw < 0.45:
+            head = self.random.choice(("number", "code", "count", "size", "score", "rate", "total", "value", "level", "id"))
+            return f"{self.random.choice(self._words)} {head}"
+        return self.random.choice(NUMBER_ATTRIBUTES)
+
+    def similar_attribute(self, attribute: str) -> str:
+        """Another attribute of the same kind of value, sharing a word half of the time."""
+        numeric = attribute not in WORD_ATTRIBUTES and attribute != MAGIC + "word"
+        if attribute.startswith(MAGIC):
+            return self.random.choice(NUMBER_ATTRIBUTES if numeric else WORD_ATTRIBUTES)
+        last = attribute.split()[-1]
+        pool = NUMBER_ATTRIBUTES if numeric else WORD_ATTRIBUTES
+        alike = [name for name in pool if name.split()[-1] == last and name != attribute]
+        if alike and self.random.random() < 0.5:
+            return self.random.choice(alike)
+        return self.random.choice(pool)
+
+    def entity(self, *, bare: bool = False) -> str:
+        """The name of an entity; a bare one comes without "the", as in RULER."""
+        draw = self.random.random()
+        if bare:
+            if draw < 0.5:
+                return f"{self._adjective()}-{self._noun()}"
+            return f"{self._adjective()} {self._noun()}" if draw < 0.7 else self._noun() if draw < 0.85 else self.name()
+        if draw < 0.55:
+            return f"the {self._adjective()} {self._noun()}"
+        if draw < 0.62:
+            return f"the {self._noun()} {self._noun()}"
+        if draw < 0.87:
+            return self.name()
+        return f"{self.random.choice(('unit', 'sector', 'item', 'the', 'site', 'machine'))} {self.code()}"
+
+    def similar_entity(self, entity: str) -> str:
+        """Another entity that shares a word with this one where it has several."""
+        joint = "-" if "-" in entity and " " not in entity else " "
+        words = entity.split(joint)
+        if len(words) == 1:
+            return self._noun() if words[0].islower() else self.name()
+        place = len(words) - 1 if self.random.random() < 0.5 else len(words) - 2
+        old = words[place]
+        if old in ("the", "unit", "sector", "item", "site", "machine") or any(letter.isdigit() for letter in old):
+            words[-1] = self.code()
+        elif old[0].isupper():
+            words[place] = self._name_word()
+        else:
+            words[place] = self._noun() if place == len(words) - 1 else self._adjective()
+        return joint.join(words)
+
+    def value(self, attribute: str) -> str:
+        """A value that fits the attribute: a number of four to seven digits, or a word, pair, or name."""
+        if attribute not in WORD_ATTRIBUTES and attribute != MAGIC + "word":
+            while True:
+                digits = self.random.choice((4, 5, 5, 6, 6, 7, 7))
+                number = str(self.random.randrange(10 ** (digits - 1), 10**digits))
+                if is_held_out(number) == self.held_out:
+                    return number
+        draw = self.random.random()
+        if draw < 0.4:
+            return self._noun()
+        return f"{self._adjective()} {self._noun()}" if draw < 0.7 else self.name()
+
+    def name(self) -> str:
+        """A proper name of two words, or of a title and a word."""
+        if self.random.random() < 0.3:
+            return f"{self.random.choice(NAME_TITLES)} {self._name_word()}"
+        return f"{self._name_word()} {self._name_word()}"
+
+    def code(self) -> str:
+        """A short code such as KX-417."""
+        letters = "".join(self.random.choices("ABCDEFGHJKLMNPQRSTUVWXYZ", k=self.random.randint(1, 2)))
+        return f"{letters}{self.random.choice(('-', ''))}{self.random.randrange(10, 1000)}"
+
+    def _name_word(self) -> str:
+        while True:
+            middle = self.random.choice(NAME_MIDDLES) if self.random.random() < 0.5 else ""
+            word = self.random.choice(NAME_STARTS) + middle + self.random.choice(NAME_ENDS)
+            if is_held_out(word) == self.held_out:
+                return word
+
+    def _adjective(self) -> str:
+        if self._words and self.random.random() < 0.4:
+            return self.random.choice(self._words)
+        return self.random.choice(self._adjectives)
+
+    def _noun(self) -> str:
+        if self._words and self.random.random() < 0.4:
+            return self.random.choice(self._words)
+        return self.random.choice(self._nouns)
+
+    def _weighted(self, patterns: Sequence[tuple[int, str]]) -> str:
+        return self.random.choices([pattern for _, pattern in patterns], [weight for weight, _ in patterns])[0]
+
+
+def ask_again(facts: PlantedFacts, fact: Fact) -> Fact:
+    """The same fact with another question."""
+    return replace(fact, question=facts.question(fact.attribute, fact.entity))
+
+
+def _capital(sentence: str, *, keep: bool = False) -> str:
+    return sentence if keep else sentence[:1].upper() + sentence[1:]

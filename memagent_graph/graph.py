@@ -1,0 +1,142 @@
+"""The reader as a LangGraph state machine, safe to drop into anyone's graph, chain or tool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Checkpointer, Durability
+
+from memagent_graph.documents import Document
+from memagent_graph.errors import BudgetError, MemAgentError
+from memagent_graph.state import Meter, ReaderContext, ReaderInput, ReaderOutput, ReaderState
+from memagent_graph.strategies import Overwrite, Strategy
+
+_RECURSION_LIMIT = 2**31 - 1
+"""Every superstep moves the cursor or ends the run, so the document's own end bounds the number of steps."""
+
+_PARENT_CHECKPOINTER = "__pregel_checkpointer"
+
+
+class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, ReaderOutput]):
+    """A compiled reader. It differs from a plain compiled graph in what every way of calling it goes through:
+
+    - a document given as text, path, bytes, stream or LangChain documents is stored first; state sees a reference;
+    - it brings its own `ReaderContext`, also inside a parent graph that has another one;
+    - the caller's recursion limit, often 25, does not count its steps;
+    - checkpoints are written before the next step begins, unless the caller says otherwise.
+    """
+
+    def __init__(self, *, reader_context: ReaderContext, **compiled: Any) -> None:
+        super().__init__(**compiled)
+        self.reader_context = reader_context
+
+    def stream(  # type: ignore[override]
+        self,
+        input: Any,  # noqa: A002
+        config: RunnableConfig | None = None,
+        *,
+        context: ReaderContext | None = None,
+        durability: Durability | None = None,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """As in LangGraph; see the class for what is different."""
+        yield from super().stream(
+            self._with_reference(input),
+            _unbounded(config),
+            context=self._for_this_call(context),
+            durability=self._durability(config, durability),
+            **options,
+        )
+
+    async def astream(  # type: ignore[override]
+        self,
+        input: Any,  # noqa: A002
+        config: RunnableConfig | None = None,
+        *,
+        context: ReaderContext | None = None,
+        durability: Durability | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Any]:
+        """As in LangGraph; see the class for what is different."""
+        reference = input if _has_reference(input) else await asyncio.to_thread(self._with_reference, input)
+        async for part in super().astream(
+            reference,
+            _unbounded(config),
+            context=self._for_this_call(context),
+            durability=self._durability(config, durability),
+            **options,
+        ):
+            yield part
+
+    def _with_reference(self, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        if "document" not in given or not isinstance(given.get("question"), str):
+            raise MemAgentError(
+                'the input lacks "question" (text) or "document"',
+                hint='Call the graph with {"question": "...", "document": ...}.',
+            )
+        check_question(given["question"], self.reader_context)
+        if _has_reference(given):
+            return given
+        context = self.reader_context
+        reference = context.store.add(
+            Document.of(given["document"]), replace_undecodable=context.replace_undecodable
+        )
+        return {**given, "document": reference}
+
+    def _for_this_call(self, context: ReaderContext | None) -> ReaderContext:
+        chosen = context if isinstance(context, ReaderContext) else self.reader_context
+        return replace(chosen, meter=Meter())
+
+    def _durability(self, config: RunnableConfig | None, asked: Durability | None) -> Durability | None:
+        nested = _PARENT_CHECKPOINTER in (config or {}).get("configurable", {})
+        return asked or ("sync" if self.checkpointer and not nested else None)
+
+
+def build_graph(
+    context: ReaderContext, *, strategy: Strategy | None = None, checkpointer: Checkpointer = None
+) -> ReaderGraph:
+    """Wire and compile a reader.
+
+    Args:
+        context: policy, tokenizer, document store, prompts and budgets.
+        strategy: the topology; the paper's by default.
+        checkpointer: where state is saved at every step. With None a parent graph's is inherited.
+    """
+    context.budget.require(
+        context.tokenizer.count(context.prompts.update.literal), context.tokenizer.count(context.prompts.answer.literal)
+    )
+    builder = StateGraph(
+        ReaderState, context_schema=ReaderContext, input_schema=ReaderInput, output_schema=ReaderOutput
+    )
+    (strategy or Overwrite()).wire(builder)
+    compiled = builder.compile(checkpointer=checkpointer, name="MemAgent")
+    return ReaderGraph(reader_context=context, **vars(compiled))
+
+
+def check_question(question: str, context: ReaderContext) -> None:
+    """Raise `MemAgentError` for an empty question, `BudgetError` for one beyond its budget."""
+    if not question.strip():
+        raise MemAgentError("the question is empty", hint="Ask something, with -q on the command line.")
+    budget = context.budget.question_tokens
+    if len(question) > budget and (tokens := context.tokenizer.count(question)) > budget:
+        raise BudgetError(
+            f"the question has {tokens} tokens and its budget is {budget}",
+            hint="Shorten it, or raise question_tokens (--question-tokens) and lower chunk_tokens by as much.",
+        )
+
+
+def _has_reference(given: Any) -> bool:
+    document = given.get("document") if isinstance(given, dict) else None
+    return isinstance(document, dict) and "key" in document and "size" in document
+
+
+def _unbounded(config: RunnableConfig | None) -> RunnableConfig:
+    return {**(config or {}), "recursion_limit": _RECURSION_LIMIT}

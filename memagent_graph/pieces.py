@@ -1,0 +1,51 @@
+"""Where a long text may be cut so that its parts have the same tokens as the whole.
+
+Tokenizers first split text into words and then encode each word by itself, so a cut that falls between two words
+changes nothing. Between a letter and a space that a letter follows, and between a newline and a letter, every
+pre-tokenizer in use has such a border (`tests/unit/test_chunking.py` checks it). Feeding a tokenizer pieces instead
+of megabytes also keeps its regular expressions away from their limits: 1 MB of spaces makes tiktoken panic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+PIECE_BYTES = 32_768
+"""A piece's usual largest size, in UTF-8 bytes (or in characters, where a text is cut in memory)."""
+
+LARGEST_PIECE_BYTES = 262_144
+"""Where a text without any safe cut is cut all the same."""
+
+
+def safe_cut(window: str, lowest: int) -> int | None:
+    """Find the last safe cut of `window` at or after the character `lowest`, or None.
+
+    A cut at `i` parts `window[:i]` from `window[i:]`. Borders of words are preferred to borders of lines.
+    """
+    at = window.rfind(" ", lowest, len(window) - 1)
+    while at > 0:
+        if window[at - 1].isalpha() and window[at + 1].isalpha():
+            return at
+        at = window.rfind(" ", lowest, at)
+    at = window.rfind("\n", max(lowest - 1, 0), len(window) - 1)
+    while at >= 0:
+        if window[at + 1].isalpha():
+            return at + 1
+        at = window.rfind("\n", max(lowest - 1, 0), at)
+    return None
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Cut a text that is in memory into pieces, the way a stored document is cut."""
+    start = 0
+    while len(text) - start > PIECE_BYTES:
+        cut = None
+        for size in (PIECE_BYTES, LARGEST_PIECE_BYTES // 4):
+            cut = safe_cut(text[start : start + size], size // 2)
+            if cut is not None:
+                break
+        end = start + (cut if cut is not None else LARGEST_PIECE_BYTES // 4)
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]

@@ -1,0 +1,105 @@
+"""A policy on any LangChain chat model, so that OpenAI, Anthropic, Ollama and others work. It gives no token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from memagent_graph.background import PerLoop
+from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyResponseError
+from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
+    from langchain_core.messages import AIMessage
+
+_FINISH_REASONS = {
+    **dict.fromkeys(("stop", "end_turn", "stop_sequence", "STOP"), FinishReason.STOP),
+    **dict.fromkeys(("length", "max_tokens", "MAX_TOKENS", "model_length"), FinishReason.LENGTH),
+    **dict.fromkeys(("content_filter", "refusal", "SAFETY"), FinishReason.REFUSED),
+}
+
+
+class ChatModelPolicy:
+    """Completions from a LangChain `BaseChatModel`.
+
+    The model keeps its own client, keys and retries. Temperature, output bound and the rest are passed with each call
+    as keyword arguments, by the names that most integrations use; `unsupported` names those that this one refuses.
+
+    Args:
+        model: the chat model.
+        name: for results and logs; by default the model's own name.
+        max_concurrency: calls in flight at once.
+        unsupported: names among temperature, top_p, seed, stop and max_tokens that are not to be passed.
+    """
+
+    def __init__(
+        self,
+        model: BaseChatModel,
+        *,
+        name: str | None = None,
+        max_concurrency: int = 32,
+        unsupported: frozenset[str] = frozenset(),
+    ) -> None:
+        self._model = model
+        self._name = name or str(getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name())
+        self._slots = PerLoop(lambda: asyncio.Semaphore(max_concurrency))
+        self._unsupported = unsupported
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._name
+
+    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+        """Write one completion.
+
+        Raises:
+            PolicyRequestError: for a prompt of token ids, which chat models do not take.
+            PolicyError: whatever the model raised, in its own words.
+        """
+        if prompt and isinstance(prompt[0], int):
+            raise PolicyRequestError(
+                "a chat model takes messages, not token ids", hint="Use OpenAICompatiblePolicy or LocalPolicy."
+            )
+        async with self._slots.get():
+            try:
+                reply = await self._model.ainvoke(
+                    [(message["role"], message["content"]) for message in prompt],  # type: ignore[index]
+                    **self._options(sampling),
+                )
+            except Exception as error:
+                raise PolicyError(f"{self._name}: {type(error).__name__}: {error}") from error
+        return self._completion(reply)
+
+    def _options(self, sampling: SamplingParams) -> dict[str, Any]:
+        options: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
+        if sampling.top_p < 1:
+            options["top_p"] = sampling.top_p
+        if sampling.seed is not None:
+            options["seed"] = sampling.seed
+        if sampling.stop:
+            options["stop"] = list(sampling.stop)
+        return {name: value for name, value in options.items() if name not in self._unsupported}
+
+    def _completion(self, reply: AIMessage) -> Completion:
+        try:
+            text = reply.text if isinstance(reply.text, str) else reply.text()
+        except (AttributeError, TypeError) as error:
+            raise PolicyResponseError(f"{self._name} answered with {type(reply).__name__}, not a message") from error
+        metadata = reply.response_metadata or {}
+        reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason") or "stop"
+        usage = reply.usage_metadata
+        refused = bool(reply.additional_kwargs.get("refusal")) and not text
+        return Completion(
+            text=str(text),
+            finish_reason=FinishReason.REFUSED if refused else _FINISH_REASONS.get(str(reason), FinishReason.OTHER),
+            model=str(metadata.get("model_name") or self._name),
+            usage=TokenUsage(
+                usage["input_tokens"],
+                usage["output_tokens"],
+                int((usage.get("input_token_details") or {}).get("cache_read") or 0),
+            )
+            if usage
+            else None,
+        )

@@ -1,0 +1,302 @@
+"""A policy in this process: any causal model that transformers loads. The embedded policy runs on it.
+
+One thread owns the model. Requests that are waiting when it becomes free are answered together, as one batch: the
+prompts' common beginning (the same section, asked about by several questions) is computed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
+from memagent_graph.flops import ModelShape
+from memagent_graph.policy import (
+    Completion,
+    FinishReason,
+    Messages,
+    ModelInfo,
+    SamplingParams,
+    TokenIds,
+    TokenUsage,
+)
+from memagent_graph.profile import EMBEDDED_FOLDER, load_profile
+from memagent_graph.tokenizers import load_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+_LINGER = 0.002
+"""Seconds to wait for company before a batch starts."""
+
+
+class LocalPolicy:
+    """Completions from a causal language model in this process, with token ids and log-probs.
+
+    Args:
+        model: a folder with weights, `config.json`, tokenizer and chat template, or a hub id.
+        device: a torch device.
+        dtype: a torch dtype's name; the embedded policy's figures hold for float32.
+        max_batch: how many requests are computed together.
+
+    Raises:
+        MissingExtraError: torch or transformers is not installed.
+        PolicyError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self, model: Path | str, *, device: str = "cpu", dtype: str = "float32", max_batch: int = 64
+    ) -> None:
+        self._folder = Path(model)
+        self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
+        self._engine = _Engine(str(model), device, dtype)
+        self._max_batch = max_batch
+        self._waiting: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    @classmethod
+    def embedded(cls, **options: Any) -> LocalPolicy:
+        """The small policy that comes with the package; its card, `embedded/CARD.md`, says what it can do."""
+        return cls(EMBEDDED_FOLDER, **options)
+
+    @property
+    def name(self) -> str:
+        """The model's folder or hub id; "embedded" for the one that comes with the package."""
+        return self._name
+
+    async def describe(self) -> ModelInfo:
+        """Window, tokenizer, size and, where the folder has one, the profile it was trained with."""
+        return ModelInfo(
+            context_window=self._engine.context_window,
+            tokenizer=load_tokenizer("embedded" if self._name == "embedded" else self._folder),
+            shape=ModelShape.from_config(self._folder),
+            profile=load_profile(self._folder),
+        )
+
+    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+        """Write one completion.
+
+        Raises:
+            PolicyRequestError: prompt and output do not fit the model's window.
+            PolicyError: the model failed (out of memory, say).
+        """
+        ids = self._engine.prompt_ids(prompt)
+        window = self._engine.context_window
+        if window is not None and len(ids) + sampling.max_tokens > window:
+            raise PolicyRequestError(
+                f"a prompt of {len(ids)} tokens and {sampling.max_tokens} of output do not fit the window of {window}",
+                hint="Lower --chunk-tokens.",
+            )
+        request = _Request(ids, sampling, Future())
+        self._submit(request)
+        return await asyncio.wrap_future(request.future)
+
+    def _submit(self, request: _Request) -> None:
+        with self._starting:
+            self._waiting.put(request)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name=f"policy-{self._name}", daemon=True)
+                self._worker.start()
+
+    def _work(self) -> None:
+        while True:
+            requests = [self._waiting.get()]
+            while len(requests) < self._max_batch:
+                try:
+                    requests.append(self._waiting.get(timeout=_LINGER))
+                except queue.Empty:
+                    break
+            requests = [request for request in requests if request.future.set_running_or_notify_cancel()]
+            try:
+                for request, completion in zip(requests, self._complete(requests), strict=True):
+                    request.future.set_result(completion)
+            except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
+                failure = PolicyError(f"{self._name}: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                for request in requests:
+                    if not request.future.done():
+                        request.future.set_exception(failure)
+
+    def _complete(self, requests: Sequence[_Request]) -> list[Completion]:
+        drafts = self._engine.generate([request.ids for request in requests], [request.sampling for request in requests])
+        return [self._completion(request, draft) for request, draft in zip(requests, drafts, strict=True)]
+
+    def _completion(self, request: _Request, draft: _Draft) -> Completion:
+        asked = request.sampling.logprobs
+        return Completion(
+            text=self._engine.decode(draft.ids),
+            finish_reason=FinishReason.STOP if draft.stopped else FinishReason.LENGTH,
+            model=self._name,
+            usage=TokenUsage(len(request.ids), len(draft.ids), draft.shared),
+            prompt_token_ids=request.ids if asked else None,
+            token_ids=draft.ids if asked else None,
+            logprobs=draft.logprobs if asked else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    ids: list[int]
+    sampling: SamplingParams
+    future: Future[Completion]
+
+
+class _Draft:
+    """One row of a batch while it is being written."""
+
+    def __init__(self, shared: int) -> None:
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.stopped = False
+        self.finished = False
+        self.shared = shared
+        """Prompt tokens that another row of the batch computed."""
+
+
+class _Engine:
+    """The model and its tokenizer: prompts to ids, a batch of ids to drafts. Used by one thread at a time."""
+
+    def __init__(self, model: str, device: str, dtype: str) -> None:
+        try:
+            import torch  # noqa: PLC0415
+            import transformers  # noqa: PLC0415
+        except ImportError as error:
+            raise MissingExtraError("local", "a policy in this process") from error
+        self._torch = torch
+        try:
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+            self._model: Any = loaded.to(device).eval()
+        except Exception as error:
+            raise PolicyError(
+                f"the model {model} cannot be loaded: {error}",
+                hint="Name a folder with config.json, weights and tokenizer, or a hub id that is in the local cache.",
+            ) from error
+        self._device = device
+        window = getattr(self._model.config, "max_position_embeddings", None)
+        self.context_window = int(window) if window else None
+        ends = self._model.generation_config.eos_token_id
+        self._ends = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+        self._padding = self._tokenizer.pad_token_id or 0
+
+    def prompt_ids(self, prompt: Messages | TokenIds) -> list[int]:
+        """The prompt's token ids, through the chat template where it is messages."""
+        if prompt and isinstance(prompt[0], int):
+            return [int(token) for token in prompt]  # type: ignore[call-overload]
+        text = self._tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of a completion, control tokens left out."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def generate(self, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]) -> list[_Draft]:
+        """Write one draft per prompt, all rows in step."""
+        with self._torch.inference_mode():
+            shared = _common_prefix(prompts) if len(prompts) > 1 else 0
+            drafts = [_Draft(shared if row else 0) for row in range(len(prompts))]
+            logits, cache, mask = self._prefill(prompts, shared)
+            lengths = self._torch.tensor([len(prompt) for prompt in prompts], device=self._device)
+            generators = [self._generator(each) for each in sampling]
+            for step in range(max(each.max_tokens for each in sampling)):
+                chosen = self._choose(logits, sampling, generators, drafts)
+                if all(draft.finished for draft in drafts):
+                    break
+                mask = self._torch.cat([mask, mask.new_ones(len(drafts), 1)], dim=1)
+                output = self._model(
+                    input_ids=chosen[:, None],
+                    attention_mask=mask,
+                    position_ids=(lengths + step)[:, None],
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+                logits = output.logits[:, -1]
+        for draft, each in zip(drafts, sampling, strict=True):
+            self._apply_stop_strings(draft, each)
+        return drafts
+
+    def _prefill(self, prompts: Sequence[list[int]], shared: int) -> tuple[torch.Tensor, Any, torch.Tensor]:
+        """Run the prompts: their common beginning as one row, then the rest as left-padded rows."""
+        torch, rows = self._torch, len(prompts)
+        cache: Any = None
+        if shared:
+            head = torch.tensor([prompts[0][:shared]], device=self._device)
+            cache = self._model(input_ids=head, use_cache=True, logits_to_keep=1).past_key_values
+            cache.batch_repeat_interleave(rows)
+        tails = [prompt[shared:] for prompt in prompts]
+        width = max(map(len, tails))
+        ids = torch.full((rows, width), self._padding, device=self._device)
+        mask = torch.ones((rows, shared + width), dtype=torch.long, device=self._device)
+        positions = torch.zeros((rows, width), dtype=torch.long, device=self._device)
+        for row, tail in enumerate(tails):
+            start = width - len(tail)
+            ids[row, start:] = torch.tensor(tail)
+            mask[row, shared : shared + start] = 0
+            positions[row, start:] = torch.arange(shared, shared + len(tail))
+        output = self._model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1], output.past_key_values, mask
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        sampling: Sequence[SamplingParams],
+        generators: Sequence[torch.Generator | None],
+        drafts: Sequence[_Draft],
+    ) -> torch.Tensor:
+        """The next token of every row, entered into its draft with its log-prob."""
+        torch = self._torch
+        logprobs = logits.float().log_softmax(dim=-1)
+        chosen = logprobs.argmax(dim=-1)
+        for row, (each, draft) in enumerate(zip(sampling, drafts, strict=True)):
+            if draft.finished:
+                continue
+            if each.temperature > 0:
+                weights = (logprobs[row] / each.temperature).softmax(dim=-1)
+                if each.top_p < 1:
+                    ordered, order = weights.sort(descending=True)
+                    ordered[ordered.cumsum(0) - ordered >= each.top_p] = 0
+                    weights = torch.zeros_like(weights).scatter_(0, order, ordered)
+                chosen[row] = torch.multinomial(weights, 1, generator=generators[row])[0]
+            token = int(chosen[row])
+            draft.ids.append(token)
+            draft.logprobs.append(float(logprobs[row, token]))
+            draft.stopped = token in self._ends or self._ends_in_stop_string(draft, each)
+            draft.finished = draft.stopped or len(draft.ids) >= each.max_tokens
+        return chosen
+
+    def _generator(self, sampling: SamplingParams) -> torch.Generator | None:
+        if sampling.seed is None or sampling.temperature == 0:
+            return None
+        return self._torch.Generator(device=self._device).manual_seed(sampling.seed)
+
+    def _ends_in_stop_string(self, draft: _Draft, sampling: SamplingParams) -> bool:
+        return bool(sampling.stop) and any(stop in self.decode(draft.ids) for stop in sampling.stop)
+
+    def _apply_stop_strings(self, draft: _Draft, sampling: SamplingParams) -> None:
+        """Drop trailing tokens from a stop string on, as servers do."""
+        while sampling.stop and draft.ids and self._ends_in_stop_string(draft, sampling):
+            draft.ids.pop()
+            draft.logprobs.pop()
+
+
+def _common_prefix(prompts: Sequence[Sequence[int]]) -> int:
+    """How many leading tokens all prompts share, leaving at least one of each to its own row."""
+    first, last = min(prompts), max(prompts)
+    bound = min(map(len, prompts)) - 1
+    length = next((index for index, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), bound)
+    return min(length, bound)

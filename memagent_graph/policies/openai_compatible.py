@@ -1,0 +1,345 @@
+"""A policy behind an OpenAI-compatible server: vLLM, and whatever else speaks that API. The fast default.
+
+It goes through the `openai` client on one connection pool, and reads the replies itself: the client's typed models
+cost more processor time than all the rest of a step, and drop what vLLM adds to them (token ids).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import openai
+import orjson
+
+from memagent_graph.background import PerLoop
+from memagent_graph.errors import (
+    MemAgentError,
+    PolicyAuthenticationError,
+    PolicyError,
+    PolicyOverloadedError,
+    PolicyRequestError,
+    PolicyResponseError,
+    PolicyUnreachableError,
+)
+from memagent_graph.flops import ModelShape
+from memagent_graph.policy import (
+    Completion,
+    FinishReason,
+    Message,
+    Messages,
+    ModelInfo,
+    SamplingParams,
+    TokenIds,
+    TokenUsage,
+)
+from memagent_graph.profile import load_profile
+from memagent_graph.tokenizers import Tokenizer, load_tokenizer
+
+_FINISH_REASONS: Final = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "content_filter": FinishReason.REFUSED,
+}
+
+
+class OpenAICompatiblePolicy:
+    """Completions from `{base_url}/chat/completions`, or `/completions` for prompts that are token ids.
+
+    Requests that a repetition can help (connection errors, 408, 409, 429 and 5xx) are repeated `max_retries` times
+    with growing pauses, or after the time that a `Retry-After` header asks for; all others fail at once.
+
+    Args:
+        model: the model's name on the server; None takes the one that the server serves, if it is only one.
+        base_url: the API's root, as in http://localhost:8000/v1; by default OPENAI_BASE_URL, or OpenAI's own.
+        api_key: by default OPENAI_API_KEY. A server without keys takes any.
+        max_concurrency: requests in flight at once, over all reads that share this policy.
+        connect_timeout: seconds for the connection; also for the answer to "what do you serve?".
+        read_timeout: seconds that one completion may take.
+        max_retries: how often a failed request is sent again.
+        extra_body: further fields of every request, such as a server's own sampling options.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        max_concurrency: int = 128,
+        connect_timeout: float = 5.0,
+        read_timeout: float = 300.0,
+        max_retries: int = 4,
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.base_url = base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
+        self.max_concurrency = max_concurrency
+        self._model = model
+        self._api_key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
+        self._timeout = httpx2.Timeout(read_timeout, connect=connect_timeout)
+        self._probe_timeout = connect_timeout
+        self._max_retries = max_retries
+        self._extra_body = dict(extra_body or {})
+        self._served: dict[str, Any] | None = None
+        self._connections = PerLoop(self._connect)
+
+    @property
+    def name(self) -> str:
+        """The model's name on the server."""
+        return self._model or "the served model"
+
+    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+        """Write one completion.
+
+        Raises:
+            PolicyUnreachableError: no connection, or none in time.
+            PolicyAuthenticationError: 401 or 403.
+            PolicyRequestError: any other 4xx; the server's words are in the message.
+            PolicyOverloadedError: 429 or 5xx after all retries.
+            PolicyResponseError: an answer that is no completion.
+        """
+        as_messages = bool(prompt) and not isinstance(prompt[0], int)
+        body = {**await self._body(sampling), ("messages" if as_messages else "prompt"): list(prompt)}
+        if sampling.logprobs:
+            body["logprobs"] = True if as_messages else 0
+        connection = self._connections.get()
+        async with connection.slots:
+            reply, retries = await self._post(connection, "/chat/completions" if as_messages else "/completions", body)
+        return self._completion(reply, retries)
+
+    async def describe(self) -> ModelInfo:
+        """What the server's model list tells: window, and, where it names a folder or a hub id, tokenizer and size."""
+        served = await self.served_model()
+        root = str(served.get("root") or served.get("id") or "")
+        folder = Path(root)
+        window = served.get("max_model_len")
+        local = folder.is_dir()
+        return ModelInfo(
+            context_window=window if isinstance(window, int) else None,
+            tokenizer=_tokenizer_named(str(served.get("id", "")), root),
+            shape=ModelShape.from_config(folder) if local else None,
+            profile=load_profile(folder) if local else None,
+        )
+
+    async def served_model(self) -> dict[str, Any]:
+        """The server's own entry for the model (asked once).
+
+        Raises:
+            PolicyRequestError: the model is not among those served; the message names them.
+            PolicyError: as for `complete`.
+        """
+        if self._served is None:
+            client = self._connections.get().client.with_options(timeout=self._probe_timeout)
+            try:
+                reply = await client.get("/models", cast_to=httpx2.Response)
+            except openai.OpenAIError as error:
+                raise self._error(error) from error
+            self._served = self._choose_model(reply.content)
+            self._model = str(self._served["id"])
+        return self._served
+
+    async def tokenize(self, messages: Sequence[Message]) -> list[int] | None:
+        """The server's own token ids of a chat prompt, or None where it has no `/tokenize` (only vLLM has).
+
+        Raises:
+            PolicyError: as for `complete`.
+        """
+        root = self.base_url.rstrip("/").removesuffix("/v1")
+        body = {"model": (await self.served_model())["id"], "messages": list(messages)}
+        try:
+            reply = await self._connections.get().client.post(f"{root}/tokenize", body=body, cast_to=httpx2.Response)
+            tokens = orjson.loads(reply.content).get("tokens")
+        except (openai.NotFoundError, openai.BadRequestError, orjson.JSONDecodeError, AttributeError):
+            return None
+        except openai.OpenAIError as error:
+            raise self._error(error) from error
+        return tokens if isinstance(tokens, list) else None
+
+    async def aclose(self) -> None:
+        """Close the connections that belong to the running event loop."""
+        if connection := self._connections.pop():
+            await connection.client.close()
+
+    async def _body(self, sampling: SamplingParams) -> dict[str, Any]:
+        if self._model is None:
+            await self.served_model()
+        body: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if sampling.logprobs and (await self.served_model()).get("owned_by") == "vllm":
+            body["return_token_ids"] = True
+        return {**body, **self._extra_body}
+
+    async def _post(self, connection: _Connection, path: str, body: dict[str, Any]) -> tuple[Any, int]:
+        """The decoded reply, and how many times the request was sent again."""
+        try:
+            reply = await connection.client.post(path, body=body, cast_to=httpx2.Response)
+        except openai.OpenAIError as error:
+            raise self._error(error) from error
+        retries = reply.request.headers.get("x-stainless-retry-count", "0")
+        try:
+            return orjson.loads(reply.content), int(retries)
+        except orjson.JSONDecodeError as error:
+            raise self._garbage(f"{reply.content[:200]!r}") from error
+
+    def _completion(self, reply: Any, retries: int) -> Completion:
+        try:
+            choice = reply["choices"][0]
+            message = choice.get("message")
+            refusal = message.get("refusal") if message else None
+            text = (message.get("content") if message else choice.get("text")) or ""
+            if not isinstance(text, str):
+                raise TypeError(f"content is {type(text).__name__}")
+            reason = _FINISH_REASONS.get(choice.get("finish_reason"), FinishReason.OTHER)
+            return Completion(
+                text=text,
+                finish_reason=FinishReason.REFUSED if refusal and not text else reason,
+                model=str(reply.get("model") or self.name),
+                usage=_usage(reply.get("usage")),
+                # /completions puts the ids of the prompt beside its choice, /chat/completions beside the choices.
+                prompt_token_ids=reply.get("prompt_token_ids") or choice.get("prompt_token_ids"),
+                token_ids=choice.get("token_ids"),
+                logprobs=_logprobs(choice.get("logprobs")),
+                retries=retries,
+            )
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise self._garbage(f"{orjson.dumps(reply)[:200]!r} ({error!r})") from error
+
+    def _choose_model(self, content: bytes) -> dict[str, Any]:
+        try:
+            models: list[dict[str, Any]] = [{**model, "id": model["id"]} for model in orjson.loads(content)["data"]]
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise self._garbage(f"{content[:200]!r}") from error
+        names = [model["id"] for model in models]
+        if self._model is None and len(models) == 1:
+            return models[0]
+        for model in models:
+            if model["id"] == self._model:
+                return model
+        shown = ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")
+        if self._model is None:
+            raise PolicyRequestError(f"{self.base_url} serves {shown or 'no model'}", hint="Name one with --model.")
+        raise PolicyRequestError(
+            f"{self.base_url} does not serve {self._model!r}; it serves {shown or 'nothing'}",
+            hint="Name one of these with --model.",
+        )
+
+    def _error(self, error: openai.OpenAIError) -> PolicyError:
+        """The same failure in this package's words, with what to do about it."""
+        where = self.base_url
+        if isinstance(error, openai.APIConnectionError):
+            root = _root_cause(error)
+            # A refused connection reaches us as a time-out of the connection; its root tells.
+            if isinstance(error, openai.APITimeoutError) and not isinstance(root, ConnectionError):
+                return PolicyUnreachableError(
+                    f"{where} did not answer in time ({self._timeout.read:g} s for a completion)",
+                    hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
+                )
+            return PolicyUnreachableError(
+                f"no connection to {where}: {root}", hint="Is the server running? Check --base-url with `memagent doctor`."
+            )
+        if isinstance(error, openai.APIStatusError):
+            status, words = error.status_code, _words(error)
+            if status in {401, 403}:
+                return PolicyAuthenticationError(
+                    f"{where} refused the key ({status}): {words}", hint="Set OPENAI_API_KEY, or --api-key."
+                )
+            if status == 429 or status >= 500:
+                return PolicyOverloadedError(
+                    f"{where} still answered {status} after {self._max_retries} retries: {words}",
+                    hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
+                )
+            if status == 404 and self._model and self._model in words:
+                return PolicyRequestError(f"{where}: {words}", hint="`memagent doctor` lists what is served.")
+            return PolicyRequestError(
+                f"{where} refused the request ({status}): {words}",
+                hint="If it speaks of length, lower --chunk-tokens; `memagent doctor` shows the server's window.",
+            )
+        return PolicyError(f"{where}: {error}")
+
+    def _garbage(self, excerpt: str) -> PolicyResponseError:
+        return PolicyResponseError(
+            f"{self.base_url} answered with something that is no completion: {excerpt}",
+            hint="Is this an OpenAI-compatible API? --base-url usually ends in /v1.",
+        )
+
+    def _connect(self) -> _Connection:
+        bound = self.max_concurrency + 8
+        limits = httpx2.Limits(max_connections=bound, max_keepalive_connections=bound)
+        client = openai.AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=self._api_key,
+            timeout=self._timeout,
+            max_retries=self._max_retries,
+            # aiohttp under the openai client: about half of httpx's processor time per request.
+            http_client=openai.DefaultAioHttpClient(limits=limits, timeout=self._timeout),
+        )
+        return _Connection(client, asyncio.Semaphore(self.max_concurrency))
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """One event loop's client and its bound on requests in flight."""
+
+    client: openai.AsyncOpenAI
+    slots: asyncio.Semaphore
+
+
+def _usage(usage: Any) -> TokenUsage | None:
+    if not usage:
+        return None
+    details = usage.get("prompt_tokens_details") or {}
+    return TokenUsage(
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        completion_tokens=int(usage.get("completion_tokens") or 0),
+        cached_tokens=int(details.get("cached_tokens") or 0),
+    )
+
+
+def _logprobs(logprobs: Any) -> list[float] | None:
+    if not logprobs:
+        return None
+    if "content" in logprobs:
+        content = logprobs["content"]
+        return None if content is None else [token["logprob"] for token in content]
+    return logprobs.get("token_logprobs")  # type: ignore[no-any-return]
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _words(error: openai.APIStatusError) -> str:
+    """What the server said, without the client's wrapping."""
+    body = error.body
+    if isinstance(body, dict):
+        inner = body.get("error", body)
+        message = inner.get("message") if isinstance(inner, dict) else inner
+        if message:
+            return str(message)
+    return (error.response.text or error.message)[:500]
+
+
+def _tokenizer_named(model: str, root: str) -> Tokenizer | None:
+    """The tokenizer that the model's name or origin leads to, if any."""
+    for spec in dict.fromkeys((root, model)):
+        try:
+            return load_tokenizer(spec)
+        except MemAgentError:
+            continue
+    return None
+

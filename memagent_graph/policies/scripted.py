@@ -1,0 +1,57 @@
+"""A policy that follows a script: a test double for users' own tests, and for ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from memagent_graph.errors import PolicyError
+from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds
+
+Reply = str | Completion | Exception
+"""What a script says at one turn: a text, a whole completion, or an error to raise."""
+
+
+@dataclass
+class ScriptedPolicy:
+    """Replies from a function of the prompt's text, or from a list that is used up in order.
+
+    >>> policy = ScriptedPolicy(lambda prompt: "\\\\boxed{42}" if "<section>" not in prompt else "the answer is 42")
+    >>> policy = ScriptedPolicy(["first memory", "second memory", "\\\\boxed{answer}"])
+    """
+
+    script: Callable[[str], Reply] | Iterable[Reply]
+    name: str = "scripted"
+    delay: float = 0.0
+    """Seconds that each completion takes."""
+    prompts: list[str] = field(default_factory=list)
+    """Every prompt that was asked, as text, in order."""
+
+    def __post_init__(self) -> None:
+        self._replies: Iterator[Reply] | None = None if callable(self.script) else iter(self.script)
+
+    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+        """The script's next reply.
+
+        Raises:
+            PolicyError: the script has come to its end.
+            Exception: whatever the script says to raise.
+        """
+        text = "\n".join(str(part if isinstance(part, int) else part["content"]) for part in prompt)
+        self.prompts.append(text)
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        if callable(self.script):
+            reply = self.script(text)
+        else:
+            assert self._replies is not None  # noqa: S101
+            try:
+                reply = next(self._replies)
+            except StopIteration:
+                raise PolicyError(
+                    f"the script ended after {len(self.prompts) - 1} completions", hint="Give it more replies."
+                ) from None
+        if isinstance(reply, Exception):
+            raise reply
+        return reply if isinstance(reply, Completion) else Completion(reply, FinishReason.STOP, self.name)

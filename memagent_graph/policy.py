@@ -1,0 +1,161 @@
+"""The policy seam: what the reader asks of a language model, and what it gets back.
+
+A policy turns one prompt into one completion. Anything with a `name` and an async `complete` is a policy; see
+`memagent_graph.policies` for the four that come with the package. `describe` is an optional extra: a policy that
+knows its model's context window, tokenizer, shape or training profile spares the user from spelling them out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+from typing_extensions import TypedDict
+
+if TYPE_CHECKING:
+    from memagent_graph.flops import ModelShape
+    from memagent_graph.profile import Profile
+    from memagent_graph.tokenizers import Tokenizer
+
+
+class Message(TypedDict):
+    """One chat message."""
+
+    role: str
+    content: str
+
+
+Messages: TypeAlias = Sequence[Message]
+"""A chat prompt; the policy applies its model's chat template."""
+
+TokenIds: TypeAlias = Sequence[int]
+"""A prompt that is already tokenised; sent as it is, without a chat template."""
+
+
+class FinishReason(StrEnum):
+    """Why the policy stopped writing."""
+
+    STOP = "stop"
+    """It ended its turn, or wrote a stop string."""
+    LENGTH = "length"
+    """It was cut off at `max_tokens` or at the end of its window."""
+    REFUSED = "refused"
+    """It, or a filter in front of it, declined."""
+    OTHER = "other"
+    """Anything else the server says."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one completion. Temperature 0 is greedy, and the default: the same document, the same answer."""
+
+    max_tokens: int = 1024
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    """Ask for token ids and for the log-probabilities of the sampled tokens (natural log, before temperature)."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if self.temperature < 0:
+            raise ValueError(f"temperature must not be negative, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+
+    def with_max_tokens(self, max_tokens: int) -> SamplingParams:
+        """The same parameters with another output bound, in tokens."""
+        return replace(self, max_tokens=max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of one completion. `cached_tokens` of the prompt came from the server's prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a policy wrote, exactly as it wrote it.
+
+    `token_ids` and `logprobs` have one entry per completion token, `prompt_token_ids` one per prompt token; each is
+    None where the policy cannot tell. `usage` is None where the server does not count.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    model: str
+    usage: TokenUsage | None = None
+    prompt_token_ids: Sequence[int] | None = field(default=None, repr=False)
+    token_ids: Sequence[int] | None = field(default=None, repr=False)
+    logprobs: Sequence[float] | None = field(default=None, repr=False)
+    retries: int = 0
+    """How many times the request was sent again before this answer came."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A language model that updates memory and answers."""
+
+    @property
+    def name(self) -> str:
+        """The model's name, for results and logs."""
+        ...
+
+    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+        """Write one completion.
+
+        Raises:
+            PolicyError: when the model cannot be asked, after whatever retries could help.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is known of the model behind a policy; None where it is not known."""
+
+    context_window: int | None = None
+    """Prompt and completion together, in tokens."""
+    tokenizer: Tokenizer | None = None
+    shape: ModelShape | None = None
+    profile: Profile | None = None
+    """The budget and prompts that the model was trained with."""
+
+
+@runtime_checkable
+class SelfDescribing(Protocol):
+    """A policy that can say what model it runs on."""
+
+    async def describe(self) -> ModelInfo:
+        """What is known of the model. Raises `PolicyError` when its server cannot be asked."""
+        ...
+
+
+_REASONING_BLOCK = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
+_REASONING_OPEN = re.compile(r"<(?:think|thinking|reasoning)>", re.IGNORECASE)
+_REASONING_CLOSE = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
+
+
+def strip_reasoning(text: str) -> str:
+    """Completion text without its reasoning blocks, which must never enter memory.
+
+    Handles complete blocks, a block whose opening tag stood in the prompt (text up to a lone closing tag), and a
+    block that was cut off before it closed.
+    """
+    if "<" not in text:
+        return text
+    text = _REASONING_BLOCK.sub("", text)
+    if closing := list(_REASONING_CLOSE.finditer(text)):
+        text = text[closing[-1].end() :]
+    if opening := _REASONING_OPEN.search(text):
+        text = text[: opening.start()]
+    return text

@@ -1,0 +1,52 @@
+"""What a policy was trained with, read from a `memagent.json` beside its weights.
+
+A small or a fine-tuned policy works only with the budgets and the wording that it was trained on. They travel with
+the weights: `memagent.json` holds the budgets, the folder `templates` the two prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from memagent_graph.budget import Budget
+from memagent_graph.errors import PolicyError
+from memagent_graph.prompts import Prompts, load_prompts
+
+EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
+"""The embedded policy: weights, tokenizer, templates and card."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Budgets and prompts that belong to a policy's weights."""
+
+    budget: Budget
+    prompts: Prompts
+
+
+def load_profile(folder: Path | str) -> Profile | None:
+    """The profile in `folder` ("embedded" names the shipped one), or None where it has no `memagent.json`.
+
+    Raises:
+        PolicyError: a `memagent.json` that cannot be understood.
+        PromptError: a template that is missing or lacks a field.
+    """
+    folder = EMBEDDED_FOLDER if folder == "embedded" else Path(folder)
+    path = folder / "memagent.json"
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text("utf-8"))
+        budget = Budget(**{each.name: int(values[each.name]) for each in fields(Budget) if each.name in values})
+        empty_memory = str(values.get("empty_memory", "(empty)"))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise PolicyError(
+            f"{path} cannot be understood: {error}",
+            hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "
+            "answer_tokens and empty_memory.",
+        ) from error
+    templates = folder / "templates"
+    prompts = load_prompts(update_file=templates / "update.txt", answer_file=templates / "answer.txt")
+    return Profile(budget=budget, prompts=replace(prompts, empty_memory=empty_memory))

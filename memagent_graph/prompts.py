@@ -1,0 +1,218 @@
+"""Prompt templates: files with the fields {prompt}, {memory} and {chunk}, rendered so that no text can leave its field.
+
+Every field stands between tags. Document text and memory are not trusted: wherever they spell one of the template's
+tags, or a control token of the model's chat template, a backslash is set behind the first character (`</section>`
+becomes `<\\/section>`), so that they can neither close their own part of the prompt nor pose as another. Fields are
+filled in one pass, so a `{memory}` inside a document stays what it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+
+from memagent_graph.errors import PromptError
+from memagent_graph.policy import Message
+
+_FIELD = re.compile(r"\{(prompt|memory|chunk)\}")
+_TAG = re.compile(r"</?\s*([A-Za-z][\w-]*)\s*>")
+
+
+class PromptLayout(StrEnum):
+    """The order of an update prompt's parts."""
+
+    PAPER = "paper"
+    """Problem, memory, section: the order of the paper."""
+    SECTION_FIRST = "section_first"
+    """Section, memory, problem: all questions on a document share the section's cached prefix."""
+
+
+class AnswerFormat(StrEnum):
+    """How the answer is asked for, and found in the completion."""
+
+    BOXED = "boxed"
+    """Inside the last \\boxed{...}, as in the paper."""
+    PLAIN = "plain"
+    """The whole completion."""
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """One user message with fields. `source` says where the text came from, for error messages."""
+
+    text: str
+    source: str = "template"
+
+    def __post_init__(self) -> None:
+        open_tags: list[str] = []
+        for token in re.finditer(rf"{_TAG.pattern}|{_FIELD.pattern}", self.text):
+            if token[0].startswith("{"):
+                if not open_tags:
+                    raise PromptError(
+                        f"{self.source}: {token[0]} does not stand between tags",
+                        hint=f"Put tags around it, such as <section> {token[0]} </section>, so that a document "
+                        "cannot pose as another part of the prompt.",
+                    )
+            elif not token[0].startswith("</"):
+                open_tags.append(token[1])
+            elif token[1] in open_tags:
+                del open_tags[len(open_tags) - 1 - open_tags[::-1].index(token[1]) :]
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The names of the fields that occur."""
+        return frozenset(_FIELD.findall(self.text))
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """The names of the tags that delimit the parts."""
+        return frozenset(_TAG.findall(self.text))
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """Literal text and field names in turn, beginning and ending with literal text."""
+        return tuple(_FIELD.split(self.text))
+
+    @property
+    def literal(self) -> str:
+        """The template with empty fields; its tokens count against the budget."""
+        return "".join(self.parts[::2])
+
+    def require(self, needed: frozenset[str], allowed: frozenset[str]) -> None:
+        """Raise `PromptError` unless the template has exactly the fields that it must and may have."""
+        if missing := needed - self.fields:
+            names = ", ".join(f"{{{name}}}" for name in sorted(missing))
+            raise PromptError(f"{self.source}: the field {names} is missing", hint=f"Add {names} to the template.")
+        if extra := self.fields - allowed:
+            names = ", ".join(f"{{{name}}}" for name in sorted(extra))
+            raise PromptError(f"{self.source}: {names} cannot be filled in here", hint=f"Remove {names}.")
+
+    def render(self, **values: str) -> str:
+        """The template with its fields filled in; the values must be neutralised already."""
+        return "".join(
+            values[part] if position % 2 else part for position, part in enumerate(self.parts)
+        )
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of one reader: a memory update and the final answer."""
+
+    update: PromptTemplate
+    answer: PromptTemplate
+    answer_format: AnswerFormat = AnswerFormat.BOXED
+    empty_memory: str = "(empty)"
+    """What stands in the memory's place before the first update."""
+    control_tokens: frozenset[str] = field(default=frozenset(), repr=False)
+    """Strings that the model's chat template gives a meaning, such as <|im_end|>."""
+
+    def __post_init__(self) -> None:
+        everything = frozenset({"prompt", "memory", "chunk"})
+        self.update.require(needed=everything, allowed=everything)
+        self.answer.require(needed=everything - {"chunk"}, allowed=everything - {"chunk"})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all wording; runs with different fingerprints are not comparable, nor trained on together."""
+        digest = hashlib.sha256()
+        for text in (self.update.text, self.answer.text, self.answer_format.value, self.empty_memory):
+            digest.update(text.encode() + b"\0")
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def _guarded(self) -> tuple[frozenset[str], re.Pattern[str]]:
+        tags = "|".join(sorted(map(re.escape, self.update.tags | self.answer.tags)))
+        alternatives = [rf"<(?=\s*/?\s*(?:{tags})\b)"] if tags else []
+        first_characters = {"<"} if tags else set()
+        for token in sorted(filter(lambda token: len(token) > 1, self.control_tokens)):
+            alternatives.append(f"{re.escape(token[0])}(?={re.escape(token[1:])})")
+            first_characters.add(token[0])
+        return frozenset(first_characters), re.compile("|".join(alternatives) or r"(?!)", re.IGNORECASE)
+
+    def neutralise(self, text: str) -> str:
+        """`text` unable to close a part of the prompt, open another, or end the message."""
+        first_characters, pattern = self._guarded
+        if not any(character in text for character in first_characters):
+            return text
+        return pattern.sub(lambda match: match[0] + "\\", text)
+
+    def update_messages(self, question: str, memory: str, chunk: str) -> list[Message]:
+        """The prompt of one memory update."""
+        content = self.update.render(
+            prompt=self.neutralise(question),
+            memory=self.neutralise(memory) or self.empty_memory,
+            chunk=self.neutralise(chunk),
+        )
+        return [Message(role="user", content=content)]
+
+    def answer_messages(self, question: str, memory: str) -> list[Message]:
+        """The prompt of the final answer."""
+        content = self.answer.render(
+            prompt=self.neutralise(question), memory=self.neutralise(memory) or self.empty_memory
+        )
+        return [Message(role="user", content=content)]
+
+    def extract_answer(self, text: str) -> str | None:
+        """The answer in a completion, or None where the format was asked for and is not there."""
+        return last_boxed(text) if self.answer_format is AnswerFormat.BOXED else text.strip()
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The stripped content of the last complete \boxed{...} in `text`, braces balanced; None where there is none."""
+    end = len(text)
+    while (start := text.rfind("\\boxed{", 0, end)) >= 0:
+        depth = 0
+        for position in range(start + len("\\boxed"), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[position], 0)
+            if depth == 0:
+                return text[start + len("\\boxed{") : position].strip()
+        end = start
+    return None
+
+
+def load_prompts(
+    layout: PromptLayout | str = PromptLayout.PAPER,
+    answer_format: AnswerFormat | str = AnswerFormat.BOXED,
+    *,
+    update_file: Path | str | None = None,
+    answer_file: Path | str | None = None,
+    control_tokens: Iterable[str] = (),
+) -> Prompts:
+    """The package's prompts, or a user's own from files.
+
+    Args:
+        layout: the order of the update prompt; not used where `update_file` is given.
+        answer_format: how the answer is asked for, and found again.
+        update_file: a UTF-8 text file with {prompt}, {memory} and {chunk}, each between tags.
+        answer_file: a UTF-8 text file with {prompt} and {memory}, each between tags.
+        control_tokens: strings that the model's chat template gives a meaning.
+
+    Raises:
+        PromptError: a file that cannot be read, or a field that is missing, unknown or not between tags.
+    """
+    layout, answer_format = PromptLayout(layout), AnswerFormat(answer_format)
+    return Prompts(
+        update=_from_file(update_file) if update_file else _shipped(f"update_{layout.value}.txt"),
+        answer=_from_file(answer_file) if answer_file else _shipped(f"answer_{answer_format.value}.txt"),
+        answer_format=answer_format,
+        control_tokens=frozenset(control_tokens),
+    )
+
+
+def _shipped(name: str) -> PromptTemplate:
+    text = resources.files("memagent_graph").joinpath("templates", name).read_text("utf-8")
+    return PromptTemplate(text.rstrip("\n"), source=name)
+
+
+def _from_file(path: Path | str) -> PromptTemplate:
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"the template {path} cannot be read: {error}", hint="Name a UTF-8 text file.") from error
+    return PromptTemplate(text.rstrip("\n"), source=str(path))

@@ -1,0 +1,590 @@
+"""`MemAgent`: the reader as one object. Documents and questions in, answers out; runs can be resumed and edited."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.types import StateSnapshot
+
+from memagent_graph.background import PerLoop, background_loop, run_sync
+from memagent_graph.budget import Budget
+from memagent_graph.checkpoints import open_saver
+from memagent_graph.chunking import Boundary
+from memagent_graph.documents import Document, DocumentRef, DocumentSource, DocumentStore
+from memagent_graph.errors import (
+    MemAgentError,
+    PolicyError,
+    RunError,
+    RunMismatchError,
+    RunNotFoundError,
+    TokenizerError,
+)
+from memagent_graph.flops import ModelShape
+from memagent_graph.graph import ReaderGraph, build_graph, check_question
+from memagent_graph.paths import default_store
+from memagent_graph.policy import ModelInfo, Policy, SamplingParams, SelfDescribing
+from memagent_graph.prompts import Prompts, load_prompts
+from memagent_graph.results import EventKind, MemoryUpdate, ReadResult, StopReason, Usage
+from memagent_graph.run_log import RunLog
+from memagent_graph.state import (
+    Limits,
+    ReaderContext,
+    ReaderState,
+    UpdateRules,
+    event_record,
+    events_from_step,
+    new_run_id,
+    update_from_step,
+)
+from memagent_graph.strategies import Strategy
+from memagent_graph.tokenizers import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """One document and one question, for `MemAgent.batch`."""
+
+    document: DocumentSource
+    question: str
+
+
+class MemAgent:
+    """Reads documents of any length with a policy of small context (MemAgent, arXiv 2507.02259).
+
+    What is left out is asked of the policy: its tokenizer, its context window, and the budgets and prompts that it
+    was trained with. Every method exists twice: `aread` for asynchronous code, `read` for the rest.
+
+    Args:
+        policy: the language model; the embedded one where it is left out (needs the extra "local").
+        tokenizer: the policy's own, or what `load_tokenizer` takes.
+        budget: how the context window is shared.
+        budget_changes: single values to change in that budget, or in the policy's own.
+        prompts: the wording.
+        sampling: temperature and the like; its `max_tokens` is set by the budget.
+        rules: what to do with truncated, empty and refused updates.
+        limits: where a read stops early.
+        boundary: where chunks may end: after any token, or back at the last sentence or paragraph.
+        strategy: the graph's topology; the paper's by default.
+        store: where documents' text is kept; by default a folder in the user's cache.
+        checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
+            or a LangGraph checkpointer. Without it nothing is saved.
+        run_log: where runs are entered, with `settings`.
+        settings: what this reader was built from, for the log; no secrets.
+        replace_undecodable: put U+FFFD for bytes that are no text, instead of raising.
+
+    Raises:
+        BudgetError: the budget does not fit the window (at the first read, where the window had to be asked for).
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        tokenizer: Tokenizer | Path | str | None = None,
+        budget: Budget | None = None,
+        budget_changes: Mapping[str, int] | None = None,
+        prompts: Prompts | None = None,
+        sampling: SamplingParams | None = None,
+        rules: UpdateRules | None = None,
+        limits: Limits | None = None,
+        boundary: Boundary = "token",
+        strategy: Strategy | None = None,
+        store: DocumentStore | Path | None = None,
+        checkpoints: BaseCheckpointSaver[Any] | Path | str | None = None,
+        run_log: RunLog | None = None,
+        settings: Mapping[str, Any] | None = None,
+        replace_undecodable: bool = False,
+    ) -> None:
+        self.policy = policy if policy is not None else _embedded_policy()
+        self.store = store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
+        self._tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+        self._budget = budget
+        self._budget_changes = dict(budget_changes or {})
+        self._prompts = prompts
+        self._sampling = sampling or SamplingParams()
+        self._rules = rules or UpdateRules()
+        self._limits = limits or Limits()
+        self._boundary: Boundary = boundary
+        self._strategy = strategy
+        self._run_log = run_log
+        self._settings = dict(settings or {})
+        self._replace_undecodable = replace_undecodable
+        self._shape: ModelShape | None = None
+        self._context: ReaderContext | None = None
+        self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
+        self._checkpoints = checkpoints
+        self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list)
+        if self._tokenizer is not None and budget is not None and prompts is not None:
+            self._context = self._make_context(ModelInfo())
+
+    # Reading
+
+    async def aread(
+        self,
+        document: DocumentSource | DocumentRef,
+        question: str,
+        *,
+        run_id: str | None = None,
+        limits: Limits | None = None,
+    ) -> ReadResult:
+        """Read a document with a question in mind.
+
+        Args:
+            document: anything that `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text,
+                LangChain documents; or a reference from `store.add`.
+            question: the question, at most `budget.question_tokens` tokens.
+            run_id: an id of your own; otherwise one is made.
+            limits: bounds for this call, instead of the reader's own.
+
+        Raises:
+            DocumentError, BudgetError, PolicyError: what went wrong, at which chunk, and what to do. With
+                `checkpoints`, the run can be resumed.
+        """
+        async with aclosing(self.astream(document, question, run_id=run_id, limits=limits)) as parts:
+            async for part in parts:
+                if isinstance(part, ReadResult):
+                    return part
+        raise AssertionError("a stream ends with its result")
+
+    def read(
+        self,
+        document: DocumentSource | DocumentRef,
+        question: str,
+        *,
+        run_id: str | None = None,
+        limits: Limits | None = None,
+    ) -> ReadResult:
+        """`aread` for synchronous code."""
+        return run_sync(self.aread(document, question, run_id=run_id, limits=limits))
+
+    async def astream(
+        self,
+        document: DocumentSource | DocumentRef,
+        question: str,
+        *,
+        run_id: str | None = None,
+        limits: Limits | None = None,
+    ) -> AsyncIterator[MemoryUpdate | ReadResult]:
+        """Read, giving each memory update as it is made, and the result at the end. Arguments as for `aread`."""
+        graph = await self._graph()
+        check_question(question, graph.reader_context)
+        run_id = run_id or new_run_id()
+        reference = await self._reference(document)
+        if self._run_log is not None:
+            await asyncio.to_thread(self._run_log.begin, run_id, question, reference, self._settings)
+        given = {"question": question, "document": reference, "run_id": run_id}
+        async with aclosing(self._run(graph, given, run_id, limits, [])) as parts:
+            async for part in parts:
+                yield part
+
+    def stream(
+        self,
+        document: DocumentSource | DocumentRef,
+        question: str,
+        *,
+        run_id: str | None = None,
+        limits: Limits | None = None,
+    ) -> Iterator[MemoryUpdate | ReadResult]:
+        """`astream` for synchronous code."""
+        return _iterate(self.astream(document, question, run_id=run_id, limits=limits))
+
+    async def abatch(
+        self,
+        requests: Iterable[ReadRequest | tuple[DocumentSource, str]],
+        *,
+        max_concurrency: int = 128,
+        return_exceptions: bool = False,
+    ) -> list[ReadResult | MemAgentError]:
+        """Read many documents, or one document with many questions, at most `max_concurrency` at once.
+
+        Results come in the order of the requests. All reads go on to their end; then the first failure is raised,
+        or, with `return_exceptions`, every failure stands in its read's place.
+        """
+        slots = asyncio.Semaphore(max_concurrency)
+
+        async def one(request: ReadRequest) -> ReadResult | MemAgentError:
+            async with slots:
+                try:
+                    return await self.aread(request.document, request.question)
+                except MemAgentError as error:
+                    return error
+
+        each = [request if isinstance(request, ReadRequest) else ReadRequest(*request) for request in requests]
+        outcomes = await asyncio.gather(*map(one, each))
+        if not return_exceptions and (failures := [item for item in outcomes if isinstance(item, MemAgentError)]):
+            if len(failures) > 1:
+                failures[0].add_note(f"{len(failures)} of {len(outcomes)} reads failed; this is the first.")
+            raise failures[0]
+        return outcomes
+
+    def batch(
+        self,
+        requests: Iterable[ReadRequest | tuple[DocumentSource, str]],
+        *,
+        max_concurrency: int = 128,
+        return_exceptions: bool = False,
+    ) -> list[ReadResult | MemAgentError]:
+        """`abatch` for synchronous code."""
+        return run_sync(
+            self.abatch(requests, max_concurrency=max_concurrency, return_exceptions=return_exceptions)
+        )
+
+    # Going on
+
+    async def aresume(
+        self, run_id: str, *, document: DocumentSource | None = None, limits: Limits | None = None
+    ) -> ReadResult:
+        """Go on with a run that was killed, failed, stopped at a limit, or was edited; a finished one gives its result.
+
+        Args:
+            run_id: the run.
+            document: its document again; needed only where the store has lost it, checked where it is given.
+            limits: bounds for this call.
+
+        Raises:
+            RunNotFoundError: the checkpoints know no such run.
+            RunMismatchError: another document, or a reader with another tokenizer, chunk size or wording.
+        """
+        async with aclosing(self.astream_resume(run_id, document=document, limits=limits)) as parts:
+            async for part in parts:
+                if isinstance(part, ReadResult):
+                    return part
+        raise AssertionError("a stream ends with its result")
+
+    def resume(
+        self, run_id: str, *, document: DocumentSource | None = None, limits: Limits | None = None
+    ) -> ReadResult:
+        """`aresume` for synchronous code."""
+        return run_sync(self.aresume(run_id, document=document, limits=limits))
+
+    async def astream_resume(
+        self, run_id: str, *, document: DocumentSource | None = None, limits: Limits | None = None
+    ) -> AsyncIterator[MemoryUpdate | ReadResult]:
+        """`aresume`, giving each further memory update as it is made, and the result at the end."""
+        graph = await self._graph()
+        state = (await self._snapshot(graph, run_id)).values
+        await self._require_same(state, graph.reader_context, run_id, document)
+        done = await self.ahistory(run_id)
+        reason = state.get("stop_reason")
+        if reason and not StopReason(reason).resumable:
+            yield self._result(cast("ReaderState", state), done)
+            return
+        if reason:
+            await graph.aupdate_state(_thread(run_id), {"stop_reason": None}, as_node="update_memory")
+        if self._run_log is not None:
+            await asyncio.to_thread(
+                self._run_log.begin, run_id, state["question"], state["document"], self._settings
+            )
+        async with aclosing(self._run(graph, None, run_id, limits, done)) as parts:
+            async for part in parts:
+                yield part
+
+    async def ahistory(self, run_id: str) -> list[MemoryUpdate]:
+        """The memory after every chunk so far, in order; after an edit, the chunks that lead to the newest state.
+
+        Raises:
+            RunNotFoundError: the checkpoints know no such run.
+        """
+        graph = await self._graph()
+        await self._snapshot(graph, run_id)
+        return [
+            update_from_step(snapshot.values["step"], snapshot.values["memory"])
+            for snapshot in reversed(await _lineage(graph, run_id))
+        ]
+
+    def history(self, run_id: str) -> list[MemoryUpdate]:
+        """`ahistory` for synchronous code."""
+        return run_sync(self.ahistory(run_id))
+
+    async def aedit_memory(self, run_id: str, chunk: int, text: str) -> None:
+        """Replace the memory as it was after `chunk` (counted from 0); `resume` then reads on from there.
+
+        Raises:
+            RunNotFoundError: the checkpoints know no such run.
+            RunError: the run has not read that chunk, or the text is longer than the memory budget.
+        """
+        graph = await self._graph()
+        await self._snapshot(graph, run_id)
+        context = graph.reader_context
+        if (tokens := context.tokenizer.count(text)) > context.budget.memory_tokens:
+            raise RunError(
+                f"the text has {tokens} tokens and a memory at most {context.budget.memory_tokens}",
+                hint="Shorten it.",
+                run_id=run_id,
+            )
+        lineage = await _lineage(graph, run_id)
+        for snapshot in lineage:
+            step = snapshot.values["step"]
+            if step["chunk_index"] == chunk:
+                edited = event_record(EventKind.MEMORY_EDITED, chunk, "a person replaced the memory")
+                change = {
+                    "memory": text,
+                    "step": {**step, "changed": True, "events": [*step["events"], edited]},
+                    "stop_reason": None,
+                }
+                await graph.aupdate_state(snapshot.config, change, as_node="update_memory")
+                return
+        raise RunError(
+            f"the run has not read chunk {chunk}; it has read {len(lineage)}",
+            hint="Chunks are counted from 0.",
+            run_id=run_id,
+        )
+
+    def edit_memory(self, run_id: str, chunk: int, text: str) -> None:
+        """`aedit_memory` for synchronous code."""
+        run_sync(self.aedit_memory(run_id, chunk, text))
+
+    # The graph beneath
+
+    async def aprepare(self) -> ReaderContext:
+        """Ask the policy for what was left out, check that the budget fits, and return what the nodes work with.
+
+        Raises:
+            PolicyError, TokenizerError, BudgetError: as the first read would.
+        """
+        async with self._preparing.get():
+            if self._context is None:
+                described = isinstance(self.policy, SelfDescribing)
+                info = await cast("SelfDescribing", self.policy).describe() if described else ModelInfo()
+                self._context = self._make_context(info)
+        return self._context
+
+    async def agraph(self) -> ReaderGraph:
+        """The LangGraph graph, without a checkpointer of its own: as a node it takes its parent's."""
+        return build_graph(await self.aprepare(), strategy=self._strategy)
+
+    def graph(self) -> ReaderGraph:
+        """`agraph` for synchronous code."""
+        return run_sync(self.agraph())
+
+    async def aclose(self) -> None:
+        """Close the running loop's connections and checkpoint file."""
+        if graphs := self._graphs.pop():
+            for graph in graphs:
+                if isinstance(self._checkpoints, str | Path) and isinstance(graph.checkpointer, BaseCheckpointSaver):
+                    await graph.checkpointer.conn.close()  # type: ignore[attr-defined]
+        if hasattr(self.policy, "aclose"):
+            await self.policy.aclose()
+
+    def close(self) -> None:
+        """`aclose` for synchronous code."""
+        run_sync(self.aclose())
+
+    async def __aenter__(self) -> MemAgent:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __enter__(self) -> MemAgent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _make_context(self, info: ModelInfo) -> ReaderContext:
+        tokenizer = self._tokenizer or info.tokenizer
+        if tokenizer is None:
+            raise TokenizerError(
+                f"nothing tells which tokenizer {self.policy.name} uses",
+                hint="Name it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, or a hub id.",
+            )
+        profile = info.profile
+        budget = self._budget or (profile.budget if profile else None)
+        if budget is None:
+            budget = Budget(context_window=info.context_window or Budget().context_window)
+        elif info.context_window is not None and info.context_window < budget.context_window:
+            budget = replace(budget, context_window=info.context_window)
+        budget = replace(budget, **self._budget_changes)
+        prompts = self._prompts or (profile.prompts if profile else load_prompts())
+        prompts = replace(prompts, control_tokens=prompts.control_tokens | tokenizer.special_tokens)
+        budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
+        self._shape = info.shape
+        return ReaderContext(
+            policy=self.policy,
+            tokenizer=tokenizer,
+            store=self.store,
+            prompts=prompts,
+            budget=budget,
+            sampling=self._sampling,
+            rules=self._rules,
+            limits=self._limits,
+            boundary=self._boundary,
+            flops_of=info.shape.forward_flops if info.shape else None,
+            replace_undecodable=self._replace_undecodable,
+        )
+
+    async def _graph(self) -> ReaderGraph:
+        """The running loop's graph, with the reader's own checkpointer."""
+        context = await self.aprepare()
+        graphs = self._graphs.get()
+        if not graphs:
+            saver = await open_saver(self._checkpoints)
+            if not graphs:
+                graphs.append(build_graph(context, strategy=self._strategy, checkpointer=saver))
+        return graphs[0]
+
+    async def _reference(self, document: DocumentSource | DocumentRef) -> DocumentRef:
+        if isinstance(document, dict):
+            return document
+        return await asyncio.to_thread(
+            self.store.add, Document.of(document), replace_undecodable=self._replace_undecodable
+        )
+
+    async def _run(
+        self, graph: ReaderGraph, given: Any, run_id: str, limits: Limits | None, done: Sequence[MemoryUpdate]
+    ) -> AsyncIterator[MemoryUpdate | ReadResult]:
+        """Drive the graph to its end, giving its updates, then the result."""
+        context = replace(graph.reader_context, limits=limits) if limits else graph.reader_context
+        updates = list(done)
+        state: dict[str, Any] = {}
+        async for mode, part in graph.astream(
+            given, _thread(run_id), context=context, stream_mode=["updates", "values"], output_keys=None
+        ):
+            if mode == "values":
+                state = part
+                continue
+            for change in part.values():
+                step = (change or {}).get("step")
+                if step and step["type"] == "memory_update":
+                    updates.append(update_from_step(step, change["memory"]))
+                    yield updates[-1]
+        result = self._result(cast("ReaderState", state), updates)
+        if self._run_log is not None:
+            await asyncio.to_thread(self._run_log.end, run_id, result.stop_reason.value, result.answer)
+        yield result
+
+    async def _snapshot(self, graph: ReaderGraph, run_id: str) -> StateSnapshot:
+        if not graph.checkpointer:
+            raise RunError(
+                "this reader saves no checkpoints, so runs cannot be found again",
+                hint='Make it with checkpoints, as in MemAgent(..., checkpoints="runs.sqlite").',
+            )
+        snapshot = await graph.aget_state(_thread(run_id))
+        if not snapshot.values.get("document"):
+            raise RunNotFoundError(
+                f"the checkpoints hold no run {run_id!r}", hint="Check the id, and the file that --checkpoints names."
+            )
+        return snapshot
+
+    async def _require_same(
+        self, state: Mapping[str, Any], context: ReaderContext, run_id: str, document: DocumentSource | None
+    ) -> None:
+        if state.get("settings", context.settings) != context.settings:
+            raise RunMismatchError(
+                "this reader has another tokenizer, chunk size, memory size or wording than the run began with "
+                f"({context.settings} now, {state['settings']} then)",
+                hint="Resume with the settings of the beginning.",
+                run_id=run_id,
+            )
+        if document is None:
+            return
+        given = await self._reference(document)
+        if self.store.resolve(given)["key"] != self.store.resolve(state["document"])["key"]:
+            raise RunMismatchError(
+                f"this is another document than {state['document']['name']}, which the run began with",
+                hint="Resume with the same document, or start a new run.",
+                run_id=run_id,
+            )
+
+    def _result(self, state: ReaderState, updates: Sequence[MemoryUpdate]) -> ReadResult:
+        total, step = state["usage"], state.get("step")
+        flops = full_context = None
+        if self._shape is not None:
+            flops = total["flops"]
+            read = total["document_tokens"] + 2 * self._require_context().budget.answer_tokens
+            full_context = self._shape.forward_flops(read, 0)
+        return ReadResult(
+            run_id=state.get("run_id", ""),
+            question=state["question"],
+            document=state["document"],
+            model=(step["model"] if step else "") or self.policy.name,
+            answer=state.get("answer"),
+            raw_answer=state.get("raw_answer"),
+            memory=state.get("memory", ""),
+            stop_reason=StopReason(state.get("stop_reason") or StopReason.NO_ANSWER),
+            usage=Usage(
+                prompt_tokens=total["prompt_tokens"],
+                completion_tokens=total["completion_tokens"],
+                cached_tokens=total["cached_tokens"],
+                turns=total["turns"],
+                seconds=total["seconds"],
+                flops=flops,
+                full_context_flops=full_context,
+            ),
+            chunks_read=state.get("chunks_read", 0),
+            updates=tuple(updates),
+            answer_events=events_from_step(step) if step and step["type"] == "answer" else (),
+        )
+
+    def _require_context(self) -> ReaderContext:
+        if self._context is None:
+            raise PolicyError("the reader has not been prepared", hint="Call aprepare() first.")
+        return self._context
+
+
+def _embedded_policy() -> Policy:
+    from memagent_graph.policies import LocalPolicy  # noqa: PLC0415  torch is loaded only where it is needed
+
+    return LocalPolicy.embedded()
+
+
+def _thread(run_id: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": run_id}}
+
+
+async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
+    """The checkpoints behind a memory update that lead to the newest one, newest first.
+
+    After an edit the thread holds two branches; parents tell which checkpoints still count. An edited chunk is
+    there twice, and the newer counts.
+    """
+    found: dict[int, StateSnapshot] = {}
+    wanted: str | None = None
+    async for snapshot in graph.aget_state_history(_thread(run_id)):
+        identity = snapshot.config["configurable"]["checkpoint_id"]
+        if wanted is not None and identity != wanted:
+            continue
+        parent = snapshot.parent_config
+        wanted = parent["configurable"]["checkpoint_id"] if parent else ""
+        step = snapshot.values.get("step")
+        if step and step["type"] == "memory_update" and step["chunk_index"] not in found and not snapshot.values["span"]:
+            found[step["chunk_index"]] = snapshot
+    return list(found.values())
+
+
+def _iterate(parts: AsyncIterator[Any]) -> Iterator[Any]:
+    """An asynchronous iterator, drained on the background loop, for synchronous code."""
+    end = object()
+    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    async def drain() -> None:
+        try:
+            async for part in parts:
+                arrived.put(part)
+            arrived.put(end)
+        except BaseException as error:
+            arrived.put(error)
+            raise
+
+    future = asyncio.run_coroutine_threadsafe(drain(), background_loop())
+    try:
+        while (part := arrived.get()) is not end:
+            if isinstance(part, BaseException):
+                raise part
+            yield part
+    finally:
+        future.cancel()

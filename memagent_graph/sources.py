@@ -1,0 +1,226 @@
+"""Anything that can be read, as a `Document`: what it is and where its text comes from, before any of it is stored."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NotRequired
+
+from typing_extensions import TypedDict
+
+from memagent_graph.decoding import Errors
+from memagent_graph.errors import DocumentError
+
+TEXT = "text/plain"
+MARKDOWN = "text/markdown"
+HTML = "text/html"
+PDF = "application/pdf"
+DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+
+_BY_SUFFIX = {
+    ".txt": TEXT,
+    ".text": TEXT,
+    ".md": MARKDOWN,
+    ".markdown": MARKDOWN,
+    ".htm": HTML,
+    ".html": HTML,
+    ".xhtml": HTML,
+    ".pdf": PDF,
+    ".docx": DOCX,
+}
+_LONGEST_FILE_NAME = 255
+
+
+class DocumentRef(TypedDict):
+    """A stored document, as graph state holds it: JSON values only.
+
+    `key` is `sha256:<hex>` of the UTF-8 text, or `stream:<uuid>` for a live stream; `size` is in UTF-8 bytes, None for a
+    stream that had not ended. `sections` names the list of pages or sources, where the document has them.
+    """
+
+    key: str
+    name: str
+    size: int | None
+    media_type: str
+    sections: NotRequired[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceMark:
+    """Where a page or source begins.
+
+    Attributes:
+        start_char: Its first character, counted from 0.
+        label: What it is called: `page 3`, a file's name.
+    """
+
+    start_char: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a document with a name of its own, as loaders give it."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A source of text that is not stored yet. Make one with a `from_*` method, or with `Document.of`.
+
+    Attributes:
+        name: What messages and results call it.
+        media_type: Its MIME type; of bytes and files it decides which converter reads them.
+        content: A path, text, bytes, an open file, an iterator (a live stream), or sections.
+        encoding: The declared charset, where bytes have to be decoded.
+        errors: `strict`, or `replace` to put U+FFFD where bytes cannot be decoded.
+    """
+
+    name: str
+    media_type: str
+    content: Any = field(repr=False)
+    encoding: str | None = None
+    errors: Errors = "strict"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the text comes piece by piece, from a source that may not have ended."""
+        return isinstance(self.content, Iterator | AsyncIterator) and not hasattr(self.content, "read")
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str | os.PathLike[str],
+        encoding: str | None = None,
+        errors: Errors = "strict",
+        media_type: str | None = None,
+    ) -> Document:
+        """A file: text, Markdown, or, with the extra `files`, HTML, PDF, DOCX. It is opened when it is added."""
+        path = Path(path)
+        kind = media_type or _BY_SUFFIX.get(path.suffix.lower(), TEXT)
+        return cls(path.name or str(path), kind, path, encoding, errors)
+
+    @classmethod
+    def from_text(cls, text: str, name: str = "text") -> Document:
+        """A text that is in memory."""
+        return cls(name, TEXT, text)
+
+    @classmethod
+    def from_bytes(
+        cls,
+        data: bytes,
+        name: str = "bytes",
+        encoding: str | None = None,
+        errors: Errors = "strict",
+        media_type: str | None = None,
+    ) -> Document:
+        """A file's content that is in memory; its kind is told from `name` and the first bytes."""
+        kind = media_type or _BY_SUFFIX.get(Path(name).suffix.lower(), TEXT)
+        return cls(name, kind, bytes(data), encoding, errors)
+
+    @classmethod
+    def from_file(
+        cls,
+        file: IO[Any],
+        name: str | None = None,
+        encoding: str | None = None,
+        errors: Errors = "strict",
+        media_type: str | None = None,
+    ) -> Document:
+        """An open file, binary or text, read from where it stands to its end. It is not closed."""
+        named = getattr(file, "name", None)
+        name = name or (Path(named).name if isinstance(named, str) else "file")
+        kind = media_type or _BY_SUFFIX.get(Path(name).suffix.lower(), TEXT)
+        return cls(name, kind, file, encoding, errors)
+
+    @classmethod
+    def from_stream(
+        cls,
+        pieces: Iterable[str | bytes] | AsyncIterable[str | bytes],
+        name: str = "stream",
+        encoding: str | None = None,
+        errors: Errors = "strict",
+    ) -> Document:
+        """A live stream of text or bytes; reading begins before it has ended, and pulls it on demand."""
+        content = aiter(pieces) if isinstance(pieces, AsyncIterable) else iter(pieces)
+        return cls(name, TEXT, content, encoding, errors)
+
+    @classmethod
+    def from_langchain(cls, documents: Sequence[Any], name: str | None = None) -> Document:
+        """LangChain `Document`s, one after another with a blank line between; their sources are kept as sections."""
+        sections = tuple(Section(_label(each, index), each.page_content) for index, each in enumerate(documents))
+        if not sections:
+            raise DocumentError("an empty list of documents", hint="Pass at least one document.")
+        return cls(name or _source_name(documents), TEXT, sections)
+
+    @classmethod
+    def of(cls, source: Any) -> Document:
+        """Make a document of whatever a caller has.
+
+        Args:
+            source: A Document; a str, which is the text itself; a Path; bytes; an open file; LangChain Documents; an
+                iterable or async iterable of str. A list or tuple of str is one text; any other iterable is a stream.
+
+        Raises:
+            DocumentError: A str that is the name of an existing file, or something that is none of these.
+        """
+        match source:
+            case Document():
+                return source
+            case str():
+                _refuse_file_name(source)
+                return cls.from_text(source)
+            case os.PathLike():
+                return cls.from_path(source)
+            case bytes() | bytearray() | memoryview():
+                return cls.from_bytes(bytes(source))
+        if hasattr(source, "page_content"):
+            return cls.from_langchain([source])
+        if hasattr(source, "read"):
+            return cls.from_file(source)
+        if isinstance(source, list | tuple):
+            if source and all(hasattr(each, "page_content") for each in source):
+                return cls.from_langchain(source)
+            if all(isinstance(each, str) for each in source):
+                return cls.from_text("".join(source))
+        elif isinstance(source, Iterable | AsyncIterable) and not isinstance(source, dict | set | frozenset):
+            return cls.from_stream(source)
+        raise DocumentError(
+            f"a {type(source).__name__} is not a document",
+            hint="Pass a pathlib.Path, text, bytes, an open file, an iterator of text, or LangChain Documents.",
+        )
+
+
+def _refuse_file_name(text: str) -> None:
+    """A short line that names a file is most likely meant as that file."""
+    if not text.strip() or len(text) > _LONGEST_FILE_NAME or "\n" in text or "\x00" in text:
+        return
+    try:
+        exists = Path(text).is_file()
+    except (OSError, ValueError):
+        return
+    if exists:
+        raise DocumentError(
+            f"the text {text!r} is the name of a file",
+            hint="To read that file pass pathlib.Path(...); to read the text itself pass Document.from_text(...).",
+        )
+
+
+def _label(document: Any, index: int) -> str:
+    metadata = getattr(document, "metadata", None) or {}
+    source = metadata.get("source") or metadata.get("title") or getattr(document, "id", None)
+    page = metadata.get("page_label", metadata.get("page"))
+    parts = [str(source)] if source else []
+    if page is not None:
+        parts.append(f"page {page}")
+    return ", ".join(parts) or f"document {index + 1}"
+
+
+def _source_name(documents: Sequence[Any]) -> str:
+    sources = {str((getattr(each, "metadata", None) or {}).get("source", "")) for each in documents}
+    only = sources.pop() if len(sources) == 1 else ""
+    return Path(only).name if only else f"{len(documents)} documents"

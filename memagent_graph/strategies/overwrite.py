@@ -1,0 +1,37 @@
+"""The paper's strategy: one chunk after the other, the whole memory written anew at each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from langgraph.graph import END, START
+
+from memagent_graph.nodes import answer, as_runnable, open_document, read_chunk, update_memory
+from memagent_graph.state import ReaderState
+from memagent_graph.strategies.base import GraphBuilder
+
+
+@dataclass(frozen=True)
+class Overwrite:
+    """read_chunk -> update_memory -> read_chunk -> ... -> answer."""
+
+    name: str = "overwrite"
+
+    def wire(self, builder: GraphBuilder) -> None:
+        """Add the paper's loop."""
+        builder.add_node("open_document", as_runnable(open_document))
+        builder.add_node("read_chunk", as_runnable(read_chunk))
+        builder.add_node("update_memory", as_runnable(update_memory))
+        builder.add_node("answer", as_runnable(answer))
+        builder.add_edge(START, "open_document")
+        builder.add_edge("open_document", "read_chunk")
+        builder.add_conditional_edges("read_chunk", _after_read_chunk, ["update_memory", "answer", END])
+        builder.add_edge("update_memory", "read_chunk")
+        builder.add_edge("answer", END)
+
+
+def _after_read_chunk(state: ReaderState) -> Literal["update_memory", "answer", "__end__"]:
+    if state.get("stop_reason"):
+        return END
+    return "update_memory" if state.get("span") else "answer"

@@ -1,0 +1,52 @@
+"""The policy server that the integration tests share, and what happens where vLLM is not installed.
+
+Without the vLLM environment these tests skip, or fail where CI is set: a CI run that silently skips them
+would prove nothing. A server that does not start is a failure everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from vllm_server import REPOSITORY, VLLMNotInstalledError, VLLMServer, find_vllm_python
+
+EMBEDDED_POLICY = REPOSITORY / "memagent_graph" / "embedded"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that starts a server, so that `-m "not vllm"` finds them all."""
+    for item in items:
+        if "vllm_python" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.vllm)
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """The interpreter that has vLLM; whatever starts a server asks for this first."""
+    try:
+        return find_vllm_python()
+    except VLLMNotInstalledError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def embedded_server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+    """A running server of the embedded policy, in float32. Shared: a test that kills it must restart it."""
+    if not (EMBEDDED_POLICY / "model.safetensors").is_file():
+        pytest.fail(f"{EMBEDDED_POLICY} holds no weights", pytrace=False)
+    log_file = tmp_path_factory.mktemp("vllm") / "server.log"
+    with VLLMServer(EMBEDDED_POLICY, log_file=log_file, model_name="memagent-embedded") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def random_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a policy with random weights, for tests of the server rather than of what it says."""
+    from random_policy import write_random_policy
+
+    return write_random_policy(tmp_path_factory.mktemp("random-policy"))

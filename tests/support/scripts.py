@@ -1,0 +1,32 @@
+"""What scripted policies and fake servers say: a perfect reader of sentences like "The key of harbor is 4711."."""
+
+from __future__ import annotations
+
+import re
+
+_FACT = re.compile(r"The key of (\w+) is (\d+)\.")
+
+
+def part(prompt: str, tag: str) -> str:
+    """The text between the last pair of `tag` in a prompt."""
+    found = re.findall(rf"<{tag}>\s*(.*?)\s*</{tag}>", prompt, re.DOTALL)
+    return found[-1] if found else ""
+
+
+def perfect_reader(prompt: str) -> str:
+    """Write every asked key of the section into memory, one a line; answer with the last one."""
+    problem, memory = part(prompt, "problem"), part(prompt, "memory")
+    memory = "" if memory == "(empty)" else memory
+    if "<section>" not in prompt:
+        lines = memory.splitlines()
+        return f"\\boxed{{{lines[-1].split()[-1]}}}" if lines else "\\boxed{unknown}"
+    found = [f"{name} {key}" for name, key in _FACT.findall(part(prompt, "section")) if name in problem]
+    return "\n".join(dict.fromkeys([*memory.splitlines(), *found])) or "nothing yet"
+
+
+def document_with(facts: dict[float, str], *, words: int = 4000) -> str:
+    """Plain filler of `words` words with sentences at the given depths (0 to 1)."""
+    filler = [f"word{index % 97} and then" for index in range(words // 3)]
+    for depth, sentence in sorted(facts.items(), reverse=True):
+        filler.insert(int(depth * len(filler)), sentence)
+    return " ".join(filler)

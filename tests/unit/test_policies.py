@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from aiohttp import web
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from support.fake_server import FakeServer
+
+from memagent_graph import ChatModelPolicy, Completion, FinishReason, OpenAICompatiblePolicy, SamplingParams, ScriptedPolicy
+from memagent_graph.errors import (
+    PolicyAuthenticationError,
+    PolicyError,
+    PolicyOverloadedError,
+    PolicyRequestError,
+    PolicyResponseError,
+    PolicyUnreachableError,
+)
+from memagent_graph.policy import Message, Policy, TokenUsage, strip_reasoning
+
+HELLO = [Message(role="user", content="hello there")]
+
+
+def says(text: str):
+    return lambda body, number: text
+
+
+async def ask(policy: Policy, **sampling) -> Completion:
+    return await policy.complete(HELLO, SamplingParams(**sampling))
+
+
+async def test_a_completion_carries_text_usage_and_the_reason_it_ended() -> None:
+    with FakeServer(says("one two three")) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
+        completion = await ask(policy, max_tokens=7, temperature=0.5, seed=3, stop=("END",))
+        await policy.aclose()
+    assert completion.text == "one two three"
+    assert completion.finish_reason is FinishReason.STOP
+    assert completion.usage == TokenUsage(prompt_tokens=2, completion_tokens=3)
+    assert completion.token_ids is None
+    sent = server.requests[0]
+    assert (sent["max_tokens"], sent["temperature"], sent["seed"], sent["stop"]) == (7, 0.5, 3, ["END"])
+    assert "logprobs" not in sent
+
+
+async def test_vllm_is_asked_for_ids_and_logprobs_and_others_are_not_asked_for_ids() -> None:
+    for vllm in (True, False):
+        with FakeServer(says("a b"), vllm=vllm) as server:
+            policy = OpenAICompatiblePolicy(base_url=server.base_url)
+            completion = await ask(policy, logprobs=True)
+            await policy.aclose()
+        assert completion.logprobs == [-0.5, -0.5]
+        assert completion.token_ids == ([0, 1] if vllm else None)
+        assert completion.prompt_token_ids == ([0, 1] if vllm else None)
+        assert ("return_token_ids" in server.requests[0]) is vllm
+
+
+async def test_the_only_served_model_need_not_be_named() -> None:
+    with FakeServer(says("x"), model="the-one") as server:
+        policy = OpenAICompatiblePolicy(base_url=server.base_url)
+        assert (await ask(policy)).model == "the-one"
+        assert policy.name == "the-one"
+        assert (await policy.describe()).context_window == 8192
+        await policy.aclose()
+
+
+async def test_failures_that_repeating_can_help_are_repeated_and_counted() -> None:
+    def respond(body, number):
+        return web.json_response({"error": "busy"}, status=503) if number < 2 else "at last"
+
+    with FakeServer(respond) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
+        completion = await ask(policy)
+        await policy.aclose()
+    assert completion.text == "at last"
+    assert completion.retries == 2
+
+
+async def test_retry_after_is_waited_for() -> None:
+    def respond(body, number):
+        return web.json_response({}, status=429, headers={"Retry-After": "1.2"}) if number == 0 else "ok"
+
+    with FakeServer(respond) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
+        begin = time.monotonic()
+        await ask(policy)
+        waited = time.monotonic() - begin
+        await policy.aclose()
+    assert 1.2 <= waited < 4
+
+
+@pytest.mark.parametrize(
+    ("respond", "error", "words", "requests"),
+    [
+        (lambda b, n: web.json_response({"error": {"message": "too busy"}}, status=429), PolicyOverloadedError, "too busy", 2),
+        (lambda b, n: web.json_response({"error": {"message": "oh no"}}, status=500), PolicyOverloadedError, "oh no", 2),
+        (lambda b, n: web.json_response({"error": {"message": "8300 > 8192"}}, status=400), PolicyRequestError, "8300", 1),
+        (lambda b, n: web.Response(text="<html>not here</html>"), PolicyResponseError, "not here", 1),
+        (lambda b, n: web.json_response({"choices": []}), PolicyResponseError, "choices", 1),
+        (lambda b, n: web.json_response([1, 2]), PolicyResponseError, "no completion", 1),
+        (lambda b, n: {"choices": [{"message": {"content": 5}}]}, PolicyResponseError, "int", 1),
+    ],
+)
+async def test_each_failure_of_a_server_is_told_apart_and_only_some_are_repeated(respond, error, words, requests) -> None:
+    with FakeServer(respond) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_retries=1)
+        with pytest.raises(error, match=words):
+            await ask(policy)
+        await policy.aclose()
+    assert len(server.requests) == requests
+
+
+async def test_a_wrong_key_and_a_wrong_model_are_named() -> None:
+    with FakeServer(key="right") as server:
+        wrong = OpenAICompatiblePolicy("fake", base_url=server.base_url, api_key="wrong")
+        with pytest.raises(PolicyAuthenticationError, match="OPENAI_API_KEY"):
+            await ask(wrong)
+        right = OpenAICompatiblePolicy("other", base_url=server.base_url, api_key="right")
+        with pytest.raises(PolicyRequestError, match="`other` does not exist"):
+            await ask(right)
+        with pytest.raises(PolicyRequestError, match="it serves fake"):
+            await right.describe()
+        await wrong.aclose()
+        await right.aclose()
+
+
+async def test_an_unreachable_server_and_a_silent_one_are_told_apart() -> None:
+    closed = OpenAICompatiblePolicy("fake", base_url="http://127.0.0.1:9/v1", max_retries=0)
+    with pytest.raises(PolicyUnreachableError, match="no connection to"):
+        await ask(closed)
+    await closed.aclose()
+    with FakeServer(says("late"), delay=1.0) as server:
+        slow = OpenAICompatiblePolicy("fake", base_url=server.base_url, read_timeout=0.2, max_retries=0)
+        with pytest.raises(PolicyUnreachableError, match="did not answer in time"):
+            await ask(slow)
+        await slow.aclose()
+
+
+async def test_requests_in_flight_are_bounded() -> None:
+    with FakeServer(says("x"), delay=0.05) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_concurrency=3)
+        await asyncio.gather(*(ask(policy) for _ in range(12)))
+        await policy.aclose()
+    assert server.most_at_once == 3
+
+
+def test_one_policy_serves_several_event_loops() -> None:
+    with FakeServer(says("x")) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
+
+        async def once() -> str:
+            text = (await ask(policy)).text
+            await policy.aclose()
+            return text
+
+        assert [asyncio.run(once()) for _ in range(3)] == ["x", "x", "x"]
+
+
+async def test_a_refusal_is_no_text() -> None:
+    reply = {"choices": [{"message": {"content": None, "refusal": "I will not"}, "finish_reason": "stop"}]}
+    with FakeServer(lambda body, number: reply) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
+        completion = await ask(policy)
+        await policy.aclose()
+    assert (completion.text, completion.finish_reason, completion.usage) == ("", FinishReason.REFUSED, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("<think>let me see</think>memory", "memory"),
+        ("a<think>x</think>b<thinking>y</thinking>c", "abc"),
+        ("the opening tag stood in the prompt</think>memory", "memory"),
+        ("memory<think>cut off", "memory"),
+        ("<think>cut off", ""),
+        ("1 < 2 is no reasoning", "1 < 2 is no reasoning"),
+    ],
+)
+def test_reasoning_is_stripped(text: str, kept: str) -> None:
+    assert strip_reasoning(text) == kept
+
+
+async def test_any_langchain_chat_model_is_a_policy() -> None:
+    message = AIMessage(
+        "hi",
+        response_metadata={"finish_reason": "length"},
+        usage_metadata={"input_tokens": 5, "output_tokens": 1, "total_tokens": 6},
+    )
+    policy = ChatModelPolicy(GenericFakeChatModel(messages=iter([message])), name="chat")
+    assert isinstance(policy, Policy)
+    completion = await ask(policy)
+    assert completion.text == "hi"
+    assert completion.finish_reason is FinishReason.LENGTH
+    assert completion.usage == TokenUsage(5, 1)
+    with pytest.raises(PolicyError, match="chat"):
+        await ask(policy)
+    with pytest.raises(PolicyRequestError, match="messages, not token ids"):
+        await policy.complete([1, 2], SamplingParams())
+
+
+async def test_a_script_replies_in_order_and_its_end_is_an_error() -> None:
+    policy = ScriptedPolicy(["one", ValueError("two")])
+    assert (await ask(policy)).text == "one"
+    with pytest.raises(ValueError, match="two"):
+        await ask(policy)
+    with pytest.raises(PolicyError, match="ended after 2"):
+        await ask(policy)
+    assert policy.prompts == ["hello there"] * 3
+
+
+@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1}, {"top_p": 0}])
+def test_sampling_parameters_are_checked(wrong) -> None:
+    with pytest.raises(ValueError):
+        SamplingParams(**wrong)

@@ -1,0 +1,84 @@
+"""Rows of similar length as tensors; every batch is a function of the seed and the step alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memagent_training.embedded.examples import Row, RowBuilder
+from memagent_training.embedded.model import Layout
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N tokens with their positions and layout, and the M of them that are learned (indices, targets, weights)."""
+
+    tokens: Tensor
+    positions: Tensor
+    layout: Layout
+    wanted: Tensor
+    targets: Tensor
+    weights: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        moved = {name: getattr(self.layout, name).to(device) for name in ("trunks", "branches", "seen", "places")}
+        rest = (self.wanted.to(device), self.targets.to(device), self.weights.to(device))
+        return Batch(self.tokens.to(device), self.positions.to(device), Layout(**moved), *rest)
+
+
+def collate(rows: list[Row]) -> Batch:
+    """Lay rows with equally many branches end to end and work out their layout."""
+    trunk = max(len(row.trunk) for row in rows)
+    branches = len(rows[0].branches)
+    length = max(len(branch.tokens) for row in rows for branch in row.branches)
+    trunks = torch.zeros(len(rows), trunk, dtype=torch.long)
+    own = torch.zeros(len(rows), branches, length, dtype=torch.long)
+    seen = torch.zeros(len(rows), branches, length, trunk + length, dtype=torch.bool)
+    seen[..., trunk:] = torch.ones(length, length, dtype=torch.bool).tril()
+    tokens: list[int] = []
+    positions: list[int] = []
+    places: list[int] = []
+    learned: list[tuple[int, int, float]] = []
+    first_own = len(rows) * trunk
+    for index, row in enumerate(rows):
+        width = len(row.trunk)
+        trunks[index, :width] = torch.arange(len(tokens), len(tokens) + width)
+        places += range(index * trunk, index * trunk + width)
+        tokens += row.trunk
+        positions += range(width)
+        for number, branch in enumerate(row.branches):
+            begin, size = len(tokens), len(branch.tokens)
+            start = width if branch.sees_trunk else 0
+            own[index, number, :size] = torch.arange(begin, begin + size)
+            seen[index, number, :, :start] = True
+            place = first_own + (index * branches + number) * length
+            places += range(place, place + size)
+            tokens += branch.tokens
+            positions += range(start, start + size)
+            learned += [(begin + offset, token, weight) for offset, token, weight in branch.learned]
+    layout = Layout(trunks, own, seen.flatten(1, 2)[:, None], torch.tensor(places))
+    wanted, targets, weights = (torch.tensor(column) for column in zip(*learned, strict=True))
+    return Batch(torch.tensor(tokens), torch.tensor(positions), layout, wanted, targets, weights)
+
+
+def section_length(rng: random.Random, ramp: float, longest: int = 512) -> int:
+    """Tokens of a batch's sections: short at the start of training (ramp 0), a third of full length at its end (1)."""
+    if rng.random() < 0.3 * ramp:
+        return longest if rng.random() < 0.85 else int(longest * rng.uniform(1.0, 1.3))
+    top = 40 + (longest - 40) * ramp
+    return int(24 * (top / 24) ** rng.random())
+
+
+def make_batch(builder: RowBuilder, seed: int, step: int, ramp: float, tokens: int) -> Batch:
+    """The batch of this step: about `tokens` tokens, all sections of one length."""
+    rng = random.Random(f"{seed}/{step}")
+    section = section_length(rng, ramp)
+    branches = 12 if section < 200 else 16
+    rows: list[Row] = []
+    while sum(row.size for row in rows) < tokens:
+        rows.append(builder.row(rng, section, branches))
+    return collate(rows)

@@ -1,0 +1,241 @@
+"""Training rows: one section of prose with planted facts, and many questions about it as branches of one sequence.
+
+The trunk of a row is the prompt up to the end of the section. Each branch goes on from there with a memory, a problem
+and the scripted reader's reply, and sees the trunk and itself only: exactly the inference format, with the cost of the
+section shared by all its questions. Answer prompts, which have no section, are groups of their own in the same row.
+
+The scripted reader: a memory that holds something is copied; on an empty one the asked value is written if the whole
+fact stands in the section, and otherwise "none".
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tiktoken
+
+from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts, ask_again
+
+EMPTY = "none"
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """The shipped templates and tokenizer, as the reader and the chat template put them together."""
+
+    encoding: tiktoken.Encoding
+    section_part: str
+    question_part: str
+    answer: str
+
+    @classmethod
+    def load(cls, folder: Path, encoding: tiktoken.Encoding) -> PromptFormat:
+        """Read the templates of a model folder; the section's part must end where a token surely ends."""
+        update = (folder / "templates" / "update.txt").read_text(encoding="utf-8")
+        head, separator, tail = update.partition("</section>\n")
+        answer = (folder / "templates" / "answer.txt").read_text(encoding="utf-8")
+        return cls(encoding, head + separator, tail, answer)
+
+    def trunk(self, chunk: str) -> list[int]:
+        """Tokens of an update prompt up to the end of the section."""
+        return self._special("<|user|>") + self.encoding.encode_ordinary(self.section_part.replace("{chunk}", chunk))
+
+    def question(self, memory: str, problem: str) -> list[int]:
+        """Tokens of an update prompt from the memory on."""
+        text = self.question_part.replace("{memory}", memory).replace("{prompt}", problem)
+        return self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
+
+    def answer_prompt(self, memory: str, problem: str) -> list[int]:
+        """Tokens of a whole answer prompt."""
+        text = self.answer.replace("{memory}", memory).replace("{prompt}", problem)
+        ids = self.encoding.encode_ordinary(text)
+        return self._special("<|user|>") + ids + self._special("<|end|>", "<|assistant|>")
+
+    def reply(self, text: str) -> list[int]:
+        """Tokens of a completion, ended."""
+        return self.encoding.encode_ordinary(" " + text) + self._special("<|end|>")
+
+    def boxed(self, memory: str) -> list[int]:
+        """Tokens of the final answer."""
+        return self.reply("\\boxed{ " + memory + "}")
+
+    def _special(self, *tokens: str) -> list[int]:
+        return [self.encoding.encode_single_token(token) for token in tokens]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section's text, the facts that stand in it whole, and those that its edges cut."""
+
+    text: str
+    present: tuple[Fact, ...]
+    cut: tuple[Fact, ...]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A prompt's end and its reply: tokens, and (index, target, weight) of each learned token.
+
+    `kind` says what the reply is: a value read, "none", a memory copied, or a final answer.
+    """
+
+    tokens: list[int]
+    learned: list[tuple[int, int, float]]
+    sees_trunk: bool
+    kind: str
+
+    @classmethod
+    def of(cls, prompt: list[int], reply: list[int], sees_trunk: bool, kind: str, first_weight: float) -> Branch:
+        """The reply's last token is predicted but never read, so it is left out of the tokens."""
+        weights = [first_weight] + [1.0] * (len(reply) - 1)
+        learned = [
+            (len(prompt) - 1 + offset, token, weight)
+            for offset, (token, weight) in enumerate(zip(reply, weights, strict=True))
+        ]
+        return cls(prompt + reply[:-1], learned, sees_trunk, kind)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training sequence: the trunk's tokens, and the branches that go on from it."""
+
+    trunk: list[int]
+    branches: list[Branch]
+
+    @property
+    def size(self) -> int:
+        """Tokens in all."""
+        return len(self.trunk) + sum(len(branch.tokens) for branch in self.branches)
+
+
+class Prose:
+    """Random stretches of a corpus file."""
+
+    def __init__(self, path: Path) -> None:
+        self.text = path.read_text(encoding="utf-8").replace("\x00", "\n\n")
+
+    def stretch(self, rng: random.Random, characters: int) -> str:
+        """A stretch that starts anywhere."""
+        start = rng.randrange(max(1, len(self.text) - characters))
+        return self.text[start : start + characters]
+
+    def common_words(self, count: int) -> list[str]:
+        """Lower-case words of four to ten letters that occur often, for the facts' vocabulary."""
+        tally: dict[str, int] = {}
+        for word in re.findall(r"(?<![\w-])[a-z]{4,10}(?![\w-])", self.text[:6_000_000]):
+            tally[word] = tally.get(word, 0) + 1
+        return sorted(tally, key=lambda word: (-tally[word], word))[:count]
+
+
+def plant(rng: random.Random, prose: str, statements: Sequence[str]) -> str:
+    """Insert the statements between words of the prose, mostly after a sentence."""
+    sentence_ends = [match.end() for match in re.finditer(r"[.!?:]\s+", prose)]
+    gaps = [match.end() for match in re.finditer(r"\s+", prose)]
+    places = []
+    for statement in statements:
+        pool = sentence_ends if sentence_ends and rng.random() < 0.7 else gaps
+        places.append((rng.choice(pool) if pool else 0, statement))
+    for place, statement in sorted(places, key=lambda pair: -pair[0]):
+        glue = "\n" if rng.random() < 0.1 else " "
+        prose = prose[:place] + statement + glue + prose[place:]
+    return prose
+
+
+def is_readable(fact: Fact, text: str) -> bool | None:
+    """Whether the fact can be read off the text: True, False, or None where an edge leaves room for doubt."""
+    if fact.statement in text:
+        return True
+    if fact.value not in text or fact.entity.split()[-1] not in text or fact.attribute.split()[-1] not in text:
+        return False
+    return None
+
+
+class RowBuilder:
+    """Composes rows from prose and facts; all randomness comes from the generator it is given."""
+
+    def __init__(self, form: PromptFormat, prose: Prose, *, held_out: bool = False) -> None:
+        self.form = form
+        self.prose = prose
+        self.held_out = held_out
+        self.words = [] if held_out else prose.common_words(6000)
+
+    def section(self, rng: random.Random, facts: PlantedFacts, tokens: int) -> Section:
+        """About `tokens` tokens of prose with planted facts; half of the sections are cut like chunks."""
+        planted: list[Fact] = []
+        count = rng.choices((0, 1, 2, 3, 4, 6), (10, 25, 25, 20, 14, 6))[0]
+        used: set[tuple[str, str]] = set()
+        while len(planted) < count:
+            relative = bool(planted) and rng.random() < 0.35
+            fact = facts.near_miss(rng.choice(planted)) if relative else facts.fact()
+            key = (fact.attribute, fact.entity.lower())
+            if key not in used:
+                used.add(key)
+                planted.append(fact)
+        chopped = rng.random() < 0.5
+        text = self.prose.stretch(rng, int(tokens * (4.6 if chopped else 3.6)))
+        text = plant(rng, text, [fact.statement for fact in planted])
+        if chopped or tokens > 400:
+            ids = self.form.encoding.encode_ordinary(text)
+            start = rng.randrange(max(1, len(ids) - tokens)) if chopped else 0
+            text = self.form.encoding.decode(ids[start : start + tokens]).strip("\ufffd")
+        states = [(fact, is_readable(fact, text)) for fact in planted]
+        return Section(
+            text,
+            tuple(fact for fact, state in states if state),
+            tuple(fact for fact, state in states if state is False),
+        )
+
+    def row(self, rng: random.Random, section_tokens: int, branches: int, first_weight: float = 2.0) -> Row:
+        """One section with its branches, and two answer prompts."""
+        facts = PlantedFacts(rng, held_out=self.held_out, words=self.words)
+        section = self.section(rng, facts, section_tokens)
+        ends = []
+        for branch in range(1, branches + 1):
+            memory, problem, reply = self.turn(rng, facts, section, branch)
+            kind = "copy" if memory != EMPTY else "none" if reply == EMPTY else "value"
+            prompt = self.form.question(memory, problem)
+            ends.append(Branch.of(prompt, self.form.reply(reply), True, kind, first_weight))
+        for _ in range(2):
+            memory = EMPTY if rng.random() < 0.2 else self.memory(rng, facts)
+            prompt = self.form.answer_prompt(memory, facts.fact().question)
+            ends.append(Branch.of(prompt, self.form.boxed(memory), False, "answer", 1.0))
+        return Row(self.form.trunk(section.text), ends)
+
+    def turn(self, rng: random.Random, facts: PlantedFacts, section: Section, branch: int) -> tuple[str, str, str]:
+        """Memory, problem and reply of one branch."""
+        present = section.present
+        if branch <= len(present) and branch <= 4:
+            fact = present[branch - 1]
+            return EMPTY, fact.question, fact.value
+        draw = rng.random()
+        if draw < 0.2:
+            asked = rng.choice(present) if present and rng.random() < 0.4 else facts.fact()
+            memory = self.memory(rng, facts)
+            return memory, asked.question, memory
+        if draw < 0.3 and present:
+            fact = ask_again(facts, rng.choice(present))
+            return EMPTY, fact.question, fact.value
+        if draw < 0.36 and section.cut:
+            return EMPTY, rng.choice(section.cut).question, EMPTY
+        if draw < 0.75 and present:
+            fact = facts.near_miss(rng.choice(present))
+        else:
+            fact = facts.fact()
+        if any((fact.attribute, fact.entity) == (other.attribute, other.entity) for other in present):
+            return self.turn(rng, facts, section, branch + len(present))
+        return EMPTY, fact.question, EMPTY
+
+    def memory(self, rng: random.Random, facts: PlantedFacts) -> str:
+        """Something to carry: mostly a value, sometimes any words at all."""
+        draw = rng.random()
+        if draw < 0.8:
+            return facts.fact().value
+        words = self.prose.stretch(rng, 120).split()
+        garbage = " ".join(words[1 : 1 + rng.randint(1, 8)])
+        ids = self.form.encoding.encode_ordinary(garbage)[:24]
+        text = self.form.encoding.decode(ids).replace("\ufffd", "").replace("<", "").strip()
+        return text if text and text != EMPTY else facts.fact().value

@@ -1,0 +1,98 @@
+"""A checkpoint as the model folder that ships: weights in bfloat16, and the configuration transformers and vLLM read.
+
+    python -m memagent_training.embedded.release --checkpoint work/embedded/last.pt --out memagent_graph/embedded
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from memagent_training.embedded.model import ModelShape, Policy
+from memagent_training.embedded.tokenizer import SPECIAL_TOKENS, VOCABULARY
+
+CONTEXT_WINDOW = 1024
+BUDGETS = {
+    "context_window": CONTEXT_WINDOW,
+    "chunk_tokens": 512,
+    "memory_tokens": 48,
+    "question_tokens": 96,
+    "answer_tokens": 48,
+    "empty_memory": "none",
+    "edition": "1",
+}
+
+
+def special_id(token: str) -> int:
+    """The id of a special token: they stand last in the vocabulary."""
+    return VOCABULARY - len(SPECIAL_TOKENS) + SPECIAL_TOKENS.index(token)
+
+
+def model_config(shape: ModelShape) -> dict[str, Any]:
+    """config.json of a Qwen2ForCausalLM of this shape."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": CONTEXT_WINDOW,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope_theta,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "attention_dropout": 0.0,
+        "use_cache": True,
+        "bos_token_id": None,
+        "eos_token_id": special_id("<|end|>"),
+        "pad_token_id": special_id("<|pad|>"),
+        "torch_dtype": "bfloat16",
+    }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write one indented JSON file."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def release(shape: ModelShape, weights: dict[str, Tensor], out: Path) -> None:
+    """Write weights and configuration into a folder that already holds tokenizer and templates."""
+    out.mkdir(parents=True, exist_ok=True)
+    stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
+    partial = out / "model.safetensors.partial"
+    save_file(stored, partial, metadata={"format": "pt"})
+    partial.replace(out / "model.safetensors")
+    write_json(out / "config.json", model_config(shape))
+    generation = {"do_sample": False, "eos_token_id": special_id("<|end|>"), "pad_token_id": special_id("<|pad|>")}
+    write_json(out / "generation_config.json", generation)
+    write_json(out / "memagent.json", dict(BUDGETS))
+    print(f"{sum(tensor.numel() for tensor in stored.values()):,} parameters written to {out}")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--checkpoint", type=Path, help="without one, random weights of the default shape")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    if arguments.checkpoint is None:
+        shape = ModelShape(VOCABULARY, 256, 512, 4)
+        release(shape, Policy(shape).state_dict(), arguments.out)
+        return
+    state = torch.load(arguments.checkpoint, map_location="cpu", weights_only=True)
+    release(ModelShape(**state["shape"]), state["model"], arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Supervised training of the embedded policy: resumable at any kill, on two CPU cores or one GPU.
+
+    python -m memagent_training.embedded.train --corpus corpus --out work/embedded --steps 4000 --decay-steps 800
+
+The learning rate is flat until the last `--decay-steps`, then falls to zero. The state before that fall is kept as
+`plateau.pt`, so a longer run goes on from it: `--resume` with a larger `--steps`. Batches depend on seed and step
+alone, so a resumed run sees what an unbroken one would have seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from memagent_training.embedded.batches import Batch, collate, make_batch
+from memagent_training.embedded.examples import PromptFormat, Prose, RowBuilder
+from memagent_training.embedded.model import ModelShape, Policy
+from memagent_training.embedded.optim import build_optimizers, schedule
+from memagent_training.embedded.structured_start import give_structure
+from memagent_training.embedded.tokenizer import VOCABULARY, load_encoding
+
+SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
+
+
+def losses(policy: Policy, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
+    """The weighted mean loss, and the share of predicted tokens that are right."""
+    with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=autocast):
+        logits = policy(batch.tokens, batch.positions, batch.layout, batch.wanted).float()
+    each = F.cross_entropy(logits, batch.targets, reduction="none")
+    right = (logits.argmax(-1) == batch.targets).float()
+    return (each * batch.weights).sum() / batch.weights.sum(), right
+
+
+def save(path: Path, policy: Policy, optimizers: list[torch.optim.Optimizer], step: int, spent: dict[str, float]) -> None:
+    """Write a checkpoint beside its place, then move it there in one stroke."""
+    state = {
+        "shape": asdict(policy.model.shape),
+        "model": policy.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        "step": step,
+        "spent": spent,
+    }
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.replace(path)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint that `save` wrote."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def choose_checkpoint(out: Path, steps: int) -> Path | None:
+    """The checkpoint to resume from: the last one, or the plateau's when the last one's decay belongs to a shorter run."""
+    last, plateau = out / "last.pt", out / "plateau.pt"
+    if last.exists() and plateau.exists():
+        decayed_for = load_checkpoint(last)["spent"]["steps"]
+        return plateau if decayed_for < steps else last
+    return last if last.exists() else plateau if plateau.exists() else None
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Run the steps that are left."""
+    device = torch.device(arguments.device)
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(arguments.threads)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    form = PromptFormat.load(arguments.shipped, load_encoding(arguments.shipped))
+    builder = RowBuilder(form, Prose(arguments.corpus / "train.txt"))
+    checker = RowBuilder(form, Prose(arguments.corpus / "held_out.txt"), held_out=True)
+    shape = ModelShape(VOCABULARY, arguments.width, arguments.inner, arguments.layers)
+    policy = Policy(shape)
+    if not arguments.plain_start:
+        give_structure(policy)
+    policy.to(device)
+    optimizers = build_optimizers(policy, arguments.muon_lr, arguments.adamw_lr)
+    rates = [optimizer.defaults["lr"] for optimizer in optimizers]
+    first, spent = 0, {"seconds": 0.0, "tokens": 0.0, "steps": float(arguments.steps)}
+    source = choose_checkpoint(arguments.out, arguments.steps) if arguments.resume else None
+    if source is not None:
+        state = load_checkpoint(source)
+        policy.load_state_dict(state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        first, spent = state["step"], state["spent"] | {"steps": float(arguments.steps)}
+        print(f"resumed {source.name} at step {first}", flush=True)
+    parameters = sum(parameter.numel() for parameter in policy.parameters())
+    print(f"{parameters:,} parameters, {arguments.steps} steps of about {arguments.tokens} tokens on {device}", flush=True)
+    clock, seen, right_all = time.perf_counter(), 0, []
+    for step in range(first, arguments.steps):
+        if step == arguments.steps - arguments.decay_steps:
+            save(arguments.out / "plateau.pt", policy, optimizers, step, spent)
+        ramp = min(1.0, step / arguments.ramp_steps)
+        batch = make_batch(builder, arguments.seed, step, ramp, arguments.tokens).to(device)
+        factor = schedule(step, arguments.steps, arguments.decay_steps)
+        for optimizer, rate in zip(optimizers, rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+        loss, right = losses(policy, batch, autocast=not arguments.float32)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        seen += batch.tokens.numel()
+        right_all.append(right.mean().item())
+        if (step + 1) % arguments.log_every == 0 or step + 1 == arguments.steps:
+            now = time.perf_counter()
+            spent = spent | {"seconds": spent["seconds"] + now - clock, "tokens": spent["tokens"] + seen}
+            print(
+                f"step {step + 1} loss {loss.item():.4f} right {sum(right_all) / len(right_all):.4f}"
+                f" rate {factor:.3f} {seen / (now - clock):.0f} tokens/s"
+                f" {spent['tokens'] / 1e6:.2f}M tokens {spent['seconds'] / 60:.1f} min",
+                flush=True,
+            )
+            clock, seen, right_all = now, 0, []
+        if (step + 1) % arguments.check_every == 0 or step + 1 == arguments.steps:
+            save(arguments.out / "last.pt", policy, optimizers, step + 1, spent)
+            print(f"  {check(policy, checker, device)}", flush=True)
+            clock = time.perf_counter()
+
+
+@torch.no_grad()
+def check(policy: Policy, builder: RowBuilder, device: torch.device, rows: int = 24) -> str:
+    """Whole replies right on full-length held-out sections, given the right tokens before each; by kind."""
+    rng = random.Random(7)
+    made = [builder.row(rng, 500, 16) for _ in range(rows)]
+    tally: dict[str, list[bool]] = {}
+    for row in made:
+        batch = collate([row]).to(device)
+        logits = policy(batch.tokens, batch.positions, batch.layout, batch.wanted)
+        right = (logits.argmax(-1) == batch.targets).tolist()
+        for branch in row.branches:
+            tally.setdefault(branch.kind, []).append(all(right[: len(branch.learned)]))
+            del right[: len(branch.learned)]
+    return ", ".join(f"{kind} {sum(results)}/{len(results)}" for kind, results in sorted(tally.items()))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--corpus", type=Path, required=True, help="folder written by memagent_training.embedded.corpus")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shipped", type=Path, default=SHIPPED, help="folder with tokenizer and templates")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--decay-steps", type=int, default=1000)
+    parser.add_argument("--ramp-steps", type=int, default=500, help="steps until sections have their full length")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
+    parser.add_argument("--muon-lr", type=float, default=0.012)
+    parser.add_argument("--adamw-lr", type=float, default=0.004)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--inner", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--plain-start", action="store_true", help="no structured start")
+    parser.add_argument("--float32", action="store_true", help="no bfloat16 arithmetic")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log-every", type=int, default=20)
+    parser.add_argument("--check-every", type=int, default=100)
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
