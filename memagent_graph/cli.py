@@ -131,7 +131,8 @@ def read(  # noqa: PLR0917  one parameter per option
     given = locals()
 
     async def run(console: Console) -> ReadResult:
-        from memagent_graph.documents import Document  # noqa: PLC0415
+        from memagent_graph.documents import Document, DocumentStore  # noqa: PLC0415
+        from memagent_graph.paths import default_store  # noqa: PLC0415
         from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
 
         names = {each.name for each in fields(ReaderSettings)}
@@ -141,9 +142,11 @@ def read(  # noqa: PLR0917  one parameter per option
             if document == "-"
             else Document.from_path(Path(document), encoding=encoding)
         )
+        # The document comes first: it costs little to find out that it cannot be read, and a policy may take seconds.
+        reference = DocumentStore(default_store()).add(source, replace_undecodable=replace_undecodable)
         async with _reader(settings, api_key, checkpoints, log) as reader:
             stream = reader.astream(
-                source, question, run_id=run_id, limits=_limits(max_chunks, max_tokens_total, max_seconds)
+                reference, question, run_id=run_id, limits=_limits(max_chunks, max_tokens_total, max_seconds)
             )
             return await console.follow(stream)
 

@@ -14,7 +14,7 @@ from langgraph.types import Checkpointer, Durability
 
 from memagent_graph.documents import Document
 from memagent_graph.errors import BudgetError, MemAgentError
-from memagent_graph.state import Meter, ReaderContext, ReaderInput, ReaderOutput, ReaderState
+from memagent_graph.state import Meter, ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.strategies import Overwrite, Strategy
 
 _RECURSION_LIMIT = 2**31 - 1
@@ -83,6 +83,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
                 hint='Call the graph with {"question": "...", "document": ...}.',
             )
         check_question(given["question"], self.reader_context)
+        given = {**given, "run_id": given.get("run_id") or new_run_id()}
         if _has_reference(given):
             return given
         context = self.reader_context

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -19,8 +19,9 @@ from memagent_graph.background import PerLoop, background_loop, run_sync
 from memagent_graph.budget import Budget
 from memagent_graph.checkpoints import open_saver
 from memagent_graph.chunking import Boundary
-from memagent_graph.documents import Document, DocumentRef, DocumentSource, DocumentStore
+from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import (
+    DocumentMismatchError,
     MemAgentError,
     PolicyError,
     RunError,
@@ -47,6 +48,10 @@ from memagent_graph.state import (
 )
 from memagent_graph.strategies import Strategy
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
+
+
+DocumentSource: TypeAlias = Any
+"""What `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,13 +497,19 @@ class MemAgent:
             )
         if document is None:
             return
-        given = await self._reference(document)
-        if self.store.resolve(given)["key"] != self.store.resolve(state["document"])["key"]:
+        try:
+            await asyncio.to_thread(
+                self.store.reattach,
+                state["document"],
+                Document.of(document),
+                replace_undecodable=self._replace_undecodable,
+            )
+        except DocumentMismatchError as error:
             raise RunMismatchError(
                 f"this is another document than {state['document']['name']}, which the run began with",
                 hint="Resume with the same document, or start a new run.",
                 run_id=run_id,
-            )
+            ) from error
 
     def _result(self, state: ReaderState, updates: Sequence[MemoryUpdate]) -> ReadResult:
         total, step = state["usage"], state.get("step")

@@ -11,6 +11,9 @@ from torch import Tensor
 from memagent_training.embedded.examples import Row, RowBuilder
 from memagent_training.embedded.model import Layout
 
+BRANCHES = 14
+"""Update prompts on one section."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -66,19 +69,17 @@ def collate(rows: list[Row]) -> Batch:
 
 
 def section_length(rng: random.Random, ramp: float, longest: int = 512) -> int:
-    """Tokens of a batch's sections: short at the start of training (ramp 0), a third of full length at its end (1)."""
+    """Tokens of a section: short at the start of training (ramp 0), of full length in a third of the rows at its end (1)."""
     if rng.random() < 0.3 * ramp:
         return longest if rng.random() < 0.85 else int(longest * rng.uniform(1.0, 1.3))
-    top = 40 + (longest - 40) * ramp
+    top = 60 + (longest - 60) * ramp
     return int(24 * (top / 24) ** rng.random())
 
 
 def make_batch(builder: RowBuilder, seed: int, step: int, ramp: float, tokens: int) -> Batch:
-    """The batch of this step: about `tokens` tokens, all sections of one length."""
+    """The batch of this step: about `tokens` tokens in sections of mixed lengths."""
     rng = random.Random(f"{seed}/{step}")
-    section = section_length(rng, ramp)
-    branches = 12 if section < 200 else 16
     rows: list[Row] = []
     while sum(row.size for row in rows) < tokens:
-        rows.append(builder.row(rng, section, branches))
+        rows.append(builder.row(rng, section_length(rng, ramp), BRANCHES, hardness=ramp))
     return collate(rows)

@@ -21,6 +21,8 @@ import tiktoken
 from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts, ask_again
 
 EMPTY = "none"
+FIRST_WEIGHT = 2.0
+"""Weight of an update's first token, which decides between a value and "none"."""
 
 
 @dataclass(frozen=True)
@@ -189,45 +191,42 @@ class RowBuilder:
             tuple(fact for fact, state in states if state is False),
         )
 
-    def row(self, rng: random.Random, section_tokens: int, branches: int, first_weight: float = 2.0) -> Row:
+    def row(self, rng: random.Random, section_tokens: int, branches: int, hardness: float = 1.0) -> Row:
         """One section with its branches, and two answer prompts."""
         facts = PlantedFacts(rng, held_out=self.held_out, words=self.words)
         section = self.section(rng, facts, section_tokens)
         ends = []
-        for branch in range(1, branches + 1):
-            memory, problem, reply = self.turn(rng, facts, section, branch)
+        for _ in range(branches):
+            memory, problem, reply = self.turn(rng, facts, section, hardness)
             kind = "copy" if memory != EMPTY else "none" if reply == EMPTY else "value"
             prompt = self.form.question(memory, problem)
-            ends.append(Branch.of(prompt, self.form.reply(reply), True, kind, first_weight))
+            ends.append(Branch.of(prompt, self.form.reply(reply), True, kind, FIRST_WEIGHT))
         for _ in range(2):
             memory = EMPTY if rng.random() < 0.2 else self.memory(rng, facts)
             prompt = self.form.answer_prompt(memory, facts.fact().question)
             ends.append(Branch.of(prompt, self.form.boxed(memory), False, "answer", 1.0))
         return Row(self.form.trunk(section.text), ends)
 
-    def turn(self, rng: random.Random, facts: PlantedFacts, section: Section, branch: int) -> tuple[str, str, str]:
-        """Memory, problem and reply of one branch."""
+    def turn(
+        self, rng: random.Random, facts: PlantedFacts, section: Section, hardness: float
+    ) -> tuple[str, str, str]:
+        """Memory, problem and reply of one branch; easy ones ask mostly for what is there, hard ones for near misses."""
         present = section.present
-        if branch <= len(present) and branch <= 4:
-            fact = present[branch - 1]
-            return EMPTY, fact.question, fact.value
         draw = rng.random()
-        if draw < 0.2:
+        if draw < 0.12:
             asked = rng.choice(present) if present and rng.random() < 0.4 else facts.fact()
             memory = self.memory(rng, facts)
             return memory, asked.question, memory
-        if draw < 0.3 and present:
+        if draw < 0.65 - 0.2 * hardness and present:
             fact = ask_again(facts, rng.choice(present))
             return EMPTY, fact.question, fact.value
-        if draw < 0.36 and section.cut:
+        if draw < 0.7 and section.cut:
             return EMPTY, rng.choice(section.cut).question, EMPTY
-        if draw < 0.75 and present:
-            fact = facts.near_miss(rng.choice(present))
-        else:
-            fact = facts.fact()
-        if any((fact.attribute, fact.entity) == (other.attribute, other.entity) for other in present):
-            return self.turn(rng, facts, section, branch + len(present))
-        return EMPTY, fact.question, EMPTY
+        while True:
+            similar = present and rng.random() < 0.15 + 0.5 * hardness
+            fact = facts.near_miss(rng.choice(present)) if similar else facts.fact()
+            if all((fact.attribute, fact.entity) != (other.attribute, other.entity) for other in present):
+                return EMPTY, fact.question, EMPTY
 
     def memory(self, rng: random.Random, facts: PlantedFacts) -> str:
         """Something to carry: mostly a value, sometimes any words at all."""

@@ -23,28 +23,44 @@ CODE, BEFORE, BLEND, OUTPUT = range(4)
 SLOW_PAIRS = 16
 """Rotary pairs that turn slowly enough for matching by content at any distance in a prompt; the last ones of a head."""
 
+NEAR, FAR = 8, 22
+NEAR_STRENGTH, FAR_STRENGTH, TOPIC_STRENGTH = 0.0, 1.5, 1.5
+
 
 @torch.no_grad()
-def give_structure(policy: Policy, seed: int = 0) -> None:
-    """Overlay the structure on a freshly initialised policy of four heads and at least three layers."""
+def give_structure(policy: Policy, rarity: Tensor, seed: int = 0) -> None:
+    """Overlay the structure on a freshly initialised policy of four heads and at least three layers.
+
+    `rarity` (vocabulary,) weighs each token in the blends, from 0 for what stands in every question to 1.
+    """
     shape = policy.model.shape
     if shape.heads != 4 or shape.layers < 3:
         raise ValueError("the structured start needs four heads and at least three layers")
     noise = torch.Generator().manual_seed(seed)
-    codes = torch.randn(shape.vocab_size, shape.head_dim, generator=noise)
+    codes, topics = torch.randn(2, shape.vocab_size, shape.head_dim, generator=noise)
     policy.model.embed_tokens.weight[:, part(shape, CODE)] += 0.5 * codes
+    policy.model.embed_tokens.weight[:, part(shape, BLEND)] += 0.5 * rarity[:, None] * topics
     policy.lm_head.weight[:, part(shape, OUTPUT)] += 0.1 * codes
 
-    look_back(policy, head=0, first=1, last=1, write=BEFORE, strength=0.25)
-    look_back(policy, head=1, first=0, last=9, write=BLEND, strength=0.7)
-    look_back(policy, head=2, first=0, last=20, write=BLEND, strength=0.9)
+    look_back(policy, head=0, first=1, last=1, read=CODE, write=BEFORE, strength=0.25)
+    look_back(policy, head=1, first=0, last=NEAR, read=BLEND, write=BLEND, strength=NEAR_STRENGTH)
+    look_back(policy, head=2, first=0, last=FAR, read=BLEND, write=BLEND, strength=FAR_STRENGTH)
     words = torch.randn(shape.head_dim, 2 * SLOW_PAIRS, generator=noise) / math.sqrt(2 * SLOW_PAIRS)
     tokens = torch.randn(shape.head_dim, 2 * SLOW_PAIRS, generator=noise) / math.sqrt(2 * SLOW_PAIRS)
+    words, tokens = (torch.linalg.qr(matrix)[0] * math.sqrt(2) for matrix in (words, tokens))
     both = torch.cat((torch.ones(SLOW_PAIRS), torch.zeros(SLOW_PAIRS)))
     for layer in range(2, shape.layers):
-        match(policy, layer, 0, [(BLEND, BLEND, words)])
-        match(policy, layer, 1, [(CODE, BEFORE, tokens)])
-        match(policy, layer, 2, [(BLEND, BLEND, 1.4 * words * both), (CODE, BEFORE, 1.4 * tokens * (1 - both))])
+        match(policy, layer, 0, [(BLEND, BLEND, words)], TOPIC_STRENGTH)
+        match(policy, layer, 1, [(CODE, BEFORE, tokens)], 1.3)
+        match(policy, layer, 2, [(BLEND, BLEND, words), (CODE, BEFORE, tokens * both)], TOPIC_STRENGTH)
+
+
+def token_rarity(prompts: list[list[int]], vocabulary: int) -> Tensor:
+    """0 for tokens that stand in every prompt, towards 1 for those that stand in one of ten thousand."""
+    shares = torch.zeros(vocabulary)
+    for prompt in prompts:
+        shares[list(set(prompt))] += 1 / len(prompts)
+    return (-(shares + 1e-4).log() / math.log(1e4)).clamp(0.0, 1.0)
 
 
 def part(shape: ModelShape, which: int) -> slice:
@@ -52,8 +68,8 @@ def part(shape: ModelShape, which: int) -> slice:
     return slice(which * shape.head_dim, (which + 1) * shape.head_dim)
 
 
-def look_back(policy: Policy, head: int, first: int, last: int, write: int, strength: float) -> None:
-    """Make a head of layer 0 average the codes of the tokens `first` to `last` back and write them to a part."""
+def look_back(policy: Policy, head: int, first: int, last: int, read: int, write: int, strength: float) -> None:
+    """Make a head of layer 0 average a part over the tokens `first` to `last` back and write that to a part."""
     shape = policy.model.shape
     attention = policy.model.layers[0].self_attn
     rows = part(shape, head)
@@ -61,11 +77,11 @@ def look_back(policy: Policy, head: int, first: int, last: int, write: int, stre
     for projection, bias in ((attention.q_proj, query), (attention.k_proj, key)):
         projection.weight[rows] *= 0.1
         projection.bias[rows] = bias
-    attention.v_proj.weight[rows, part(shape, CODE)] += torch.eye(shape.head_dim)
+    attention.v_proj.weight[rows, part(shape, read)] += torch.eye(shape.head_dim)
     attention.o_proj.weight[part(shape, write), rows] += strength * torch.eye(shape.head_dim)
 
 
-def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Tensor]], strength: float = 1.3) -> None:
+def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Tensor]], strength: float) -> None:
     """Make a head attend where a part of the key equals a part of the query, and copy the code there to the output."""
     shape = policy.model.shape
     attention = policy.model.layers[layer].self_attn

@@ -125,12 +125,12 @@ def train(arguments: argparse.Namespace) -> None:
             clock, seen, right_all = now, 0, []
         if (step + 1) % arguments.check_every == 0 or step + 1 == arguments.steps:
             save(arguments.out / "last.pt", policy, optimizers, step + 1, spent)
-            print(f"  {check(policy, checker, device)}", flush=True)
+            print(f"  {check(policy, checker, device, arguments.check_rows)}", flush=True)
             clock = time.perf_counter()
 
 
 @torch.no_grad()
-def check(policy: Policy, builder: RowBuilder, device: torch.device, rows: int = 24) -> str:
+def check(policy: Policy, builder: RowBuilder, device: torch.device, rows: int) -> str:
     """Whole replies right on full-length held-out sections, given the right tokens before each; by kind."""
     rng = random.Random(7)
     made = [builder.row(rng, 500, 16) for _ in range(rows)]
@@ -168,6 +168,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=20)
     parser.add_argument("--check-every", type=int, default=100)
+    parser.add_argument("--check-rows", type=int, default=24, help="held-out sections that a check reads")
     train(parser.parse_args())
 
 

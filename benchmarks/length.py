@@ -1,0 +1,33 @@
+"""Wall time and tokens against the document's length, 10 to 1000 chunks, with the embedded policy's budgets."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from benchmarks.figures import Figure
+from benchmarks.text import prose_of
+from memagent_graph import MemAgent, Limits, LocalPolicy
+
+LENGTHS = (10, 30, 100, 300, 1000)
+
+
+def measure() -> list[Figure]:
+    """Seconds and tokens per chunk at each length, and how far the longest departs from a line through the shortest."""
+    figures, per_chunk = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        reader = MemAgent(LocalPolicy.embedded(), store=Path(folder))
+        chunk_tokens = 512
+        reader.read(next(iter(prose_of(1000))), "Is it warm?")
+        for chunks in LENGTHS:
+            text = next(iter(prose_of(chunk_tokens * (chunks + 1))))
+            result = reader.read(text, "What is the access code of the quiet falcon?", limits=Limits(max_chunks=chunks))
+            seconds = result.usage.seconds / result.chunks_read
+            tokens = result.usage.total_tokens / result.chunks_read
+            per_chunk[chunks] = seconds, tokens
+            figures.append(Figure(f"{result.chunks_read} chunks: wall time per chunk", 1000 * seconds, "ms", "", True))
+            figures.append(Figure(f"{result.chunks_read} chunks: tokens per chunk", tokens, "", "", True))
+    for name, column, bound in (("wall time", 0, 1.25), ("tokens", 1, 1.05)):
+        ratio = per_chunk[LENGTHS[-1]][column] / per_chunk[LENGTHS[1]][column]
+        figures.append(Figure(f"{name} per chunk, 1000 : 30 chunks", ratio, "x", f"<= {bound}", ratio <= bound))
+    return figures

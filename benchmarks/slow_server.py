@@ -1,0 +1,59 @@
+"""A completion server that costs almost nothing and answers after a fixed time: `python -m benchmarks.slow_server MS N`.
+
+It prints its port, then serves until its standard input closes. N is the number of token ids and log-probs per reply;
+0 leaves them out. The reply is the same bytes every time, so that what is measured is the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import orjson
+
+
+def reply(tokens: int) -> bytes:
+    """A chat completion as vLLM words it, HTTP header included."""
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": "what was kept of the document " * 16},
+        "finish_reason": "stop",
+    }
+    body = {
+        "object": "chat.completion",
+        "model": "slow",
+        "choices": [choice],
+        "usage": {"prompt_tokens": 1500, "completion_tokens": 100, "total_tokens": 1600},
+    }
+    if tokens:
+        one = {"token": " kept", "bytes": [32, 107, 101, 112, 116], "logprob": -0.12345678, "top_logprobs": []}
+        choice |= {"logprobs": {"content": [one] * tokens}, "token_ids": list(range(10_000, 10_000 + tokens))}
+        body["prompt_token_ids"] = list(range(1500))
+    content = orjson.dumps(body)
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content)
+
+
+async def serve(delay: float, tokens: int) -> None:
+    """Answer every request after `delay` seconds, until standard input closes."""
+    answer = reply(tokens)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+                await reader.readexactly(length)
+                await asyncio.sleep(delay)
+                writer.write(answer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, backlog=1024, limit=2**22)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(float(sys.argv[1]) / 1000, int(sys.argv[2])))

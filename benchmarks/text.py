@@ -1,0 +1,23 @@
+"""The text that benchmarks read: prose found on any machine with Python, told apart by where it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from memagent_graph.evaluation.prose import prose
+from memagent_graph.tokenizers import load_tokenizer
+
+
+def prose_of(tokens: int, documents: int = 1) -> Iterator[str]:
+    """`documents` different texts of about `tokens` tokens of the embedded tokenizer."""
+    paragraphs = list(islice(prose(), 6000))
+    lengths = [load_tokenizer("embedded").count(paragraph) + 2 for paragraph in paragraphs]
+    position = 0
+    for _ in range(documents):
+        chosen, length = [], 0
+        while length < tokens:
+            chosen.append(paragraphs[position % len(paragraphs)])
+            length += lengths[position % len(paragraphs)]
+            position += 1
+        yield "\n\n".join(chosen)

@@ -1,0 +1,330 @@
+"""Where documents' text is kept: a folder of UTF-8 files named by their content's sha256.
+
+    texts/<sha256>.txt       a document's text, as it is, newlines and all
+    sections/<sha256>.json   where pages or sources begin
+    streams/<uuid>.txt       what has come of a live stream so far
+    streams/<uuid>.json      which text a stream became when it ended
+
+State and run logs hold a `DocumentRef`; text is read back from here. Several processes may share a folder: files appear
+whole, under names that only their content can have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from memagent_graph.errors import DocumentError, DocumentMismatchError, EmptyDocumentError
+from memagent_graph.live_streams import LiveStream, utf8
+from memagent_graph.loaders import LabelledText, labelled_text, media_type
+from memagent_graph.sources import Document, DocumentRef, SourceMark
+
+__all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark"]
+
+_KEY = re.compile(r"(sha256):([0-9a-f]{64})|(stream):([0-9a-f-]{36})")
+_ABANDONED_SECONDS = 86_400
+
+
+class DocumentStore:
+    """A folder of document texts.
+
+    Args:
+        root: The folder; it is made when the first document is added.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        self._texts = self.root / "texts"
+        self._sections = self.root / "sections"
+        self._streams = self.root / "streams"
+        self._live: dict[str, LiveStream] = {}
+        self._became: dict[str, tuple[str, int]] = {}
+
+    def add(self, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
+        """Store a document's text, once, or register a live stream to be stored as it is read.
+
+        Args:
+            document: The source; it is read here, a megabyte at a time, unless it is live.
+            replace_undecodable: Put U+FFFD where bytes or code points are not text.
+
+        Raises:
+            DocumentError: It cannot be read (see its subclasses for why), with the remedy.
+            MissingExtraError: Its kind needs the extra `files`.
+        """
+        self._make_folders()
+        if document.is_live:
+            return self._register(document, str(uuid.uuid4()), replace_undecodable)
+        kind = media_type(document)
+        with self._new_file() as (file, temporary):
+            key, size, marks = _write(
+                labelled_text(document, replace=replace_undecodable),
+                file,
+                document.name,
+                replace=replace_undecodable or document.errors == "replace",
+            )
+            _publish(file, temporary, self._texts / f"{key}.txt")
+        ref = DocumentRef(key=f"sha256:{key}", name=document.name, size=size, media_type=kind)
+        if marks:
+            ref["sections"] = self._add_sections(marks)
+        return ref
+
+    def reattach(self, ref: DocumentRef, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
+        """Give a reference its source back: one whose text was removed, or a stream whose reading was interrupted.
+
+        A stream's new source is compared, as it is read, with what was kept of the old one.
+
+        Raises:
+            DocumentMismatchError: It is another text than the reference's.
+        """
+        kind, name = _parsed(ref)
+        if kind == "stream" and self._ended_as(name) is None:
+            self._make_folders()
+            if not document.is_live:
+                pieces = (text for _, text in labelled_text(document, replace=replace_undecodable))
+                document = Document(document.name, document.media_type, pieces, errors=document.errors)
+            self.close(ref)
+            return {**self._register(document, name, replace_undecodable), "name": ref["name"]}
+        if document.is_live:
+            with self._new_file() as (file, _):
+                pieces_of = document.content
+                if not isinstance(pieces_of, Iterator):
+                    raise DocumentError("an async stream cannot be compared with a stored text")
+                live = LiveStream(document, Path(file.name), replace=replace_undecodable)
+                live.pull(2**62)
+                live.close()
+                digest = live.digest.hexdigest()
+        else:
+            digest = self.add(document, replace_undecodable=replace_undecodable)["key"].partition(":")[2]
+        expected = self.resolve(ref)
+        if f"sha256:{digest}" != expected["key"]:
+            raise DocumentMismatchError(
+                f"{document.name} is not the text that {ref['name']} was", hint="Pass the document of that run."
+            )
+        return expected
+
+    def resolve(self, ref: DocumentRef) -> DocumentRef:
+        """The reference by content of a stream that has ended; any other reference as it is."""
+        kind, name = _parsed(ref)
+        ended = self._ended_as(name) if kind == "stream" else None
+        return ref if ended is None else {**ref, "key": f"sha256:{ended[0]}", "size": ended[1]}
+
+    def size(self, ref: DocumentRef) -> int | None:
+        """The text's length in UTF-8 bytes; None while a stream has not ended."""
+        resolved = self.resolve(ref)
+        if resolved["size"] is None and not resolved["key"].startswith("stream:"):
+            return self._path(ref).stat().st_size
+        return resolved["size"]
+
+    def text_length(self, ref: DocumentRef) -> int:
+        """How many characters are stored. Reads the text through."""
+        with self._path(ref).open(encoding="utf-8", newline="") as file:
+            return sum(len(piece) for piece in iter(lambda: file.read(1 << 20), ""))
+
+    def stored_bytes(self, ref: DocumentRef) -> int:
+        """How many UTF-8 bytes can be read now, without pulling."""
+        size = self.size(ref)
+        if size is not None:
+            return size
+        live = self._live.get(_parsed(ref)[1])
+        return live.stored_bytes if live is not None else self._path(ref).stat().st_size
+
+    def read_bytes(self, ref: DocumentRef, start_byte: int, end_byte: int) -> bytes:
+        """The stored bytes from `start_byte` up to `end_byte` or the text's end."""
+        for attempt in range(2):
+            try:
+                with self._path(ref).open("rb", buffering=0) as file:
+                    file.seek(start_byte)
+                    return file.read(max(0, end_byte - start_byte))
+            except FileNotFoundError:
+                # A stream that ended between the look-up and the opening has moved.
+                if attempt:
+                    raise
+        raise AssertionError("unreachable")
+
+    def read(self, ref: DocumentRef, start_byte: int, end_byte: int) -> str:
+        """The text between two bytes that begin characters. Raises DocumentError where they do not."""
+        try:
+            return self.read_bytes(ref, start_byte, end_byte).decode()
+        except UnicodeDecodeError as error:
+            raise DocumentError(
+                f"bytes {start_byte} to {end_byte} of {ref['name']} split a character",
+                hint="Use the spans that chunks carry.",
+            ) from error
+
+    def pull(self, ref: DocumentRef, until_byte: int) -> None:
+        """See that so many bytes of a live stream are stored, or that it has ended. May block.
+
+        Raises:
+            DocumentError: It has no source in this process, or its source failed or is async.
+        """
+        live = self._source_for(ref, until_byte)
+        if live is not None:
+            live.pull(until_byte)
+            self._finish(ref, live)
+
+    async def pull_async(self, ref: DocumentRef, until_byte: int) -> None:
+        """As `pull`, without blocking the event loop."""
+        live = self._source_for(ref, until_byte)
+        if live is not None:
+            await live.pull_async(until_byte)
+            self._finish(ref, live)
+
+    def sections(self, ref: DocumentRef) -> list[SourceMark]:
+        """Where the document's pages or sources begin, in order; empty where it has none."""
+        name = ref.get("sections")
+        if name is None:
+            return []
+        if not re.fullmatch(r"[0-9a-f]{64}", name):
+            raise DocumentError(f"{name!r} is not a list of sections that this version wrote")
+        try:
+            marks = json.loads((self._sections / f"{name}.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return []
+        return [SourceMark(start_char, label) for start_char, label in marks]
+
+    def remove(self, ref: DocumentRef) -> None:
+        """Forget a document's text. Other references to the same text lose it too."""
+        self.close(ref)
+        resolved = self.resolve(ref)
+        names = [self._texts / f"{_parsed(resolved)[1]}.txt"]
+        kind, name = _parsed(ref)
+        if kind == "stream":
+            names += [self._streams / f"{name}.json", self._streams / f"{name}.txt"]
+            self._became.pop(name, None)
+        if "sections" in ref:
+            names.append(self._sections / f"{ref['sections']}.json")
+        for path in names:
+            path.unlink(missing_ok=True)
+
+    def close(self, ref: DocumentRef) -> None:
+        """Let go of a live stream's source; what was stored of it stays."""
+        live = self._live.pop(_parsed(ref)[1], None)
+        if live is not None:
+            live.close()
+
+    def total_bytes(self) -> int:
+        """The size of all that is stored here."""
+        return sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
+
+    def _make_folders(self) -> None:
+        for folder in (self._texts, self._sections, self._streams):
+            if not folder.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+        for path in self.root.glob(".incoming-*"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()
+
+    @contextlib.contextmanager
+    def _new_file(self) -> Iterator[tuple[IO[bytes], Path]]:
+        """A file in this folder that is gone afterwards, unless it was given another name."""
+        descriptor, path = tempfile.mkstemp(prefix=".incoming-", dir=self.root)
+        with contextlib.ExitStack() as stack:
+            stack.callback(Path(path).unlink, missing_ok=True)
+            yield stack.enter_context(os.fdopen(descriptor, "wb", buffering=0)), Path(path)
+
+    def _add_sections(self, marks: list[SourceMark]) -> str:
+        data = json.dumps([[mark.start_char, mark.label] for mark in marks], ensure_ascii=False)
+        name = hashlib.sha256(data.encode("utf-8", "replace")).hexdigest()
+        with self._new_file() as (file, temporary):
+            file.write(data.encode("utf-8", "replace"))
+            _publish(file, temporary, self._sections / f"{name}.json")
+        return name
+
+    def _register(self, document: Document, name: str, replace: bool) -> DocumentRef:
+        self._live[name] = LiveStream(document, self._streams / f"{name}.txt", replace=replace)
+        return DocumentRef(key=f"stream:{name}", name=document.name, size=None, media_type=document.media_type)
+
+    def _source_for(self, ref: DocumentRef, until_byte: int) -> LiveStream | None:
+        kind, name = _parsed(ref)
+        if kind == "sha256" or self._ended_as(name) is not None:
+            return None
+        live = self._live.get(name)
+        if live is None and self.stored_bytes(ref) < until_byte:
+            raise DocumentError(
+                f"the stream {ref['name']} was interrupted, and its source is gone",
+                hint="Pass the same document again when resuming; what was read of it is kept.",
+            )
+        return live
+
+    def _finish(self, ref: DocumentRef, live: LiveStream) -> None:
+        """Name an ended stream's text by its content. The alias goes first: a crash in between loses nothing."""
+        _, name = _parsed(ref)
+        if not live.ended or name in self._became:
+            return
+        key, size = live.digest.hexdigest(), live.stored_bytes
+        live.close()
+        with self._new_file() as (file, temporary):
+            file.write(json.dumps({"sha256": key, "size": size}).encode())
+            _publish(file, temporary, self._streams / f"{name}.json")
+        (self._streams / f"{name}.txt").replace(self._texts / f"{key}.txt")
+        self._became[name] = (key, size)
+        self._live.pop(name, None)
+
+    def _ended_as(self, name: str) -> tuple[str, int] | None:
+        known = self._became.get(name)
+        if known is None and name not in self._live:
+            with contextlib.suppress(FileNotFoundError):
+                alias = json.loads((self._streams / f"{name}.json").read_text(encoding="utf-8"))
+                known = self._became[name] = (alias["sha256"], alias["size"])
+        return known
+
+    def _path(self, ref: DocumentRef) -> Path:
+        kind, name = _parsed(ref)
+        ended = self._ended_as(name) if kind == "stream" else (name, 0)
+        candidates = [self._texts / f"{ended[0]}.txt"] if ended is not None else []
+        if kind == "stream":
+            candidates.append(self._streams / f"{name}.txt")
+        for path in candidates:
+            if path.exists():
+                return path
+        raise DocumentError(
+            f"the text of {ref['name']} is not in the document store {self.root}",
+            hint="It was removed, or stored elsewhere: pass the document again.",
+        )
+
+
+def _parsed(ref: DocumentRef) -> tuple[str, str]:
+    match = _KEY.fullmatch(ref["key"])
+    if match is None:
+        raise DocumentError(f"{ref['key']!r} is not a key of the document store")
+    return match.group(1) or match.group(3), match.group(2) or match.group(4)
+
+
+def _write(
+    pieces: Iterator[LabelledText], file: IO[bytes], name: str, *, replace: bool
+) -> tuple[str, int, list[SourceMark]]:
+    """Write labelled text to a file; return its sha256, its size in bytes, and where its sections begin."""
+    digest = hashlib.sha256()
+    marks: list[SourceMark] = []
+    size = characters = 0
+    blank = True
+    for label, text in pieces:
+        if label is not None:
+            marks.append(SourceMark(characters, label))
+        data = utf8(text, name, characters, replace=replace)
+        digest.update(data)
+        file.write(data)
+        size += len(data)
+        characters += len(text)
+        blank = blank and (not text or text.isspace())
+    if blank:
+        raise EmptyDocumentError(f"{name} holds no text" + (" but white space" if size else ""))
+    return digest.hexdigest(), size, marks
+
+
+def _publish(file: IO[bytes], temporary: Path, final: Path) -> None:
+    """Give a finished file its name, on disk before anyone can see it."""
+    if final.exists():
+        return
+    os.fsync(file.fileno())
+    temporary.replace(final)

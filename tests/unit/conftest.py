@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.scripts import perfect_reader
+
+from memagent_graph import Budget, DocumentStore, MemAgent, ScriptedPolicy, load_prompts
+
+SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """No test reads or writes the user's own folders, keys or servers."""
+    monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    yield tmp_path / "home"
+
+
+@pytest.fixture
+def make_reader(tmp_path: Path) -> Iterator[Callable[..., MemAgent]]:
+    """Readers with small budgets and a scripted policy; closed when the test ends."""
+    made: list[MemAgent] = []
+
+    def make(policy: Any = None, **options: Any) -> MemAgent:
+        reader = MemAgent(
+            policy or ScriptedPolicy(perfect_reader),
+            **{
+                "tokenizer": "embedded",
+                "budget": SMALL,
+                "prompts": load_prompts(),
+                "store": DocumentStore(tmp_path / "documents"),
+                **options,
+            },
+        )
+        made.append(reader)
+        return reader
+
+    yield make
+    for reader in made:
+        reader.close()

@@ -1,0 +1,234 @@
+"""The data that the embedded policy is trained and measured on, and the training script's promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+
+import torch
+from tokenizers import Tokenizer
+
+from memagent_graph.evaluation.planted_facts import PlantedFacts, is_held_out
+from memagent_training.embedded.batches import collate, make_batch
+from memagent_training.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
+from memagent_training.embedded.evaluate import wilson
+from memagent_training.embedded.examples import EMPTY, PromptFormat, Prose, RowBuilder, is_readable, plant
+from memagent_training.embedded.model import ModelShape, Policy
+from memagent_training.embedded.tokenizer import SPECIAL_TOKENS, load_encoding
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "memagent_graph" / "embedded"
+PROSE = "The lexer reads a file line by line. It stops at the first error, and reports where that was. " * 400
+
+
+@pytest.fixture(scope="module")
+def form() -> PromptFormat:
+    return PromptFormat.load(SHIPPED, load_encoding(SHIPPED))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "train.txt").write_text(PROSE)
+    (folder / "held_out.txt").write_text(PROSE)
+    return folder
+
+
+@pytest.fixture
+def builder(form: PromptFormat, corpus: Path) -> RowBuilder:
+    return RowBuilder(form, Prose(corpus / "train.txt"))
+
+
+# --- planted facts
+
+
+def test_the_same_seed_gives_the_same_facts() -> None:
+    first, second = PlantedFacts(3), PlantedFacts(3)
+    assert [first.fact() for _ in range(50)] == [second.fact() for _ in range(50)]
+
+
+def test_statement_and_question_name_the_entity_and_only_the_statement_the_value() -> None:
+    facts = PlantedFacts(4)
+    for _ in range(500):
+        fact = facts.fact()
+        assert fact.entity.lower() in fact.statement.lower()
+        assert fact.entity.lower() in fact.question.lower()
+        assert fact.value in fact.statement
+        assert fact.value not in fact.question or fact.value in fact.entity or fact.value in fact.attribute
+
+
+def test_splits_share_no_value_and_no_entity_word() -> None:
+    for held_out in (False, True):
+        facts = PlantedFacts(5, held_out=held_out, number_share=1.0)
+        for _ in range(300):
+            assert is_held_out(facts.fact().value) is held_out
+    train, other = PlantedFacts(5), PlantedFacts(5, held_out=True)
+    assert not set(train._nouns) & set(other._nouns)
+    assert not set(train._adjectives) & set(other._adjectives)
+
+
+def test_a_near_miss_shares_attribute_or_entity_but_never_both_nor_the_value() -> None:
+    facts = PlantedFacts(6)
+    for _ in range(500):
+        fact = facts.fact()
+        miss = facts.near_miss(fact)
+        same = (miss.attribute == fact.attribute, miss.entity.lower() == fact.entity.lower())
+        assert same in {(True, False), (False, True)}
+        assert miss.value != fact.value
+
+
+# --- tokenizer
+
+
+def test_ids_are_ranks_and_equal_in_tiktoken_and_tokenizers(form: PromptFormat) -> None:
+    reference = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
+    rng = random.Random(0)
+    alphabet = "0123456789 abcABC\n\t.,:;'<>|{}\\_-éß中文😀\u200b\u0301\x00"
+    for _ in range(500):
+        text = "".join(rng.choices(alphabet, k=rng.randint(0, 60)))
+        ids = form.encoding.encode_ordinary(text)
+        assert ids == reference.encode(text).ids
+        assert form.encoding.decode(ids) == text
+
+
+def test_every_group_of_one_to_three_digits_is_one_token(form: PromptFormat) -> None:
+    groups = [f"{n:0{width}d}" for width in (1, 2, 3) for n in range(10**width)]
+    assert len(groups) == 1110
+    assert all(len(form.encoding.encode_ordinary(group)) == 1 for group in groups)
+
+
+def test_special_tokens_stand_last(form: PromptFormat) -> None:
+    size = form.encoding.n_vocab
+    assert [form.encoding.encode_single_token(token) for token in SPECIAL_TOKENS] == list(range(size - 4, size))
+
+
+# --- rows
+
+
+def test_trunk_and_branch_are_the_tokens_of_the_whole_prompt(form: PromptFormat) -> None:
+    chunk, memory, problem = " of the <section> or\n\n so 12", "48213", "What is the pin of Port Belmar?"
+    template = (SHIPPED / "templates" / "update.txt").read_text()
+    whole = template.replace("{chunk}", chunk).replace("{memory}", memory).replace("{prompt}", problem)
+    expected = form.encoding.encode(f"<|user|>{whole}<|end|><|assistant|>", allowed_special="all")
+    assert form.trunk(chunk) + form.question(memory, problem) == expected
+
+
+def test_prompts_at_their_budgets_fit_the_context_window() -> None:
+    budget = json.loads((SHIPPED / "memagent.json").read_text())
+    encoding = load_encoding(SHIPPED)
+    form = PromptFormat.load(SHIPPED, encoding)
+    frame = len(form.trunk("")) + len(form.question("", ""))
+    filled = budget["chunk_tokens"] + 2 * budget["memory_tokens"] + budget["question_tokens"]
+    assert frame + filled + 16 <= budget["context_window"]
+
+
+def test_the_scripted_reader_copies_a_full_memory_and_reads_only_what_is_there(builder: RowBuilder) -> None:
+    rng = random.Random(1)
+    facts = PlantedFacts(rng)
+    for _ in range(200):
+        section = builder.section(rng, facts, 120)
+        memory, problem, reply = builder.turn(rng, facts, section, hardness=1.0)
+        if memory != EMPTY:
+            assert reply == memory
+        elif reply != EMPTY:
+            assert reply in {fact.value for fact in section.present}
+            assert reply in section.text
+        assert problem
+
+
+def test_a_fact_cut_by_an_edge_is_not_read() -> None:
+    fact = PlantedFacts(8).fact()
+    text = plant(random.Random(0), PROSE[:400], [fact.statement])
+    assert is_readable(fact, text) is True
+    where = text.index(fact.statement) + fact.statement.index(fact.value)
+    assert not is_readable(fact, text[:where])
+
+
+def test_a_batch_is_a_function_of_seed_and_step(builder: RowBuilder) -> None:
+    first, again, other = (make_batch(builder, 0, step, 0.5, 1500) for step in (4, 4, 5))
+    assert torch.equal(first.tokens, again.tokens)
+    assert first.tokens.shape != other.tokens.shape or not torch.equal(first.tokens, other.tokens)
+
+
+def test_a_branch_in_a_batch_gets_the_logits_of_qwen2_on_its_prompt_alone(builder: RowBuilder) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from memagent_training.embedded.release import model_config
+    from memagent_training.embedded.structured_start import give_structure
+
+    torch.manual_seed(0)
+    policy = Policy(ModelShape(builder.form.encoding.n_vocab, 128, 96, 3, head_dim=32))
+    give_structure(policy)
+    reference = Qwen2ForCausalLM(Qwen2Config(**model_config(policy.model.shape))).eval()
+    reference.load_state_dict(policy.state_dict(), strict=True)
+    rows = [builder.row(random.Random(seed), 40 + 30 * seed, 4) for seed in range(2)]
+    batch = collate(rows)
+    with torch.no_grad():
+        logits = list(policy(batch.tokens, batch.positions, batch.layout, batch.wanted))
+        for row in rows:
+            for branch in row.branches:
+                before = row.trunk if branch.sees_trunk else []
+                alone = reference(torch.tensor([before + branch.tokens])).logits[0]
+                for place, _, _ in branch.learned:
+                    assert torch.allclose(logits.pop(0), alone[len(before) + place], atol=2e-3)
+    assert not logits
+
+
+# --- documents and statistics
+
+
+@pytest.mark.parametrize("foreign", [True, False])
+def test_documents_have_exactly_their_chunks_and_know_where_each_fact_stands(form: PromptFormat, foreign: bool) -> None:
+    facts = PlantedFacts(9, held_out=True, number_share=1.0)
+    setting = Setting(8, foreign, chunk_tokens=128)
+    make = questions_with_foreign_facts if foreign else questions_alone
+    questions = make(form.encoding, PROSE, setting, facts, 4)
+    for question in questions:
+        assert len(question.chunks) == 8
+        if question.fact_chunk is not None:
+            assert question.value is not None
+            assert question.value in question.chunks[question.fact_chunk]
+
+
+def test_wilson_interval_of_a_perfect_score_is_not_a_point() -> None:
+    low, high = wilson(200, 200)
+    assert 0.98 < low < 1.0
+    assert high == pytest.approx(1.0)
+
+
+# --- training
+
+
+def test_training_killed_at_any_moment_resumes_from_a_whole_checkpoint(corpus: Path, tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "memagent_training.embedded.train", "--corpus", str(corpus), "--out", str(tmp_path / "run")),
+        *("--width", "64", "--inner", "32", "--layers", "1", "--plain-start", "--tokens", "300", "--ramp-steps", "1000"),
+        *("--steps", "100000", "--log-every", "1", "--check-every", "1", "--resume", "--check-rows", "1"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
+    reached = []
+    for _ in range(2):
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        checks = 0
+        while checks < 3:
+            checks += process.stdout.readline().startswith("  ")
+        time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        state = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
+        reached.append(state["step"])
+    assert reached[0] >= 3
+    assert reached[1] >= reached[0] + 3

@@ -1,0 +1,113 @@
+"""The in-process policy on the embedded model: real weights, real batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from memagent_graph import FinishReason, LocalPolicy, SamplingParams
+from memagent_graph.errors import PolicyError, PolicyRequestError
+from memagent_graph.policy import Message, Policy, SelfDescribing
+from memagent_graph.profile import load_profile
+
+GREEDY = SamplingParams(max_tokens=12, logprobs=True)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Iterator[LocalPolicy]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield LocalPolicy.embedded()
+    torch.set_num_threads(threads)
+
+
+def prompt(question: str, filler: int = 30, fact: str = "The access code of the quiet falcon is 48213.") -> list[Message]:
+    profile = load_profile("embedded")
+    assert profile is not None
+    chunk = "It rained all day and the river rose. " * filler + fact + " Then the sun came out." * filler
+    return list(profile.prompts.update_messages(question, "", chunk))
+
+
+QUESTIONS = [f"What is the access code of the {name}?" for name in ("quiet falcon", "green otter", "old mill", "sea")]
+
+
+async def test_it_is_a_policy_that_describes_itself(policy) -> None:
+    assert isinstance(policy, Policy)
+    assert isinstance(policy, SelfDescribing)
+    info = await policy.describe()
+    assert info.context_window == 1024
+    assert info.profile.budget.chunk_tokens == 512
+    assert 500_000 < info.shape.parameters < 8_000_000
+    assert policy.name == "embedded"
+
+
+async def test_its_tokens_are_those_of_the_readers_tokenizer(policy) -> None:
+    info = await policy.describe()
+    short, long = [Message(role="user", content="A")], [Message(role="user", content="A" + " small boats, 1904 — Ångström.")]
+    counts = [(await policy.complete(each, GREEDY)).usage.prompt_tokens for each in (short, long)]
+    assert counts[1] - counts[0] == info.tokenizer.count(long[0]["content"]) - info.tokenizer.count("A")
+
+
+async def test_ids_logprobs_and_text_agree(policy) -> None:
+    completion = await policy.complete(prompt(QUESTIONS[0]), GREEDY)
+    assert len(completion.token_ids) == len(completion.logprobs) == completion.usage.completion_tokens
+    assert all(logprob <= 0 for logprob in completion.logprobs)
+    again = await policy.complete(completion.prompt_token_ids, GREEDY)
+    assert again.token_ids == completion.token_ids
+    bare = await policy.complete(prompt(QUESTIONS[0]), SamplingParams(max_tokens=12))
+    assert bare.token_ids is None
+    assert bare.text == completion.text
+
+
+async def test_a_batch_writes_what_each_request_would_get_alone(policy) -> None:
+    prompts = [prompt(question, filler) for question in QUESTIONS for filler in (3, 30)]
+    alone = [await policy.complete(each, GREEDY) for each in prompts]
+    together = await asyncio.gather(*(policy.complete(each, GREEDY) for each in prompts))
+    for one, other in zip(alone, together, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+async def test_concurrent_requests_share_the_beginning_of_their_prompts(policy) -> None:
+    completions = await asyncio.gather(*(policy.complete(prompt(question), GREEDY) for question in QUESTIONS))
+    assert sum(completion.usage.cached_tokens > 100 for completion in completions) == len(QUESTIONS) - 1
+
+
+async def test_sampling_is_seeded_and_bounded(policy) -> None:
+    warm = SamplingParams(max_tokens=5, temperature=3.0, seed=1, logprobs=True)
+    ids = [(await policy.complete(prompt(QUESTIONS[1]), warm)).token_ids for _ in range(2)]
+    assert ids[0] == ids[1]
+    others = [
+        (await policy.complete(prompt(QUESTIONS[1]), SamplingParams(5, 3.0, seed=seed, logprobs=True))).token_ids
+        for seed in range(2, 6)
+    ]
+    assert any(other != ids[0] for other in others)
+    narrow = SamplingParams(max_tokens=5, temperature=3.0, top_p=1e-6, seed=1, logprobs=True)
+    greedy = SamplingParams(max_tokens=5, logprobs=True)
+    chosen = [(await policy.complete(prompt(QUESTIONS[0]), each)).token_ids for each in (narrow, greedy)]
+    assert chosen[0] == chosen[1]
+
+
+async def test_an_output_bound_is_kept_and_told(policy) -> None:
+    completion = await policy.complete(prompt(QUESTIONS[0]), SamplingParams(max_tokens=1, logprobs=True))
+    assert len(completion.token_ids) == 1
+    assert completion.finish_reason is FinishReason.LENGTH
+
+
+async def test_a_prompt_beyond_the_window_is_refused(policy) -> None:
+    with pytest.raises(PolicyRequestError, match="window of 1024"):
+        await policy.complete(prompt(QUESTIONS[0], filler=300), GREEDY)
+
+
+def test_it_serves_any_event_loop(policy) -> None:
+    texts = {asyncio.run(policy.complete(prompt(QUESTIONS[0]), GREEDY)).text for _ in range(2)}
+    assert len(texts) == 1
+
+
+def test_a_folder_without_a_model_is_an_error_with_a_remedy(tmp_path) -> None:
+    with pytest.raises(PolicyError, match="config.json, weights"):
+        LocalPolicy(tmp_path)

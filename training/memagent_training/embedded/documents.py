@@ -1,0 +1,117 @@
+"""Documents to measure on: held-out prose cut into chunks, with planted facts and the questions about them.
+
+Two settings. *Foreign*: on average one fact per chunk, half of them asked for, and beside each asked one a foreign fact,
+half of these near misses. *Alone*: the asked fact is the only one. Depths are uniform and chunks are cut exactly at
+their token count, so an edge can cut a fact; such questions are counted and marked.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import tiktoken
+
+from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question on a document: the chunks that its reader sees, and the fact asked for (None: it is absent)."""
+
+    problem: str
+    value: str | None
+    chunks: tuple[str, ...]
+    fact_chunk: int | None
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How documents are composed."""
+
+    chunks: int
+    foreign: bool
+    chunk_tokens: int = 512
+    number_share: float = 1.0
+
+
+def cut(encoding: tiktoken.Encoding, text: str, size: int, count: int) -> tuple[str, ...]:
+    """The first `count` chunks of `size` tokens; a character split by an edge is dropped."""
+    ids = encoding.encode_ordinary(text)[: size * count]
+    return tuple(encoding.decode(ids[start : start + size]).strip("\ufffd") for start in range(0, len(ids), size))
+
+
+def prose_from(text: str, rng: random.Random, characters: int) -> str:
+    """A stretch of this length that starts anywhere and wraps around."""
+    start = rng.randrange(len(text))
+    doubled = text[start : start + characters]
+    while len(doubled) < characters:
+        doubled += text[: characters - len(doubled)]
+    return doubled
+
+
+def questions_with_foreign_facts(
+    encoding: tiktoken.Encoding, prose: str, setting: Setting, facts: PlantedFacts, absent: int
+) -> list[Question]:
+    """One document's questions; every other fact is asked for, and `absent` questions ask for what is not there."""
+    rng = facts.random
+    text = prose_from(prose, rng, setting.chunks * setting.chunk_tokens * 5)
+    ends = [match.end() for match in re.finditer(r"[.!?:]\s+", text)]
+    length = len(encoding.decode(encoding.encode_ordinary(text)[: setting.chunks * (setting.chunk_tokens - 18)]))
+    targets: list[Fact] = []
+    insertions: list[tuple[int, str]] = []
+    used: set[tuple[str, str]] = set()
+
+    def fresh(make: str, like: Fact | None = None) -> Fact:
+        while True:
+            fact = facts.near_miss(like) if make == "near" and like is not None else facts.fact()
+            if (fact.attribute, fact.entity) not in used:
+                used.add((fact.attribute, fact.entity))
+                return fact
+
+    for _ in range(max(1, setting.chunks // 2)):
+        target = fresh("new")
+        companion = fresh("near" if rng.random() < 0.5 else "new", target)
+        spot = rng.randrange(length)
+        targets.append(target)
+        insertions.append((spot, target.statement))
+        insertions.append((max(0, min(length - 1, spot + rng.randint(-600, 600))), companion.statement))
+    for spot, statement in sorted(insertions, key=lambda pair: -pair[0]):
+        place = ends[min(bisect_left(ends, spot), len(ends) - 1)]
+        text = text[:place] + statement + " " + text[place:]
+    chunks = cut(encoding, text, setting.chunk_tokens, setting.chunks)
+    questions = []
+    for target in targets:
+        holding = [index for index, chunk in enumerate(chunks) if target.statement in chunk]
+        questions.append(
+            Question(target.question, target.value, chunks, holding[0] if holding else None, bool(holding))
+        )
+    for _ in range(absent):
+        miss = fresh("near", rng.choice(targets))
+        questions.append(Question(miss.question, None, chunks, None, True))
+    return questions
+
+
+def questions_alone(
+    encoding: tiktoken.Encoding, prose: str, setting: Setting, facts: PlantedFacts, count: int
+) -> list[Question]:
+    """`count` questions, each with its own fact planted in the same prose, and so in a document of its own."""
+    rng = facts.random
+    text = prose_from(prose, rng, setting.chunks * setting.chunk_tokens * 5)
+    chunks = cut(encoding, text, setting.chunk_tokens, setting.chunks)
+    questions = []
+    for _ in range(count):
+        fact = facts.fact()
+        where = rng.randrange(len(chunks))
+        chunk = chunks[where]
+        gaps = [match.end() for match in re.finditer(r"\s+", chunk)] or [0]
+        place = rng.choice(gaps)
+        planted = f"{chunk[:place]}{fact.statement} {chunk[place:]}"
+        planted = cut(encoding, planted, setting.chunk_tokens, 1)[0]
+        whole = fact.statement in planted
+        own = (*chunks[:where], planted, *chunks[where + 1 :])
+        questions.append(Question(fact.question, fact.value, own, where if whole else None, whole))
+    return questions

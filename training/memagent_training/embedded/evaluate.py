@@ -1,0 +1,223 @@
+"""Greedy and sampled accuracy of the embedded policy over long documents, with Wilson intervals.
+
+    python -m memagent_training.embedded.evaluate --model memagent_graph/embedded --chunks 4 16 64 256
+
+All questions on a document are read in lockstep: a chunk's section is computed once, and each reader is a branch of
+it, in float32 and without approximation. A reply is first scored against the one expected; only where the
+policy's choice differs from it is the rest generated token by token. Prose, entities and values are held out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import time
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from memagent_graph.evaluation.planted_facts import PlantedFacts
+from memagent_training.embedded.batches import collate
+from memagent_training.embedded.documents import Question, Setting, questions_alone, questions_with_foreign_facts
+from memagent_training.embedded.examples import EMPTY, Branch, PromptFormat, Row
+from memagent_training.embedded.model import ModelShape, Policy
+from memagent_training.embedded.tokenizer import load_encoding
+
+LONGEST_REPLY = 48
+MOST_BRANCHES = 48
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one question went."""
+
+    question: Question
+    answer: str
+    false_records: int
+    empty_steps: int
+
+    @property
+    def right(self) -> bool:
+        """Whether the answer is the value, or "none" for an absent fact."""
+        return self.answer == (self.question.value or EMPTY)
+
+
+class Reader:
+    """The policy as a reader of many questions at once."""
+
+    def __init__(self, folder: Path, temperature: float, seed: int) -> None:
+        weights = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+        embedding = weights["model.embed_tokens.weight"]
+        layers = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("model.layers."))
+        inner = weights["model.layers.0.mlp.gate_proj.weight"].shape[0]
+        self.policy = Policy(ModelShape(embedding.shape[0], embedding.shape[1], inner, layers))
+        self.policy.load_state_dict(weights)
+        self.form = PromptFormat.load(folder, load_encoding(folder))
+        self.end = self.form.reply("")[-1]
+        self.temperature = temperature
+        self.noise = torch.Generator().manual_seed(seed)
+
+    @torch.no_grad()
+    def choose(self, row: Row) -> list[list[int]]:
+        """The policy's choice at each learned position of each branch, given the expected tokens before it."""
+        batch = collate([row])
+        logits = self.policy(batch.tokens, batch.positions, batch.layout, batch.wanted)
+        if self.temperature:
+            chances = (logits / self.temperature).softmax(-1)
+            chosen = torch.multinomial(chances, 1, generator=self.noise)[:, 0].tolist()
+        else:
+            chosen = logits.argmax(-1).tolist()
+        return [[chosen.pop(0) for _ in branch.learned] for branch in row.branches]
+
+    def complete(self, trunk: list[int], prompts: list[list[int]], expected: list[list[int]]) -> list[str]:
+        """The policy's replies to prompts that share a trunk (which may be empty: then they stand alone)."""
+        replies: list[str] = []
+        for start in range(0, len(prompts), MOST_BRANCHES):
+            part = slice(start, start + MOST_BRANCHES)
+            pairs = list(zip(prompts[part], expected[part], strict=True))
+            branches = [Branch.of(prompt, reply, bool(trunk), "read", 1.0) for prompt, reply in pairs]
+            for (prompt, reply), chosen in zip(pairs, self.choose(Row(trunk or [0], branches)), strict=True):
+                agreed = next((i for i, (a, b) in enumerate(zip(chosen, reply, strict=True)) if a != b), len(reply))
+                ids = reply if agreed == len(reply) else self.go_on(trunk, prompt, chosen[: agreed + 1])
+                replies.append(self.form.encoding.decode([token for token in ids if token != self.end]).strip())
+        return replies
+
+    def go_on(self, trunk: list[int], prompt: list[int], ids: list[int]) -> list[int]:
+        """Generate the rest of one reply."""
+        ids = list(ids)
+        while ids[-1] != self.end and len(ids) < LONGEST_REPLY:
+            branch = Branch.of(prompt + ids, [self.end], bool(trunk), "read", 1.0)
+            ids += self.choose(Row(trunk or [0], [branch]))[0]
+        return ids
+
+    def read(self, questions: list[Question]) -> list[Outcome]:
+        """Read every question's document to its end and answer."""
+        memories = [EMPTY] * len(questions)
+        false_records = [0] * len(questions)
+        empty_steps = [0] * len(questions)
+        for step in range(len(questions[0].chunks)):
+            by_chunk: dict[str, list[int]] = defaultdict(list)
+            for index, question in enumerate(questions):
+                by_chunk[question.chunks[step]].append(index)
+            for chunk, indices in by_chunk.items():
+                prompts, expected = [], []
+                for index in indices:
+                    question = questions[index]
+                    found = question.value if step == question.fact_chunk else None
+                    target = memories[index] if memories[index] != EMPTY else found or EMPTY
+                    prompts.append(self.form.question(memories[index], question.problem))
+                    expected.append(self.form.reply(target))
+                for index, reply in zip(indices, self.complete(self.form.trunk(chunk), prompts, expected), strict=True):
+                    if memories[index] == EMPTY and step != questions[index].fact_chunk:
+                        empty_steps[index] += 1
+                        false_records[index] += reply not in (EMPTY, questions[index].value, "")
+                    memories[index] = reply or memories[index]
+        prompts = [
+            self.form.answer_prompt(memory, question.problem)
+            for memory, question in zip(memories, questions, strict=True)
+        ]
+        answers = self.complete([], prompts, [self.form.boxed(memory) for memory in memories])
+        boxed = [answer.partition("\\boxed{")[2].rpartition("}")[0].strip() for answer in answers]
+        return [Outcome(*row) for row in zip(questions, boxed, false_records, empty_steps, strict=True)]
+
+
+def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % Wilson interval of a share."""
+    if not total:
+        return 0.0, 1.0
+    share = right / total
+    middle = share + z * z / (2 * total)
+    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    return (middle - half) / scale, (middle + half) / scale
+
+
+def measure(reader: Reader, prose: str, setting: Setting, wanted: int, seed: int) -> list[Outcome]:
+    """Outcomes of at least `wanted` present questions, and of about a quarter as many absent ones."""
+    outcomes: list[Outcome] = []
+    documents = 0
+    while sum(outcome.question.value is not None for outcome in outcomes) < wanted:
+        rng = random.Random(f"{seed}/{setting.chunks}/{setting.foreign}/{documents}")
+        facts = PlantedFacts(rng, held_out=True, number_share=setting.number_share)
+        encoding = reader.form.encoding
+        if setting.foreign:
+            absent = max(1, setting.chunks // 8)
+            questions = questions_with_foreign_facts(encoding, prose, setting, facts, absent)
+        else:
+            questions = questions_alone(encoding, prose, setting, facts, min(20, wanted))
+        outcomes += reader.read(questions)
+        documents += 1
+    return outcomes
+
+
+def table_row(setting: Setting, temperature: float, outcomes: list[Outcome], seconds: float) -> str:
+    """One line of the table, in Markdown."""
+    present = [outcome for outcome in outcomes if outcome.question.value is not None]
+    whole = [outcome for outcome in present if outcome.question.whole]
+    absent = [outcome for outcome in outcomes if outcome.question.value is None]
+    false, empty = sum(o.false_records for o in outcomes), sum(o.empty_steps for o in outcomes)
+
+    def share(group: list[Outcome]) -> str:
+        if not group:
+            return "-"
+        right = sum(outcome.right for outcome in group)
+        low, high = wilson(right, len(group))
+        return f"{right / len(group):.3f} [{low:.3f}, {high:.3f}] n={len(group)}"
+
+    cells = [
+        str(setting.chunks),
+        "one per chunk" if setting.foreign else "none",
+        "greedy" if not temperature else f"T={temperature:g}",
+        share(present),
+        share(whole),
+        share(absent),
+        f"{false}/{empty}",
+        f"{seconds:.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def default_prose() -> str:
+    """The standard library's own reference text, which training never saw."""
+    from pydoc_data.topics import topics  # noqa: PLC0415
+
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--prose", type=Path, help="a text file; default: pydoc_data.topics")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[4, 16, 64, 256])
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--settings", choices=["foreign", "alone"], nargs="+", default=["foreign", "alone"])
+    parser.add_argument("--number-share", type=float, default=1.0, help="share of facts with numeric values")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--show-errors", type=int, default=0, help="print this many wrong answers per row")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    reader = Reader(arguments.model, arguments.temperature, arguments.seed)
+    prose = arguments.prose.read_text(encoding="utf-8").replace("\x00", "\n\n") if arguments.prose else default_prose()
+    print("| chunks | foreign facts | decoding | right | right, facts not cut | absent: none | false records | s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for chunks in arguments.chunks:
+        for kind in arguments.settings:
+            setting = replace(Setting(chunks, kind == "foreign"), number_share=arguments.number_share)
+            clock = time.perf_counter()
+            outcomes = measure(reader, prose, setting, arguments.questions, arguments.seed)
+            print(table_row(setting, arguments.temperature, outcomes, time.perf_counter() - clock), flush=True)
+            wrong = [outcome for outcome in outcomes if not outcome.right and outcome.question.whole]
+            for outcome in wrong[: arguments.show_errors]:
+                where = outcome.question.fact_chunk
+                print(f"    {outcome.question.problem} expected {outcome.question.value} in {where}, got {outcome.answer!r}")
+
+
+if __name__ == "__main__":
+    main()
