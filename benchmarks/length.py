@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.text import prose_of
-from memagent_graph import MemAgent, Limits, LocalPolicy
+from memagent_graph import Limits, LocalPolicy, MemAgent
 
 LENGTHS = (10, 30, 100, 300, 1000)
 

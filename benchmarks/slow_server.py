@@ -1,4 +1,4 @@
-"""A completion server that costs almost nothing and answers after a fixed time: `python -m benchmarks.slow_server MS N`.
+"""A completion server that costs almost nothing and answers after a fixed time: `benchmarks.slow_server MS N`.
 
 It prints its port, then serves until its standard input closes. N is the number of token ids and log-probs per reply;
 0 leaves them out. The reply is the same bytes every time, so that what is measured is the client.
@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 import orjson
 
 
 def reply(tokens: int) -> bytes:
     """A chat completion as vLLM words it, HTTP header included."""
-    choice = {
+    choice: dict[str, Any] = {
         "index": 0,
         "message": {"role": "assistant", "content": "what was kept of the document " * 16},
         "finish_reason": "stop",
     }
-    body = {
+    body: dict[str, Any] = {
         "object": "chat.completion",
         "model": "slow",
         "choices": [choice],
@@ -30,7 +31,10 @@ def reply(tokens: int) -> bytes:
         choice |= {"logprobs": {"content": [one] * tokens}, "token_ids": list(range(10_000, 10_000 + tokens))}
         body["prompt_token_ids"] = list(range(1500))
     content = orjson.dumps(body)
-    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content)
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
+        len(content),
+        content,
+    )
 
 
 async def serve(delay: float, tokens: int) -> None:

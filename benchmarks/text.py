@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 
 from memagent_graph.evaluation.prose import prose
@@ -11,8 +12,7 @@ from memagent_graph.tokenizers import load_tokenizer
 
 def prose_of(tokens: int, documents: int = 1) -> Iterator[str]:
     """`documents` different texts of about `tokens` tokens of the embedded tokenizer."""
-    paragraphs = list(islice(prose(), 6000))
-    lengths = [load_tokenizer("embedded").count(paragraph) + 2 for paragraph in paragraphs]
+    paragraphs, lengths = _paragraphs()
     position = 0
     for _ in range(documents):
         chosen, length = [], 0
@@ -21,3 +21,10 @@ def prose_of(tokens: int, documents: int = 1) -> Iterator[str]:
             length += lengths[position % len(paragraphs)]
             position += 1
         yield "\n\n".join(chosen)
+
+
+@cache
+def _paragraphs() -> tuple[list[str], list[int]]:
+    tokenizer = load_tokenizer("embedded")
+    paragraphs = list(islice(prose(), 6000))
+    return paragraphs, [tokenizer.count(paragraph) + 2 for paragraph in paragraphs]

@@ -24,7 +24,15 @@ import orjson
 
 from benchmarks.figures import Figure
 from benchmarks.text import prose_of
-from memagent_graph import Budget, Document, DocumentRef, DocumentStore, MemAgent, OpenAICompatiblePolicy, SamplingParams
+from memagent_graph import (
+    Budget,
+    Document,
+    DocumentRef,
+    DocumentStore,
+    MemAgent,
+    OpenAICompatiblePolicy,
+    SamplingParams,
+)
 from memagent_graph.prompts import load_prompts
 
 DOCUMENTS = 128
@@ -65,10 +73,8 @@ async def compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float]
         store=store,
     )
     if logprobs:
-        reader.policy._served = {"id": "slow", "owned_by": "vllm"}  # type: ignore[attr-defined]  # noqa: SLF001
-    references = [
-        store.add(Document.from_text(text)) for text in prose_of(CHUNK_TOKENS * CHUNKS, DOCUMENTS)
-    ]
+        reader.policy._served = {"id": "slow", "owned_by": "vllm"}  # type: ignore[attr-defined]
+    references = [store.add(Document.from_text(text)) for text in prose_of(CHUNK_TOKENS * CHUNKS, DOCUMENTS)]
     client = openai.AsyncOpenAI(
         base_url=url, api_key="none", http_client=openai.DefaultAioHttpClient(limits=httpx2.Limits(max_connections=160))
     )
@@ -117,6 +123,10 @@ def measure() -> list[Figure]:
         with slow_server(tokens) as url, tempfile.TemporaryDirectory() as folder:
             ratio, cost = asyncio.run(compare(url, tokens > 0, Path(folder)))
         replies = f"{tokens} log-probs a reply" if tokens else "plain replies"
-        figures.append(Figure(f"chunks/s, reader : bare loop, {DOCUMENTS} documents, {replies}", ratio, "x", ">= 0.9", ratio >= 0.9))
+        figures.append(
+            Figure(
+                f"chunks/s, reader : bare loop, {DOCUMENTS} documents, {replies}", ratio, "x", ">= 0.9", ratio >= 0.9
+            )
+        )
         figures.append(Figure(f"processor time per chunk, {replies}", cost, "ms", f"<= {bound}", cost <= bound))
     return figures

@@ -13,29 +13,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memagent_graph.budget import Budget
-    from memagent_graph.chunking import Chunk, Chunker
-    from memagent_graph.documents import Document, DocumentRef, DocumentStore
-    from memagent_graph.errors import (
-        BudgetError,
-        DocumentError,
-        MemAgentError,
-        MissingExtraError,
-        PolicyError,
-        PromptError,
-        RunError,
-        TokenizerError,
-    )
-    from memagent_graph.graph import ReaderGraph, build_graph
-    from memagent_graph.policies import ChatModelPolicy, LocalPolicy, OpenAICompatiblePolicy, ScriptedPolicy
-    from memagent_graph.policy import Completion, FinishReason, Policy, SamplingParams, TokenUsage
-    from memagent_graph.prompts import AnswerFormat, PromptLayout, Prompts, PromptTemplate, load_prompts
-    from memagent_graph.reader import MemAgent, ReadRequest
-    from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, ReadResult, StopReason, UpdateRule, Usage
-    from memagent_graph.run_log import RunLog
-    from memagent_graph.state import Limits, ReaderContext, ReaderState, UpdateRules
-    from memagent_graph.strategies import Overwrite, Strategy
-    from memagent_graph.tokenizers import Tokenizer, load_tokenizer
+    from memagent_graph.budget import Budget as Budget
+    from memagent_graph.chunking import Chunk as Chunk
+    from memagent_graph.chunking import Chunker as Chunker
+    from memagent_graph.documents import Document as Document
+    from memagent_graph.documents import DocumentRef as DocumentRef
+    from memagent_graph.documents import DocumentStore as DocumentStore
+    from memagent_graph.errors import BudgetError as BudgetError
+    from memagent_graph.errors import DocumentError as DocumentError
+    from memagent_graph.errors import MemAgentError as MemAgentError
+    from memagent_graph.errors import MissingExtraError as MissingExtraError
+    from memagent_graph.errors import PolicyError as PolicyError
+    from memagent_graph.errors import PromptError as PromptError
+    from memagent_graph.errors import RunError as RunError
+    from memagent_graph.errors import TokenizerError as TokenizerError
+    from memagent_graph.graph import ReaderGraph as ReaderGraph
+    from memagent_graph.graph import build_graph as build_graph
+    from memagent_graph.policies import ChatModelPolicy as ChatModelPolicy
+    from memagent_graph.policies import LocalPolicy as LocalPolicy
+    from memagent_graph.policies import OpenAICompatiblePolicy as OpenAICompatiblePolicy
+    from memagent_graph.policies import ScriptedPolicy as ScriptedPolicy
+    from memagent_graph.policy import Completion as Completion
+    from memagent_graph.policy import FinishReason as FinishReason
+    from memagent_graph.policy import Policy as Policy
+    from memagent_graph.policy import SamplingParams as SamplingParams
+    from memagent_graph.policy import TokenUsage as TokenUsage
+    from memagent_graph.prompts import AnswerFormat as AnswerFormat
+    from memagent_graph.prompts import PromptLayout as PromptLayout
+    from memagent_graph.prompts import Prompts as Prompts
+    from memagent_graph.prompts import PromptTemplate as PromptTemplate
+    from memagent_graph.prompts import load_prompts as load_prompts
+    from memagent_graph.reader import MemAgent as MemAgent
+    from memagent_graph.reader import ReadRequest as ReadRequest
+    from memagent_graph.results import EventKind as EventKind
+    from memagent_graph.results import MemoryUpdate as MemoryUpdate
+    from memagent_graph.results import ReadEvent as ReadEvent
+    from memagent_graph.results import ReadResult as ReadResult
+    from memagent_graph.results import StopReason as StopReason
+    from memagent_graph.results import UpdateRule as UpdateRule
+    from memagent_graph.results import Usage as Usage
+    from memagent_graph.run_log import RunLog as RunLog
+    from memagent_graph.state import Limits as Limits
+    from memagent_graph.state import ReaderContext as ReaderContext
+    from memagent_graph.state import ReaderState as ReaderState
+    from memagent_graph.state import UpdateRules as UpdateRules
+    from memagent_graph.strategies import Overwrite as Overwrite
+    from memagent_graph.strategies import Strategy as Strategy
+    from memagent_graph.tokenizers import Tokenizer as Tokenizer
+    from memagent_graph.tokenizers import load_tokenizer as load_tokenizer
 
 __version__ = "0.1.0"
 

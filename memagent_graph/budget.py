@@ -57,7 +57,11 @@ class Budget:
                 hint=f"{remedy}, or serve the model with a window of at least {update} tokens.",
             )
         answer = (
-            self.question_tokens + self.memory_tokens + self.answer_tokens + answer_template_tokens + CHAT_TEMPLATE_TOKENS
+            self.question_tokens
+            + self.memory_tokens
+            + self.answer_tokens
+            + answer_template_tokens
+            + CHAT_TEMPLATE_TOKENS
         )
         if answer > self.context_window:
             raise BudgetError(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict, fields, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +23,7 @@ from memagent_graph.errors import (
     MemAgentError,
     MissingExtraError,
     PolicyError,
+    ProfileError,
     PromptError,
     RunError,
     TokenizerError,
@@ -59,6 +60,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Rule = Literal["accept", "keep_previous", "retry"]
 Model = Annotated[
     str | None,
     typer.Option(help='A name on the server; without one a folder or hub id, or "embedded".', show_default="embedded"),
@@ -69,15 +71,22 @@ BaseURL = Annotated[
 ApiKey = Annotated[str | None, typer.Option(help="The server's key.", show_default="$OPENAI_API_KEY")]
 TokenizerSpec = Annotated[
     str | None,
-    typer.Option("--tokenizer", help="A tiktoken encoding or model, a tokenizer.json or its folder, a hub id, "
-                 'or "embedded".', show_default="the policy's"),
+    typer.Option(
+        "--tokenizer",
+        help='A tiktoken encoding or model, a tokenizer.json or its folder, a hub id, or "embedded".',
+        show_default="the policy's",
+    ),
 ]
 ProfileSpec = Annotated[
     str | None,
     typer.Option("--profile", help='Budgets and prompts a policy was trained with: a folder, or "embedded".'),
 ]
-Checkpoints = Annotated[Path | None, typer.Option(help="SQLite file for checkpoints.", show_default="user's data folder")]
-Log = Annotated[Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")]
+Checkpoints = Annotated[
+    Path | None, typer.Option(help="SQLite file for checkpoints.", show_default="user's data folder")
+]
+Log = Annotated[
+    Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")
+]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 MaxChunks = Annotated[int | None, typer.Option(min=1, help="Stop after this many chunks; can be resumed.")]
@@ -87,7 +96,7 @@ WithUpdates = Annotated[bool, typer.Option("--updates", help="Add the memory aft
 
 
 @app.command()
-def read(  # noqa: PLR0917  one parameter per option
+def read(
     document: Annotated[str, typer.Argument(help="The document's path, or - for standard input.")],
     question: Annotated[str, typer.Option("--question", "-q", help="What to find out.")],
     model: Model = None,
@@ -95,8 +104,12 @@ def read(  # noqa: PLR0917  one parameter per option
     api_key: ApiKey = None,
     tokenizer: TokenizerSpec = None,
     profile: ProfileSpec = None,
-    layout: Annotated[str | None, typer.Option(help="Order of the update prompt: paper or section_first.")] = None,
-    answer_format: Annotated[str | None, typer.Option(help="How the answer is asked for: boxed or plain.")] = None,
+    layout: Annotated[
+        Literal["paper", "section_first"] | None, typer.Option(help="Order of the update prompt's parts.")
+    ] = None,
+    answer_format: Annotated[
+        Literal["boxed", "plain"] | None, typer.Option(help="How the answer is asked for.")
+    ] = None,
     update_template: Annotated[str | None, typer.Option(help="Your own update prompt: a text file.")] = None,
     answer_template: Annotated[str | None, typer.Option(help="Your own answer prompt: a text file.")] = None,
     context_window: Annotated[int | None, typer.Option(help="Tokens.", show_default="the server's, or 8192")] = None,
@@ -108,12 +121,18 @@ def read(  # noqa: PLR0917  one parameter per option
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Ask for token ids and log-probs.")] = False,
-    boundary: Annotated[str, typer.Option(help="Where chunks may end: token, sentence or paragraph.")] = "token",
-    on_truncated: Annotated[str, typer.Option(help="accept, keep_previous or retry.")] = "accept",
-    on_empty: Annotated[str, typer.Option(help="accept, keep_previous or retry.")] = "keep_previous",
-    on_refused: Annotated[str, typer.Option(help="accept, keep_previous or retry.")] = "keep_previous",
+    boundary: Annotated[
+        Literal["token", "sentence", "paragraph"], typer.Option(help="Where chunks may end.")
+    ] = "token",
+    on_truncated: Annotated[
+        Rule, typer.Option(help="What to do with a memory that was cut off or is too long.")
+    ] = "accept",
+    on_empty: Annotated[Rule, typer.Option(help="With an empty one.")] = "keep_previous",
+    on_refused: Annotated[Rule, typer.Option(help="With a refusal.")] = "keep_previous",
     encoding: Annotated[str | None, typer.Option(help="The document's charset.", show_default="detected")] = None,
-    replace_undecodable: Annotated[bool, typer.Option("--replace-undecodable", help="Put U+FFFD for stray bytes.")] = False,
+    replace_undecodable: Annotated[
+        bool, typer.Option("--replace-undecodable", help="Put U+FFFD for stray bytes.")
+    ] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 128,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one completion may take.")] = 300.0,
     retries: Annotated[int, typer.Option(min=0, help="How often a failed request is sent again.")] = 4,
@@ -134,6 +153,7 @@ def read(  # noqa: PLR0917  one parameter per option
         from memagent_graph.documents import Document, DocumentStore  # noqa: PLC0415
         from memagent_graph.paths import default_store  # noqa: PLC0415
         from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+        from memagent_graph.state import new_run_id  # noqa: PLC0415
 
         names = {each.name for each in fields(ReaderSettings)}
         settings = ReaderSettings(**{name: value for name, value in given.items() if name in names})
@@ -142,11 +162,12 @@ def read(  # noqa: PLR0917  one parameter per option
             if document == "-"
             else Document.from_path(Path(document), encoding=encoding)
         )
+        console.run_id = run_id or new_run_id()
         # The document comes first: it costs little to find out that it cannot be read, and a policy may take seconds.
         reference = DocumentStore(default_store()).add(source, replace_undecodable=replace_undecodable)
         async with _reader(settings, api_key, checkpoints, log) as reader:
             stream = reader.astream(
-                reference, question, run_id=run_id, limits=_limits(max_chunks, max_tokens_total, max_seconds)
+                reference, question, run_id=console.run_id, limits=_limits(max_chunks, max_tokens_total, max_seconds)
             )
             return await console.follow(stream)
 
@@ -176,6 +197,7 @@ def resume(
         from memagent_graph.run_log import RunLog  # noqa: PLC0415
         from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
 
+        console.run_id = run_id
         record = RunLog(log or default_run_log()).get(run_id)
         settings = ReaderSettings.from_log(record.settings, run_id)
         settings = replace(settings, model=model or settings.model, base_url=base_url or settings.base_url)
@@ -206,8 +228,14 @@ def doctor(
     from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
 
     settings = ReaderSettings(
-        model=model, base_url=base_url, tokenizer=tokenizer, profile=profile,
-        context_window=context_window, chunk_tokens=chunk_tokens, timeout=timeout, retries=0,
+        model=model,
+        base_url=base_url,
+        tokenizer=tokenizer,
+        profile=profile,
+        context_window=context_window,
+        chunk_tokens=chunk_tokens,
+        timeout=timeout,
+        retries=0,
     )
     console = Console(as_json=as_json)
 
@@ -255,7 +283,9 @@ def demo(
             reference = reader.store.add(Document.from_text(document.text, name="demo"))
             console.demo_begins(document, context.budget.chunk_tokens)
             streams = [reader.astream(reference, each.fact.question) for each in document.questions]
-            results, seconds = await console.follow_all(streams, chunks=-(-document.tokens // context.budget.chunk_tokens))
+            results, seconds = await console.follow_all(
+                streams, chunks=-(-document.tokens // context.budget.chunk_tokens)
+            )
             return console.demo_ends(document, results, seconds)
 
     try:
@@ -271,9 +301,7 @@ def main() -> None:
     app()
 
 
-def _reader(
-    settings: ReaderSettings, api_key: str | None, checkpoints: Path | None, log: Path | None
-) -> MemAgent:
+def _reader(settings: ReaderSettings, api_key: str | None, checkpoints: Path | None, log: Path | None) -> MemAgent:
     from memagent_graph.paths import default_checkpoints, default_run_log  # noqa: PLC0415
     from memagent_graph.run_log import RunLog  # noqa: PLC0415
 
@@ -318,6 +346,6 @@ def _exit_code(error: MemAgentError) -> ExitCode:
         ((DocumentError,), ExitCode.DOCUMENT),
         ((PolicyError,), ExitCode.POLICY),
         ((RunError,), ExitCode.RUN),
-        ((BudgetError, PromptError, TokenizerError, MissingExtraError), ExitCode.SETTINGS),
+        ((BudgetError, ProfileError, PromptError, TokenizerError, MissingExtraError), ExitCode.SETTINGS),
     )
     return next((code for kinds, code in codes if isinstance(error, kinds)), ExitCode.USAGE)

@@ -10,7 +10,15 @@ from collections.abc import AsyncIterator, Sequence
 
 import rich.console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from memagent_graph.demo import DemoDocument, MemorySpan, is_right, memory_spans
@@ -29,7 +37,8 @@ class Console:
         self._out = rich.console.Console(highlight=False, soft_wrap=True)
         self._err = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
         self._quiet = quiet or not self._err.is_terminal
-        self._run_id: str | None = None
+        self.run_id: str | None = None
+        """The run that can be resumed, once it is known."""
 
     async def follow(self, parts: AsyncIterator[MemoryUpdate | ReadResult]) -> ReadResult:
         """Show a read's progress until its result comes."""
@@ -101,14 +110,16 @@ class Console:
         self._err.print(f"[red]error:[/] {escape(error.message)}")
         if error.hint:
             self._err.print(f"[bold]what to do:[/] {escape(error.hint)}")
-        if error.run_id:
+        if error.run_id and error.run_id == self.run_id:
             at = "" if error.chunk_index is None else f" at chunk {error.chunk_index}"
-            self._err.print(f"nothing is lost: run {error.run_id} stopped{at}; go on with: memagent resume {error.run_id}")
+            self._err.print(f"nothing is lost: the run stopped{at}; go on with: memagent resume {error.run_id}")
         return int(code)
 
     def interrupted(self, code: int) -> int:
         """Say that the read was interrupted; returns `code`."""
-        self._err.print("[yellow]interrupted; the run can be resumed[/]")
+        self._err.print(
+            "[yellow]interrupted[/]" + (f"; go on with: memagent resume {self.run_id}" if self.run_id else "")
+        )
         return int(code)
 
     def finding(self, finding: Finding) -> None:

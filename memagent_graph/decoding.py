@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -15,6 +16,7 @@ Errors = Literal["strict", "replace"]
 
 SAMPLE_BYTES = 65_536
 _LARGEST_CHAOS = 0.1
+_TELLING_BYTES = 8
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -95,14 +97,15 @@ def known_charset(name: str) -> str:
 def detected_charset(sample: bytes) -> str | None:
     """The charset that bytes which are not UTF-8 are most likely written in; None where that is a mere guess.
 
-    Text that is UTF-8 for the most part counts as damaged UTF-8: reading it as anything else would garble all the rest.
+    A few odd bytes tell no charset. Text that is UTF-8 for the most part counts as damaged UTF-8: reading it as
+    anything else would garble all the rest.
     """
-    if _looks_like_damaged_utf8(sample):
+    if sum(byte > 0x7F for byte in sample) < _TELLING_BYTES or _looks_like_damaged_utf8(sample):
         return None
     best = from_bytes(sample).best()
-    if best is None or best.chaos > _LARGEST_CHAOS:
+    if best is None or best.chaos > _LARGEST_CHAOS or best.encoding.startswith(("utf_16", "utf_32")):
         return None
-    return best.encoding
+    return "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding
 
 
 def _looks_like_damaged_utf8(sample: bytes) -> bool:
@@ -111,15 +114,23 @@ def _looks_like_damaged_utf8(sample: bytes) -> bool:
     return sum(character > "\x7f" for character in replaced) - bad > bad
 
 
-def undecodable(name: str, charset: str, offset: int, sample: bytes, declared: bool) -> EncodingError:
+def undecodable(name: str, charset: str, offset: int) -> EncodingError:
     """The error for bytes that are not text in `charset`, with what to do about it."""
-    if sample.count(b"\x00") * 3 > len(sample):
-        hint = "It looks like UTF-16 without a byte order mark: pass the encoding, utf-16-le or utf-16-be."
-    elif declared:
-        hint = "Pass the encoding that it is written in, or ask for replacement of undecodable bytes."
-    else:
-        hint = "Pass its encoding (cp1252, say), or ask for replacement of undecodable bytes."
-    return EncodingError(f"{name} is not {charset} text: the byte at offset {offset} cannot be decoded", hint=hint)
+    return EncodingError(
+        f"{name} is not {charset} text: the byte at offset {offset} cannot be decoded",
+        hint="Pass the encoding that it is written in (cp1252, say), or ask for replacement of undecodable bytes.",
+    )
+
+
+def _utf16_without_mark(sample: bytes) -> str | None:
+    """Which UTF-16 a sample with many zero bytes is, if it reads well as one."""
+    if sample.count(b"\x00") * 5 < len(sample):
+        return None
+    for charset in ("utf-16-le", "utf-16-be"):
+        text = sample[: len(sample) // 2 * 2].decode(charset, "replace")
+        if sum(each.isprintable() or each.isspace() for each in text) > 0.95 * len(text):
+            return charset
+    return None
 
 
 def decoded(
@@ -140,9 +151,6 @@ def decoded(
         encoding: The declared charset.
         errors: `replace` puts U+FFFD where bytes cannot be decoded.
 
-    Yields:
-        Pieces of text. After a piece `None` is never yielded; a restart raises `Restart` inside `decoded_once` only.
-
     Raises:
         EncodingError: Undecodable bytes, with their offset and the charset that was tried.
         UnsupportedDocumentError: Not text at all.
@@ -155,33 +163,38 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
     """Read a source through once and say which charset it needs: None for UTF-8 or what its byte order mark says."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
-    head = b""
-    for piece in reopen():
+    head = before = b""
+    for piece in itertools.chain(reopen(), [b""]):
         if offset == 0:
             head = piece[:SAMPLE_BYTES]
             if byte_order_mark(head) is not None:
                 return None
             refuse_binary(name, head)
+        pending = len(decoder.getstate()[0])
         try:
-            decoder.decode(piece)
+            decoder.decode(piece, not piece)
         except UnicodeDecodeError as error:
-            # A piece may begin with the rest of a character whose start the decoder kept.
-            at = max(0, error.start - (len(error.object) - len(piece)))
-            around = piece[max(0, at - SAMPLE_BYTES // 2) : at + SAMPLE_BYTES // 2]
-            charset = detected_charset(head + around if offset else piece[: max(SAMPLE_BYTES, at + 1024)])
+            at = offset - pending + error.start
+            near = (before + piece)[max(0, len(before) - pending + error.start - SAMPLE_BYTES // 2) :][:SAMPLE_BYTES]
+            charset = detected_charset(near)
             if charset is not None:
-                log.warning("%s is not UTF-8; reading it as %s, as detected", name, charset)
+                log.warning("%s is not UTF-8 (see the byte at offset %d); reading it as %s", name, at, charset)
                 return charset
             if errors == "replace":
                 return None
-            raise undecodable(name, "utf-8", offset + at, head, declared=False) from None
+            raise undecodable(name, "utf-8", at) from None
         offset += len(piece)
+        before = piece[-SAMPLE_BYTES:]
     return None
 
 
 def refuse_binary(name: str, sample: bytes) -> None:
-    """Raise UnsupportedDocumentError where a sample of a document is not text."""
+    """Raise UnsupportedDocumentError where a sample is not text, EncodingError where it is unmarked UTF-16."""
     kind = binary_kind(sample)
+    if kind is not None and (charset := _utf16_without_mark(sample)) is not None:
+        raise EncodingError(
+            f"{name} looks like {charset} without a byte order mark", hint=f"Pass the encoding {charset}."
+        )
     if kind is not None:
         raise UnsupportedDocumentError(
             f"{name} is not text: it looks like {kind}",
@@ -223,22 +236,22 @@ class StreamDecoder:
 
     def decode(self, piece: bytes, *, final: bool = False) -> str:
         """The text of the next bytes, less what is still incomplete. Raises EncodingError."""
-        if self._decoder is None:
+        decoder = self._decoder
+        if decoder is None:
             self._held += piece
             if len(self._held) < 4 and not final:
                 return ""
-            piece = self._begin()
-        pending = len(self._decoder.getstate()[0]) if self._decoder else 0
-        assert self._decoder is not None
+            decoder, piece = self._begin()
+        pending = len(decoder.getstate()[0])
         try:
-            text = self._decoder.decode(piece, final)
+            text = decoder.decode(piece, final)
         except UnicodeDecodeError as error:
             offset = self._offset - pending + error.start
-            raise undecodable(self._name, self._charset, offset, piece[:1024], self._declared is not None) from None
+            raise undecodable(self._name, self._charset, offset) from None
         self._offset += len(piece)
         return text
 
-    def _begin(self) -> bytes:
+    def _begin(self) -> tuple[codecs.IncrementalDecoder, bytes]:
         mark = byte_order_mark(self._held)
         charset, length = mark if mark is not None else (self._declared or "utf-8", 0)
         if mark is None and self._declared is None:
@@ -246,4 +259,4 @@ class StreamDecoder:
         self._charset, self._offset = charset, length
         self._decoder = codecs.getincrementaldecoder(charset)(self._errors)
         rest, self._held = self._held[length:], b""
-        return rest
+        return self._decoder, rest

@@ -37,7 +37,8 @@ class DemoDocument:
 def compose(tokenizer: Tokenizer, *, tokens: int = 100_000, questions: int = 4, seed: int = 7) -> DemoDocument:
     """A document of at least `tokens` tokens with `questions` planted facts and four foreign ones to each.
 
-    One of the four resembles the fact that is asked for. Facts come from the held-out split, and stand between paragraphs.
+    One of the four resembles the fact that is asked for. Facts come from the held-out split and stand between
+    paragraphs.
     """
     generator = random.Random(seed)
     facts = PlantedFacts(generator, held_out=True, number_share=1.0)
@@ -62,9 +63,7 @@ def compose(tokenizer: Tokenizer, *, tokens: int = 100_000, questions: int = 4, 
     return DemoDocument(
         text=text,
         tokens=tokenizer.count(text),
-        questions=tuple(
-            PlantedQuestion(fact, text.index(fact.statement) / len(text)) for fact in asked
-        ),
+        questions=tuple(PlantedQuestion(fact, text.index(fact.statement) / len(text)) for fact in asked),
         foreign_facts=len(foreign),
     )
 

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import tempfile
 import time
 import uuid
@@ -25,7 +26,7 @@ from typing import IO
 
 from memagent_graph.errors import DocumentError, DocumentMismatchError, EmptyDocumentError
 from memagent_graph.live_streams import LiveStream, utf8
-from memagent_graph.loaders import LabelledText, labelled_text, media_type
+from memagent_graph.loaders import LabelledText, labelled_text, opened
 from memagent_graph.sources import Document, DocumentRef, SourceMark
 
 __all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark"]
@@ -63,14 +64,9 @@ class DocumentStore:
         self._make_folders()
         if document.is_live:
             return self._register(document, str(uuid.uuid4()), replace_undecodable)
-        kind = media_type(document)
-        with self._new_file() as (file, temporary):
-            key, size, marks = _write(
-                labelled_text(document, replace=replace_undecodable),
-                file,
-                document.name,
-                replace=replace_undecodable or document.errors == "replace",
-            )
+        replace = replace_undecodable or document.errors == "replace"
+        with opened(document, replace=replace) as (kind, pieces), self._new_file() as (file, temporary):
+            key, size, marks = _write(pieces, file, document.name, replace=replace)
             _publish(file, temporary, self._texts / f"{key}.txt")
         ref = DocumentRef(key=f"sha256:{key}", name=document.name, size=size, media_type=kind)
         if marks:
@@ -93,19 +89,15 @@ class DocumentStore:
                 document = Document(document.name, document.media_type, pieces, errors=document.errors)
             self.close(ref)
             return {**self._register(document, name, replace_undecodable), "name": ref["name"]}
+        given = self.add(document, replace_undecodable=replace_undecodable)
         if document.is_live:
-            with self._new_file() as (file, _):
-                pieces_of = document.content
-                if not isinstance(pieces_of, Iterator):
-                    raise DocumentError("an async stream cannot be compared with a stored text")
-                live = LiveStream(document, Path(file.name), replace=replace_undecodable)
-                live.pull(2**62)
-                live.close()
-                digest = live.digest.hexdigest()
-        else:
-            digest = self.add(document, replace_undecodable=replace_undecodable)["key"].partition(":")[2]
+            try:
+                self.pull(given, sys.maxsize)
+            finally:
+                self.close(given)
+            given = self.resolve(given)
         expected = self.resolve(ref)
-        if f"sha256:{digest}" != expected["key"]:
+        if given["key"] != expected["key"]:
             raise DocumentMismatchError(
                 f"{document.name} is not the text that {ref['name']} was", hint="Pass the document of that run."
             )
@@ -318,7 +310,10 @@ def _write(
         characters += len(text)
         blank = blank and (not text or text.isspace())
     if blank:
-        raise EmptyDocumentError(f"{name} holds no text" + (" but white space" if size else ""))
+        raise EmptyDocumentError(
+            f"{name} holds no text" + (" but white space" if size else ""),
+            hint="Check that it is the document you meant.",
+        )
     return digest.hexdigest(), size, marks
 
 

@@ -9,6 +9,7 @@
     ├── TokenizerError              no such tokenizer, or one that cannot be loaded here
     ├── PromptError                 a template with missing, unknown or repeated fields
     ├── BudgetError                 question, memory, chunk and output do not fit the context window
+    ├── ProfileError                no budgets and prompts where a policy's are said to be, or unreadable ones
     ├── PolicyError                 the language model gave nothing usable
     │   ├── PolicyUnreachableError      no connection, or a time-out
     │   ├── PolicyAuthenticationError   401 or 403
@@ -101,6 +102,10 @@ class PromptError(MemAgentError):
 
 class BudgetError(MemAgentError):
     """Question, memory, chunk, template and output do not fit the context window."""
+
+
+class ProfileError(MemAgentError):
+    """No budgets and prompts where a policy's are said to be, or ones that cannot be understood."""
 
 
 class PolicyError(MemAgentError):

@@ -36,7 +36,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         super().__init__(**compiled)
         self.reader_context = reader_context
 
-    def stream(  # type: ignore[override]
+    def stream(
         self,
         input: Any,  # noqa: A002
         config: RunnableConfig | None = None,
@@ -54,7 +54,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
             **options,
         )
 
-    async def astream(  # type: ignore[override]
+    async def astream(
         self,
         input: Any,  # noqa: A002
         config: RunnableConfig | None = None,
@@ -87,9 +87,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         if _has_reference(given):
             return given
         context = self.reader_context
-        reference = context.store.add(
-            Document.of(given["document"]), replace_undecodable=context.replace_undecodable
-        )
+        reference = context.store.add(Document.of(given["document"]), replace_undecodable=context.replace_undecodable)
         return {**given, "document": reference}
 
     def _for_this_call(self, context: ReaderContext | None) -> ReaderContext:

@@ -13,6 +13,8 @@ from memagent_graph.decoding import StreamDecoder
 from memagent_graph.errors import DocumentError, DocumentMismatchError, EmptyDocumentError, EncodingError
 from memagent_graph.sources import Document
 
+_END = object()
+
 
 def utf8(text: str, name: str, position: int, *, replace: bool) -> bytes:
     """Encode text, whose first character is the document's `position`th, for storage.
@@ -57,7 +59,7 @@ class LiveStream:
         self._blank = True
         self._failure: BaseException | None = None
         self._pulling = threading.Lock()
-        self._next: asyncio.Task[str | bytes | None] | None = None
+        self._next: asyncio.Task[Any] | None = None
 
     @property
     def is_async(self) -> bool:
@@ -90,7 +92,7 @@ class LiveStream:
         with self._pulling:
             while self._wants(until_byte):
                 try:
-                    piece = next(source, None)
+                    piece = next(source, _END)
                 except Exception as error:  # noqa: BLE001 - the caller's source may raise anything
                     self._failure = error
                     continue
@@ -116,9 +118,8 @@ class LiveStream:
             else:
                 self._take(task.result())
 
-    async def _advance(self) -> str | bytes | None:
-        piece: str | bytes | None = await anext(self._source, None)
-        return piece
+    async def _advance(self) -> Any:
+        return await anext(self._source, _END)
 
     def _take(self, piece: Any) -> None:
         try:
@@ -126,11 +127,14 @@ class LiveStream:
                 self._store(self._decoder.decode(piece))
             elif isinstance(piece, str):
                 self._store(piece)
-            elif piece is None:
+            elif piece is _END:
                 self._store(self._decoder.decode(b"", final=True))
                 self._end()
             else:
-                raise DocumentError(f"the stream {self.name} gave a {type(piece).__name__}, not text or bytes")
+                raise DocumentError(
+                    f"the stream {self.name} gave a {type(piece).__name__}, not text or bytes",
+                    hint="Pass an iterator of str or bytes; LangChain Documents go in a list.",
+                )
         except Exception as error:
             self._failure = error
             raise

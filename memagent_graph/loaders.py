@@ -6,19 +6,21 @@ all-in-one converters for their weight (12 MB installed, against 97 and 257) and
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import io
 import re
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from memagent_graph.decoding import SAMPLE_BYTES, Errors, byte_order_mark, decoded
 from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedDocumentError
-from memagent_graph.sources import DOCX, HTML, PDF, Document, Section
+from memagent_graph.sources import DOCX, HTML, PDF, TEXT, Document, Section
 
 READ_BYTES = 1 << 20
 _SECTION_GAP = "\n\n"
@@ -31,11 +33,12 @@ LabelledText = tuple[str | None, str]
 """A piece of text, and the name of the section that it begins, if it begins one."""
 
 
-def labelled_text(document: Document, *, replace: bool = False) -> Iterator[LabelledText]:
-    """The text of a document that is not live, in order, holding little of it at a time.
+@contextlib.contextmanager
+def opened(document: Document, *, replace: bool = False) -> Iterator[tuple[str, Iterator[LabelledText]]]:
+    """Open a document that is not live: its true media type, and its text in order, little of it held at a time.
 
     Args:
-        document: The source.
+        document: The source. Its first bytes tell a PDF or DOCX file whatever its name says.
         replace: Put U+FFFD where bytes cannot be decoded, whatever the document says.
 
     Raises:
@@ -44,29 +47,35 @@ def labelled_text(document: Document, *, replace: bool = False) -> Iterator[Labe
     """
     errors: Errors = "replace" if replace else document.errors
     content = document.content
-    if isinstance(content, str):
-        yield from ((None, content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
-    elif isinstance(content, tuple):
-        yield from _joined(content)
-    elif isinstance(content, Path):
-        with _opened(content) as file:
-            yield from _from_binary(document, file, errors)
-    elif isinstance(content, bytes):
-        yield from _from_binary(document, io.BytesIO(content), errors)
-    else:
-        yield from _from_file(document, content, errors)
+    with contextlib.ExitStack() as stack:
+        if isinstance(content, str):
+            yield TEXT, ((None, content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
+        elif isinstance(content, tuple):
+            yield TEXT, _joined(content)
+        elif isinstance(content, bytes):
+            yield _from_binary(document, io.BytesIO(content), errors)
+        elif isinstance(content, Path) and not content.is_fifo() and not content.is_char_device():
+            yield _from_binary(document, stack.enter_context(_open(content)), errors)
+        else:
+            file = stack.enter_context(_open(content)) if isinstance(content, Path) else content
+            first = _first_piece(document.name, file)
+            if isinstance(first, str):
+                yield TEXT, ((None, piece) for piece in _rest(first, file))
+            else:
+                # It cannot be read twice, which finding its charset may need.
+                copy = stack.enter_context(tempfile.TemporaryFile())
+                copy.writelines(_rest(first, file))
+                copy.seek(0)
+                yield _from_binary(document, copy, errors)
 
 
-def media_type(document: Document) -> str:
-    """What a document really is: its first bytes tell a PDF or DOCX file whatever its name says."""
-    content = document.content
-    if isinstance(content, Path):
-        with _opened(content) as file:
-            return _kind(document, file)
-    return _kind(document, io.BytesIO(content)) if isinstance(content, bytes) else document.media_type
+def labelled_text(document: Document, *, replace: bool = False) -> Iterator[LabelledText]:
+    """The text of a document that is not live; see `opened`."""
+    with opened(document, replace=replace) as (_, pieces):
+        yield from pieces
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
     hint = None
     try:
         return path.open("rb")
@@ -88,27 +97,22 @@ def _joined(sections: tuple[Section, ...]) -> Iterator[LabelledText]:
         yield section.label, section.text
 
 
-def _from_file(document: Document, file: IO[Any], errors: Errors) -> Iterator[LabelledText]:
-    """Read an open file; one that cannot be read twice is copied to disk first, for its charset to be found."""
+def _first_piece(name: str, file: IO[Any]) -> str | bytes:
     try:
-        first = file.read(READ_BYTES)
+        first: str | bytes = file.read(READ_BYTES)
     except (OSError, ValueError) as error:
         raise DocumentError(
-            f"the open file {document.name} cannot be read: {error}",
+            f"the open file {name} cannot be read: {error}",
             hint="A text file is decoded by whoever opened it: open it in binary mode, or pass its path.",
         ) from error
-    if isinstance(first, str):
-        piece = first
-        while piece:
-            yield None, piece
-            piece = file.read(READ_BYTES)
-        return
-    with tempfile.TemporaryFile() as copy:
-        while first:
-            copy.write(first)
-            first = file.read(READ_BYTES)
-        copy.seek(0)
-        yield from _from_binary(document, copy, errors)
+    return first
+
+
+def _rest(first: Any, file: IO[Any]) -> Iterator[Any]:
+    piece = first
+    while piece:
+        yield piece
+        piece = file.read(READ_BYTES)
 
 
 def _kind(document: Document, file: IO[bytes]) -> str:
@@ -136,18 +140,17 @@ def _kind(document: Document, file: IO[bytes]) -> str:
     return document.media_type
 
 
-def _from_binary(document: Document, file: IO[bytes], errors: Errors) -> Iterator[LabelledText]:
+def _from_binary(document: Document, file: IO[bytes], errors: Errors) -> tuple[str, Iterator[LabelledText]]:
     kind = _kind(document, file)
     if kind == PDF:
-        yield from _pdf_pages(document.name, file)
-    elif kind == DOCX:
-        yield None, _docx_text(document.name, file)
-    elif kind == HTML:
-        yield None, _html_text(document, file, errors)
-    else:
-        reopen = partial(_pieces, file, file.tell())
-        for text in decoded(document.name, reopen, encoding=document.encoding, errors=errors):
-            yield None, text
+        return kind, _pdf_pages(document.name, file)
+    if kind == DOCX:
+        return kind, iter([(None, _docx_text(document.name, file))])
+    if kind == HTML:
+        return kind, iter([(None, _html_text(document, file, errors))])
+    reopen = partial(_pieces, file, file.tell())
+    texts = decoded(document.name, reopen, encoding=document.encoding, errors=errors)
+    return kind, ((None, text) for text in texts)
 
 
 def _pieces(file: IO[bytes], start: int) -> Iterator[bytes]:
@@ -156,11 +159,16 @@ def _pieces(file: IO[bytes], start: int) -> Iterator[bytes]:
         yield piece
 
 
-def _pdf_pages(name: str, file: IO[bytes]) -> Iterator[LabelledText]:
+def _extra(module: str, needed_for: str) -> Any:
+    """An optional dependency of the extra `files`."""
     try:
-        import pypdfium2  # noqa: PLC0415 - optional
+        return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtraError("files", f"reading the PDF file {name}") from error
+        raise MissingExtraError("files", needed_for) from error
+
+
+def _pdf_pages(name: str, file: IO[bytes]) -> Iterator[LabelledText]:
+    pypdfium2 = _extra("pypdfium2", f"reading the PDF file {name}")
     with _PDFIUM:
         try:
             pdf = pypdfium2.PdfDocument(file)
@@ -198,14 +206,10 @@ def _page_text(pdf: Any, number: int) -> str:
 
 
 def _docx_text(name: str, file: IO[bytes]) -> str:
+    mammoth = _extra("mammoth", f"reading the DOCX file {name}")
     try:
-        import mammoth  # noqa: PLC0415 - optional
-    except ImportError as error:
-        raise MissingExtraError("files", f"reading the DOCX file {name}") from error
-    convert: Callable[..., Any] = mammoth.convert_to_html
-    try:
-        html = convert(file, convert_image=mammoth.images.img_element(lambda _: {})).value
-    except Exception as error:  # noqa: BLE001 - whatever a damaged file makes the converter raise
+        html = mammoth.convert_to_html(file, convert_image=mammoth.images.img_element(lambda _: {})).value
+    except Exception as error:  # whatever a damaged file makes the converter raise
         raise DocumentError(f"the DOCX file {name} cannot be converted: {error}", hint="Save it anew.") from error
     return _as_markdown(name, html)
 
@@ -221,18 +225,15 @@ def _html_text(document: Document, file: IO[bytes], errors: Errors) -> str:
 
 
 def _as_markdown(name: str, html: str) -> str:
-    try:
-        from bs4 import BeautifulSoup, Comment  # noqa: PLC0415 - optional
-        from markdownify import ATX, MarkdownConverter  # noqa: PLC0415 - optional
-    except ImportError as error:
-        raise MissingExtraError("files", f"reading HTML ({name})") from error
-    soup = BeautifulSoup(html, "html.parser")
+    bs4 = _extra("bs4", f"reading HTML ({name})")
+    markdownify = _extra("markdownify", f"reading HTML ({name})")
+    soup = bs4.BeautifulSoup(html, "html.parser")
     for element in soup(_UNREAD_ELEMENTS):
         element.decompose()
-    for comment in soup.find_all(string=lambda text: isinstance(text, Comment)):
+    for comment in soup.find_all(string=lambda text: isinstance(text, bs4.Comment)):
         comment.extract()
-    converter = MarkdownConverter(
-        heading_style=ATX, bullets="-", strip=["img"], escape_asterisks=False, escape_underscores=False
+    converter = markdownify.MarkdownConverter(
+        heading_style=markdownify.ATX, bullets="-", strip=["img"], escape_asterisks=False, escape_underscores=False
     )
     try:
         return str(converter.convert_soup(soup)).strip() + "\n"

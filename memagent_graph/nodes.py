@@ -231,7 +231,11 @@ class _Drafts:
             self.flops += context.flops_of(usage.prompt_tokens, usage.completion_tokens)
         if completion.retries:
             self.note(EventKind.REQUEST_RETRIED, f"the request was sent {completion.retries + 1} times")
-        self.finish_reason, self.model, self.raw_text = completion.finish_reason.value, completion.model, completion.text
+        self.finish_reason, self.model, self.raw_text = (
+            completion.finish_reason.value,
+            completion.model,
+            completion.text,
+        )
         return completion
 
     def _count(self, messages: Messages, completion: Completion) -> TokenUsage:
@@ -262,7 +266,12 @@ class _Drafts:
 
 
 def _chunker(state: ReaderState, context: ReaderContext, chunk_tokens: int) -> Chunker:
-    return Chunker(context.store, state["document"], context.tokenizer, chunk_tokens, context.boundary)
+    document = state["document"]
+    key = document["key"], chunk_tokens
+    if key not in context.meter.chunkers:
+        chunker = Chunker(context.store, document, context.tokenizer, chunk_tokens, context.boundary)
+        context.meter.chunkers[key] = chunker
+    return context.meter.chunkers[key]
 
 
 async def _fitting(chunk: Chunk, cursor: Cursor, state: ReaderState, context: ReaderContext) -> Chunk:

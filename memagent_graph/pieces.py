@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-PIECE_BYTES = 32_768
+PIECE_BYTES = 16_384
 """A piece's usual largest size, in UTF-8 bytes (or in characters, where a text is cut in memory)."""
 
 LARGEST_PIECE_BYTES = 262_144

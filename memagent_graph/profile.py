@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from memagent_graph.budget import Budget
-from memagent_graph.errors import PolicyError
+from memagent_graph.errors import ProfileError
 from memagent_graph.prompts import Prompts, load_prompts
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
@@ -30,7 +30,7 @@ def load_profile(folder: Path | str) -> Profile | None:
     """The profile in `folder` ("embedded" names the shipped one), or None where it has no `memagent.json`.
 
     Raises:
-        PolicyError: a `memagent.json` that cannot be understood.
+        ProfileError: a `memagent.json` that cannot be understood.
         PromptError: a template that is missing or lacks a field.
     """
     folder = EMBEDDED_FOLDER if folder == "embedded" else Path(folder)
@@ -42,7 +42,7 @@ def load_profile(folder: Path | str) -> Profile | None:
         budget = Budget(**{each.name: int(values[each.name]) for each in fields(Budget) if each.name in values})
         empty_memory = str(values.get("empty_memory", "(empty)"))
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise PolicyError(
+        raise ProfileError(
             f"{path} cannot be understood: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "
             "answer_tokens and empty_memory.",

@@ -95,9 +95,7 @@ class PromptTemplate:
 
     def render(self, **values: str) -> str:
         """The template with its fields filled in; the values must be neutralised already."""
-        return "".join(
-            values[part] if position % 2 else part for position, part in enumerate(self.parts)
-        )
+        return "".join(values[part] if position % 2 else part for position, part in enumerate(self.parts))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,7 +48,6 @@ from memagent_graph.state import (
 )
 from memagent_graph.strategies import Strategy
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
-
 
 DocumentSource: TypeAlias = Any
 """What `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
@@ -178,7 +177,7 @@ class MemAgent:
         *,
         run_id: str | None = None,
         limits: Limits | None = None,
-    ) -> AsyncIterator[MemoryUpdate | ReadResult]:
+    ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Read, giving each memory update as it is made, and the result at the end. Arguments as for `aread`."""
         graph = await self._graph()
         check_question(question, graph.reader_context)
@@ -239,9 +238,7 @@ class MemAgent:
         return_exceptions: bool = False,
     ) -> list[ReadResult | MemAgentError]:
         """`abatch` for synchronous code."""
-        return run_sync(
-            self.abatch(requests, max_concurrency=max_concurrency, return_exceptions=return_exceptions)
-        )
+        return run_sync(self.abatch(requests, max_concurrency=max_concurrency, return_exceptions=return_exceptions))
 
     # Going on
 
@@ -273,7 +270,7 @@ class MemAgent:
 
     async def astream_resume(
         self, run_id: str, *, document: DocumentSource | None = None, limits: Limits | None = None
-    ) -> AsyncIterator[MemoryUpdate | ReadResult]:
+    ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """`aresume`, giving each further memory update as it is made, and the result at the end."""
         graph = await self._graph()
         state = (await self._snapshot(graph, run_id)).values
@@ -286,9 +283,7 @@ class MemAgent:
         if reason:
             await graph.aupdate_state(_thread(run_id), {"stop_reason": None}, as_node="update_memory")
         if self._run_log is not None:
-            await asyncio.to_thread(
-                self._run_log.begin, run_id, state["question"], state["document"], self._settings
-            )
+            await asyncio.to_thread(self._run_log.begin, run_id, state["question"], state["document"], self._settings)
         async with aclosing(self._run(graph, None, run_id, limits, done)) as parts:
             async for part in parts:
                 yield part
@@ -444,14 +439,14 @@ class MemAgent:
 
     async def _reference(self, document: DocumentSource | DocumentRef) -> DocumentRef:
         if isinstance(document, dict):
-            return document
+            return cast("DocumentRef", document)
         return await asyncio.to_thread(
             self.store.add, Document.of(document), replace_undecodable=self._replace_undecodable
         )
 
     async def _run(
         self, graph: ReaderGraph, given: Any, run_id: str, limits: Limits | None, done: Sequence[MemoryUpdate]
-    ) -> AsyncIterator[MemoryUpdate | ReadResult]:
+    ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Drive the graph to its end, giving its updates, then the result."""
         context = replace(graph.reader_context, limits=limits) if limits else graph.reader_context
         updates = list(done)
@@ -572,7 +567,12 @@ async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
         parent = snapshot.parent_config
         wanted = parent["configurable"]["checkpoint_id"] if parent else ""
         step = snapshot.values.get("step")
-        if step and step["type"] == "memory_update" and step["chunk_index"] not in found and not snapshot.values["span"]:
+        if (
+            step
+            and step["type"] == "memory_update"
+            and step["chunk_index"] not in found
+            and not snapshot.values["span"]
+        ):
             found[step["chunk_index"]] = snapshot
     return list(found.values())
 

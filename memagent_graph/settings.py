@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from memagent_graph.budget import Budget
 from memagent_graph.chunking import Boundary
-from memagent_graph.errors import PolicyRequestError, RunError
+from memagent_graph.errors import ProfileError, RunError
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.profile import load_profile
 from memagent_graph.prompts import AnswerFormat, PromptLayout, load_prompts
@@ -130,7 +130,7 @@ class ReaderSettings:
         """
         profile = load_profile(self.profile) if self.profile else None
         if self.profile and profile is None:
-            raise PolicyRequestError(
+            raise ProfileError(
                 f"{self.profile} has no memagent.json", hint='Name a folder that has one, or "embedded".'
             )
         asked = {each.name: getattr(self, each.name) for each in fields(Budget) if getattr(self, each.name) is not None}

@@ -36,8 +36,8 @@ _LONGEST_FILE_NAME = 255
 class DocumentRef(TypedDict):
     """A stored document, as graph state holds it: JSON values only.
 
-    `key` is `sha256:<hex>` of the UTF-8 text, or `stream:<uuid>` for a live stream; `size` is in UTF-8 bytes, None for a
-    stream that had not ended. `sections` names the list of pages or sources, where the document has them.
+    `key` is `sha256:<hex>` of the UTF-8 text, or `stream:<uuid>` for a live stream; `size` is in UTF-8 bytes, None for
+    a stream that had not ended. `sections` names the list of pages or sources, where the document has them.
     """
 
     key: str
@@ -158,7 +158,7 @@ class Document:
         return cls(name or _source_name(documents), TEXT, sections)
 
     @classmethod
-    def of(cls, source: Any) -> Document:
+    def of(cls, source: Any) -> Document:  # noqa: PLR0911 - one return per kind of source
         """Make a document of whatever a caller has.
 
         Args:

@@ -11,12 +11,12 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NotRequired
 
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from memagent_graph.budget import Budget
-from memagent_graph.chunking import Boundary, Cursor
+from memagent_graph.chunking import Boundary, Chunker, Cursor
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
@@ -159,11 +159,13 @@ class Limits:
 
 @dataclass(slots=True)
 class Meter:
-    """What one call of the graph has used so far, for `Limits`."""
+    """What one call of the graph has used so far, for `Limits`, and what it keeps from step to step to be quick."""
 
     started: float = field(default_factory=time.monotonic)
     chunks: int = 0
     tokens: int = 0
+    chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
+    """By document and chunk size."""
 
     def exceeded(self, limits: Limits) -> StopReason | None:
         """The first limit that is reached."""

@@ -102,9 +102,7 @@ class TiktokenTokenizer:
         self._encoding = encoding
         self._nfc = nfc
         self.name = name or encoding.name
-        self.special_tokens = (
-            frozenset(encoding.special_tokens_set) if special_tokens is None else special_tokens
-        )
+        self.special_tokens = frozenset(encoding.special_tokens_set) if special_tokens is None else special_tokens
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -148,13 +146,15 @@ class TiktokenTokenizer:
         """How many characters of `text` the first `n` of its `ids` cover, None inside a character."""
         if n >= len(ids):
             return len(text)
+        from_start = n <= len(ids) // 2
         try:
-            characters = len(self._encoding.decode_bytes(ids[:n]).decode())
+            characters = len(self._encoding.decode_bytes(ids[:n] if from_start else ids[n:]).decode())
         except UnicodeDecodeError:
             return None
-        if self._nfc and not unicodedata.is_normalized("NFC", text):
-            return _length_before_nfc(text, characters)
-        return characters
+        normal = self._normalized(text)
+        if not from_start:
+            characters = len(normal) - characters
+        return characters if normal == text else _length_before_nfc(text, characters)
 
     def _normalized(self, text: str) -> str:
         return unicodedata.normalize("NFC", text) if self._nfc else text
@@ -201,7 +201,7 @@ class HFTokenizer:
         self._rules = rules
         try:
             self._backend = Backend.from_str(json.dumps(rules))
-        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+        except Exception as error:  # the library raises bare Exception
             raise TokenizerError(
                 f"the tokenizer.json of {name} cannot be read: {error}",
                 hint="It may be damaged, or newer than the installed tokenizers library.",
@@ -335,9 +335,8 @@ def _tiktoken_encoding(name: str) -> tiktoken.Encoding:
     try:
         return tiktoken.get_encoding(name)
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise TokenizerError(
-            f"the tiktoken encoding {name} is not on this machine and could not be fetched: {reason}",
+            f"the tiktoken encoding {name} is not on this machine and could not be fetched ({type(error).__name__})",
             hint="Set TIKTOKEN_CACHE_DIR to a folder that has it, or name a local one: --tokenizer embedded, or the "
             "path of a tokenizer.json.",
         ) from error
@@ -345,12 +344,13 @@ def _tiktoken_encoding(name: str) -> tiktoken.Encoding:
 
 def _download(repository: str) -> Path:
     try:
-        from huggingface_hub import hf_hub_download  # noqa: PLC0415 - optional
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache  # noqa: PLC0415 - optional
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError  # noqa: PLC0415 - optional
     except ImportError as error:
         raise MissingExtraError("hub", f"the tokenizer of {repository}") from error
     try:
-        return Path(hf_hub_download(repository, "tokenizer.json"))
+        kept = try_to_load_from_cache(repository, "tokenizer.json")
+        return Path(kept if isinstance(kept, str) else hf_hub_download(repository, "tokenizer.json"))
     except LocalEntryNotFoundError as error:
         raise TokenizerError(
             f"the tokenizer of {repository} is not in the local hub cache, and the hub cannot be reached",
@@ -358,9 +358,7 @@ def _download(repository: str) -> Path:
             "its tokenizer.json. If it should be fetched now, see that HF_HUB_OFFLINE is not set.",
         ) from error
     except EntryNotFoundError as error:
-        raise TokenizerError(
-            f"the hub repository {repository} has no tokenizer.json", hint=_CONVERT_HINT
-        ) from error
+        raise TokenizerError(f"the hub repository {repository} has no tokenizer.json", hint=_CONVERT_HINT) from error
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise TokenizerError(

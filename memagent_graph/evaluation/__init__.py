@@ -1,0 +1,1 @@
+"""Documents with known answers. Tasks, scorers and baselines will join them here."""

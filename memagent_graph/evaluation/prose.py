@@ -1,4 +1,4 @@
-"""Real English prose that is found wherever Python is: the language reference's topics, then docstrings of the library."""
+"""Real English prose that is found wherever Python is: the language reference, and the library's docstrings."""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ class ChatModelPolicy:
         unsupported: frozenset[str] = frozenset(),
     ) -> None:
         self._model = model
-        self._name = name or str(getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name())
+        self._name = name or str(
+            getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name()
+        )
         self._slots = PerLoop(lambda: asyncio.Semaphore(max_concurrency))
         self._unsupported = unsupported
 

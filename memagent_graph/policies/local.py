@@ -50,9 +50,7 @@ class LocalPolicy:
         PolicyError: the model cannot be loaded.
     """
 
-    def __init__(
-        self, model: Path | str, *, device: str = "cpu", dtype: str = "float32", max_batch: int = 64
-    ) -> None:
+    def __init__(self, model: Path | str, *, device: str = "cpu", dtype: str = "float32", max_batch: int = 64) -> None:
         self._folder = Path(model)
         self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
         self._engine = _Engine(str(model), device, dtype)
@@ -125,7 +123,9 @@ class LocalPolicy:
                         request.future.set_exception(failure)
 
     def _complete(self, requests: Sequence[_Request]) -> list[Completion]:
-        drafts = self._engine.generate([request.ids for request in requests], [request.sampling for request in requests])
+        drafts = self._engine.generate(
+            [request.ids for request in requests], [request.sampling for request in requests]
+        )
         return [self._completion(request, draft) for request, draft in zip(requests, drafts, strict=True)]
 
     def _completion(self, request: _Request, draft: _Draft) -> Completion:
@@ -171,7 +171,7 @@ class _Engine:
             raise MissingExtraError("local", "a policy in this process") from error
         self._torch = torch
         try:
-            transformers.utils.logging.disable_progress_bar()
+            transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
             loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
             self._model: Any = loaded.to(device).eval()
@@ -190,7 +190,7 @@ class _Engine:
     def prompt_ids(self, prompt: Messages | TokenIds) -> list[int]:
         """The prompt's token ids, through the chat template where it is messages."""
         if prompt and isinstance(prompt[0], int):
-            return [int(token) for token in prompt]  # type: ignore[call-overload]
+            return [token for token in prompt if isinstance(token, int)]
         text = self._tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
@@ -295,7 +295,7 @@ class _Engine:
             draft.logprobs.pop()
 
 
-def _common_prefix(prompts: Sequence[Sequence[int]]) -> int:
+def _common_prefix(prompts: Sequence[list[int]]) -> int:
     """How many leading tokens all prompts share, leaving at least one of each to its own row."""
     first, last = min(prompts), max(prompts)
     bound = min(map(len, prompts)) - 1

@@ -115,16 +115,9 @@ class OpenAICompatiblePolicy:
     async def describe(self) -> ModelInfo:
         """What the server's model list tells: window, and, where it names a folder or a hub id, tokenizer and size."""
         served = await self.served_model()
-        root = str(served.get("root") or served.get("id") or "")
-        folder = Path(root)
+        name, root = str(served.get("id", "")), str(served.get("root") or "")
         window = served.get("max_model_len")
-        local = folder.is_dir()
-        return ModelInfo(
-            context_window=window if isinstance(window, int) else None,
-            tokenizer=_tokenizer_named(str(served.get("id", "")), root),
-            shape=ModelShape.from_config(folder) if local else None,
-            profile=load_profile(folder) if local else None,
-        )
+        return await asyncio.to_thread(_told_by_origin, name, root, window if isinstance(window, int) else None)
 
     async def served_model(self) -> dict[str, Any]:
         """The server's own entry for the model (asked once).
@@ -248,26 +241,29 @@ class OpenAICompatiblePolicy:
                     hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
                 )
             return PolicyUnreachableError(
-                f"no connection to {where}: {root}", hint="Is the server running? Check --base-url with `memagent doctor`."
+                f"no connection to {where}: {root}",
+                hint="Is the server running? Check --base-url with `memagent doctor`.",
             )
         if isinstance(error, openai.APIStatusError):
-            status, words = error.status_code, _words(error)
-            if status in {401, 403}:
-                return PolicyAuthenticationError(
-                    f"{where} refused the key ({status}): {words}", hint="Set OPENAI_API_KEY, or --api-key."
-                )
-            if status == 429 or status >= 500:
-                return PolicyOverloadedError(
-                    f"{where} still answered {status} after {self._max_retries} retries: {words}",
-                    hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
-                )
-            if status == 404 and self._model and self._model in words:
-                return PolicyRequestError(f"{where}: {words}", hint="`memagent doctor` lists what is served.")
-            return PolicyRequestError(
-                f"{where} refused the request ({status}): {words}",
-                hint="If it speaks of length, lower --chunk-tokens; `memagent doctor` shows the server's window.",
-            )
+            return self._status_error(error)
         return PolicyError(f"{where}: {error}")
+
+    def _status_error(self, error: openai.APIStatusError) -> PolicyError:
+        where, status, words = self.base_url, error.status_code, _words(error)
+        if status in {401, 403}:
+            return PolicyAuthenticationError(
+                f"{where} refused the key ({status}): {words}", hint="Set OPENAI_API_KEY, or --api-key."
+            )
+        if status == 429 or status >= 500:
+            return PolicyOverloadedError(
+                f"{where} still answered {status} after {self._max_retries} retries: {words}",
+                hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
+            )
+        if status == 404 and self._model and self._model in words:
+            hint = "`memagent doctor` lists what is served."
+        else:
+            hint = "If it speaks of length, lower --chunk-tokens; `memagent doctor` shows the server's window."
+        return PolicyRequestError(f"{where} refused the request ({status}): {words}", hint=hint)
 
     def _garbage(self, excerpt: str) -> PolicyResponseError:
         return PolicyResponseError(
@@ -334,12 +330,23 @@ def _words(error: openai.APIStatusError) -> str:
     return (error.response.text or error.message)[:500]
 
 
+def _told_by_origin(name: str, root: str, window: int | None) -> ModelInfo:
+    """What the model's name and its origin (a folder on this machine, or a hub id) lead to."""
+    folder = Path(root or name)
+    local = folder.is_dir()
+    return ModelInfo(
+        context_window=window,
+        tokenizer=_tokenizer_named(name, root),
+        shape=ModelShape.from_config(folder) if local else None,
+        profile=load_profile(folder) if local else None,
+    )
+
+
 def _tokenizer_named(model: str, root: str) -> Tokenizer | None:
     """The tokenizer that the model's name or origin leads to, if any."""
-    for spec in dict.fromkeys((root, model)):
+    for spec in dict.fromkeys(filter(None, (root, model))):
         try:
             return load_tokenizer(spec)
         except MemAgentError:
             continue
     return None
-

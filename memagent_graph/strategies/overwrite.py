@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from langgraph.graph import END, START
 
@@ -31,7 +30,7 @@ class Overwrite:
         builder.add_edge("answer", END)
 
 
-def _after_read_chunk(state: ReaderState) -> Literal["update_memory", "answer", "__end__"]:
+def _after_read_chunk(state: ReaderState) -> str:
     if state.get("stop_reason"):
         return END
     return "update_memory" if state.get("span") else "answer"

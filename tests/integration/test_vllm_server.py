@@ -21,9 +21,7 @@ WINDOW = 512
 
 
 @pytest.fixture(scope="module")
-def server(
-    vllm_python: Path, random_policy: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[VLLMServer]:
+def server(vllm_python: Path, random_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     log_file = tmp_path_factory.mktemp("vllm") / "server.log"
     with VLLMServer(random_policy, log_file=log_file, max_model_len=WINDOW, api_key="right") as running:
         yield running
@@ -51,9 +49,7 @@ def test_names_its_model_and_window(server: VLLMServer) -> None:
     assert model.model_dump()["max_model_len"] == WINDOW
 
 
-def test_returns_the_exact_token_ids_and_one_logprob_for_each(
-    server: VLLMServer, random_policy: Path
-) -> None:
+def test_returns_the_exact_token_ids_and_one_logprob_for_each(server: VLLMServer, random_policy: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(random_policy)
@@ -68,9 +64,7 @@ def test_returns_the_exact_token_ids_and_one_logprob_for_each(
 
 def test_streams_the_same_tokens(server: VLLMServer) -> None:
     chunks = list(complete(server, stream=True))
-    token_ids = [
-        token for chunk in chunks for c in chunk.choices for token in getattr(c, "token_ids", None) or []
-    ]
+    token_ids = [token for chunk in chunks for c in chunk.choices for token in getattr(c, "token_ids", None) or []]
     assert token_ids == complete(server).choices[0].token_ids
     assert chunks[0].prompt_token_ids
 
@@ -92,9 +86,7 @@ def test_a_wrong_key_is_refused(server: VLLMServer) -> None:
 
 def test_reports_cached_prompt_tokens(server: VLLMServer) -> None:
     def cached() -> int:
-        reply = client(server).completions.create(
-            model=server.model_name, prompt=list(range(3, 203)), max_tokens=1
-        )
+        reply = client(server).completions.create(model=server.model_name, prompt=list(range(3, 203)), max_tokens=1)
         assert reply.usage and reply.usage.prompt_tokens_details
         return reply.usage.prompt_tokens_details.cached_tokens or 0
 

@@ -195,9 +195,7 @@ class VLLMServer:
     def is_healthy(self) -> bool:
         """Whether GET /health answers 200 now."""
         try:
-            with urllib.request.urlopen(
-                f"{self.root_url}/health", timeout=_PROBE_TIMEOUT_SECONDS
-            ) as response:
+            with urllib.request.urlopen(f"{self.root_url}/health", timeout=_PROBE_TIMEOUT_SECONDS) as response:
                 return bool(response.status == 200)
         except OSError:  # refused, reset, timed out, or an HTTP error status
             return False

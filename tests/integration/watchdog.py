@@ -66,9 +66,7 @@ def main(arguments: list[str]) -> int:
     while status is None and os.getppid() == parent:
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = child.wait(timeout=_PARENT_POLL_SECONDS)
-    reason = (
-        "the process that started it is gone" if status is None else f"it ended with exit status {status}"
-    )
+    reason = "the process that started it is gone" if status is None else f"it ended with exit status {status}"
     print(f"watchdog: ending the session of {Path(command[0]).name}: {reason}", file=sys.stderr, flush=True)
     end_session(os.getsid(0))
     return 1 if status is None else status & 0xFF

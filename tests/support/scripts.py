@@ -26,7 +26,7 @@ def perfect_reader(prompt: str) -> str:
 
 def document_with(facts: dict[float, str], *, words: int = 4000) -> str:
     """Plain filler of `words` words with sentences at the given depths (0 to 1)."""
-    filler = [f"word{index % 97} and then" for index in range(words // 3)]
+    filler = [f"word{index} and then" for index in range(words // 3)]
     for depth, sentence in sorted(facts.items(), reverse=True):
         filler.insert(int(depth * len(filler)), sentence)
     return " ".join(filler)

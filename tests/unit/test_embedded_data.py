@@ -168,8 +168,8 @@ def test_a_branch_in_a_batch_gets_the_logits_of_qwen2_on_its_prompt_alone(builde
     from memagent_training.embedded.structured_start import give_structure
 
     torch.manual_seed(0)
-    policy = Policy(ModelShape(builder.form.encoding.n_vocab, 128, 96, 3, head_dim=32))
-    give_structure(policy)
+    policy = Policy(ModelShape(builder.form.encoding.n_vocab, 256, 96, 3))
+    give_structure(policy, torch.ones(policy.model.shape.vocab_size), (10, 20), {30})
     reference = Qwen2ForCausalLM(Qwen2Config(**model_config(policy.model.shape))).eval()
     reference.load_state_dict(policy.state_dict(), strict=True)
     rows = [builder.row(random.Random(seed), 40 + 30 * seed, 4) for seed in range(2)]
@@ -212,8 +212,28 @@ def test_wilson_interval_of_a_perfect_score_is_not_a_point() -> None:
 
 def test_training_killed_at_any_moment_resumes_from_a_whole_checkpoint(corpus: Path, tmp_path: Path) -> None:
     command = [
-        *(sys.executable, "-m", "memagent_training.embedded.train", "--corpus", str(corpus), "--out", str(tmp_path / "run")),
-        *("--width", "64", "--inner", "32", "--layers", "1", "--plain-start", "--tokens", "300", "--ramp-steps", "1000"),
+        *(
+            sys.executable,
+            "-m",
+            "memagent_training.embedded.train",
+            "--corpus",
+            str(corpus),
+            "--out",
+            str(tmp_path / "run"),
+        ),
+        *(
+            "--width",
+            "64",
+            "--inner",
+            "32",
+            "--layers",
+            "1",
+            "--plain-start",
+            "--tokens",
+            "300",
+            "--ramp-steps",
+            "1000",
+        ),
         *("--steps", "100000", "--log-every", "1", "--check-every", "1", "--resume", "--check-rows", "1"),
     ]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}

@@ -20,7 +20,7 @@ TEXT = document_with({0.5: "The key of harbor is 4711."}, words=9000)
 QUESTION = "What is the key of harbor?"
 INPUT = {"question": QUESTION, "document": TEXT}
 TIGHT: Any = {"recursion_limit": 25}
-"""What langchain-core puts into every config that has no limit of its own; a read of TEXT takes over a hundred steps."""
+"""What langchain-core puts into every config that has no limit of its own; reading TEXT takes more steps."""
 
 
 @pytest.fixture
@@ -114,7 +114,9 @@ def test_a_second_run_on_the_same_thread_starts_afresh(reader) -> None:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-async def test_as_a_node_it_resumes_to_the_exact_chunk_with_its_parents_checkpointer(make_reader, tmp_path, sync) -> None:
+async def test_as_a_node_it_resumes_to_the_exact_chunk_with_its_parents_checkpointer(
+    make_reader, tmp_path, sync
+) -> None:
     broken = True
 
     def script(prompt: str):

@@ -25,7 +25,9 @@ def policy() -> Iterator[LocalPolicy]:
     torch.set_num_threads(threads)
 
 
-def prompt(question: str, filler: int = 30, fact: str = "The access code of the quiet falcon is 48213.") -> list[Message]:
+def prompt(
+    question: str, filler: int = 30, fact: str = "The access code of the quiet falcon is 48213."
+) -> list[Message]:
     profile = load_profile("embedded")
     assert profile is not None
     chunk = "It rained all day and the river rose. " * filler + fact + " Then the sun came out." * filler
@@ -47,7 +49,10 @@ async def test_it_is_a_policy_that_describes_itself(policy) -> None:
 
 async def test_its_tokens_are_those_of_the_readers_tokenizer(policy) -> None:
     info = await policy.describe()
-    short, long = [Message(role="user", content="A")], [Message(role="user", content="A" + " small boats, 1904 — Ångström.")]
+    short, long = (
+        [Message(role="user", content="A")],
+        [Message(role="user", content="A" + " small boats, 1904 — Ångström.")],
+    )
     counts = [(await policy.complete(each, GREEDY)).usage.prompt_tokens for each in (short, long)]
     assert counts[1] - counts[0] == info.tokenizer.count(long[0]["content"]) - info.tokenizer.count("A")
 
@@ -109,5 +114,5 @@ def test_it_serves_any_event_loop(policy) -> None:
 
 
 def test_a_folder_without_a_model_is_an_error_with_a_remedy(tmp_path) -> None:
-    with pytest.raises(PolicyError, match="config.json, weights"):
+    with pytest.raises(PolicyError, match=r"config\.json, weights"):
         LocalPolicy(tmp_path)

@@ -9,7 +9,14 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from support.fake_server import FakeServer
 
-from memagent_graph import ChatModelPolicy, Completion, FinishReason, OpenAICompatiblePolicy, SamplingParams, ScriptedPolicy
+from memagent_graph import (
+    ChatModelPolicy,
+    Completion,
+    FinishReason,
+    OpenAICompatiblePolicy,
+    SamplingParams,
+    ScriptedPolicy,
+)
 from memagent_graph.errors import (
     PolicyAuthenticationError,
     PolicyError,
@@ -94,16 +101,33 @@ async def test_retry_after_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("respond", "error", "words", "requests"),
     [
-        (lambda b, n: web.json_response({"error": {"message": "too busy"}}, status=429), PolicyOverloadedError, "too busy", 2),
-        (lambda b, n: web.json_response({"error": {"message": "oh no"}}, status=500), PolicyOverloadedError, "oh no", 2),
-        (lambda b, n: web.json_response({"error": {"message": "8300 > 8192"}}, status=400), PolicyRequestError, "8300", 1),
+        (
+            lambda b, n: web.json_response({"error": {"message": "too busy"}}, status=429),
+            PolicyOverloadedError,
+            "too busy",
+            2,
+        ),
+        (
+            lambda b, n: web.json_response({"error": {"message": "oh no"}}, status=500),
+            PolicyOverloadedError,
+            "oh no",
+            2,
+        ),
+        (
+            lambda b, n: web.json_response({"error": {"message": "8300 > 8192"}}, status=400),
+            PolicyRequestError,
+            "8300",
+            1,
+        ),
         (lambda b, n: web.Response(text="<html>not here</html>"), PolicyResponseError, "not here", 1),
         (lambda b, n: web.json_response({"choices": []}), PolicyResponseError, "choices", 1),
         (lambda b, n: web.json_response([1, 2]), PolicyResponseError, "no completion", 1),
         (lambda b, n: {"choices": [{"message": {"content": 5}}]}, PolicyResponseError, "int", 1),
     ],
 )
-async def test_each_failure_of_a_server_is_told_apart_and_only_some_are_repeated(respond, error, words, requests) -> None:
+async def test_each_failure_of_a_server_is_told_apart_and_only_some_are_repeated(
+    respond, error, words, requests
+) -> None:
     with FakeServer(respond) as server:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_retries=1)
         with pytest.raises(error, match=words):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_graph import AnswerFormat, PromptLayout, PromptTemplate, Prompts, load_prompts
+from memagent_graph import AnswerFormat, PromptLayout, Prompts, PromptTemplate, load_prompts
 from memagent_graph.errors import PromptError
 from memagent_graph.prompts import last_boxed
 
@@ -110,7 +110,7 @@ def test_an_answer_template_cannot_ask_for_the_chunk() -> None:
 
 
 def test_a_missing_template_file_is_named(tmp_path) -> None:
-    with pytest.raises(PromptError, match="nowhere.txt"):
+    with pytest.raises(PromptError, match=r"nowhere\.txt"):
         load_prompts(update_file=tmp_path / "nowhere.txt")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from support.scripts import document_with, perfect_reader
@@ -54,7 +55,7 @@ def test_every_chunk_is_shown_once_in_order_and_nothing_is_lost(make_reader) -> 
     edges = [(update.start_char, update.end_char) for update in result.updates]
     assert edges[0][0] == 0
     assert edges[-1][1] == len(TEXT)
-    assert all(left[1] == right[0] for left, right in zip(edges, edges[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in pairwise(edges))
     assert [update.chunk_index for update in result.updates] == list(range(len(edges)))
     assert all(update.chunk_tokens == 100 for update in result.updates[:-1])
     assert result.updates[-1].progress == 1.0
@@ -332,7 +333,9 @@ def test_a_run_log_of_a_newer_version_and_a_file_that_is_none_are_refused(tmp_pa
         RunLog(tmp_path / "text")
 
 
-@pytest.mark.parametrize(("question", "error", "words"), [(" ", MemAgentError, "empty"), ("why " * 90, BudgetError, "question has")])
+@pytest.mark.parametrize(
+    ("question", "error", "words"), [(" ", MemAgentError, "empty"), ("why " * 90, BudgetError, "question has")]
+)
 def test_bad_questions_are_refused_before_anything_is_asked(make_reader, question, error, words) -> None:
     policy = ScriptedPolicy([])
     with pytest.raises(error, match=words):

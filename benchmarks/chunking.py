@@ -1,0 +1,187 @@
+"""Chunking 15 MB of English: its time against tiktoken's own encoding of the same text, and its memory.
+
+tiktoken's encodings cannot be fetched without a network, so two tokenizers stand for them: the embedded policy's
+(small vocabulary, many tokens) and a byte-level BPE of about 50,000 tokens, trained here once and kept in the folder
+for temporary files. Times are processor seconds of one process, alternating, the best of three each.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import resource
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.figures import Figure, print_table
+from memagent_graph import chunking
+from memagent_graph.chunking import Chunker
+from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_graph.tokenizers import TiktokenTokenizer, load_tokenizer
+
+TEXT_BYTES = 15_000_000
+SMALL_BYTES = 150_000
+CHUNK_TOKENS = 5000
+FED_CHARACTERS = 100_000
+LARGE_VOCABULARY = 50_000
+ROUNDS = 3
+
+
+@functools.cache
+def english() -> str:
+    """15 MB of prose: the standard library's documentation strings and comments, sentences shuffled again and again."""
+    sentences = [
+        line.strip(" #\"'")
+        for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.count(" ") > 7 and line.strip(" #\"'")[:1].isalpha() and not set(line) & set("={}[]()_\\")
+    ]
+    source = random.Random(0)
+    lines: list[str] = []
+    size = 0
+    while size < TEXT_BYTES:
+        source.shuffle(sentences)
+        lines += sentences
+        size += sum(len(sentence) + 1 for sentence in sentences)
+    return "\n".join(lines).encode()[:TEXT_BYTES].decode("utf-8", "ignore")
+
+
+def large_tokenizer() -> TiktokenTokenizer:
+    """A byte-level BPE of about 50,000 tokens, with the rules of cl100k_base."""
+    path = Path(tempfile.gettempdir()) / f"memagent-benchmark-{LARGE_VOCABULARY}.json"
+    if not path.exists():
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        pattern = (
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )
+        backend = Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=LARGE_VOCABULARY,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        library = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))[:1500]
+        backend.train_from_iterator((each.read_text("utf-8", "replace") for each in library), trainer)
+        backend.save(str(path))
+    tokenizer = load_tokenizer(path)
+    if not isinstance(tokenizer, TiktokenTokenizer):
+        raise TypeError("the benchmark's tokenizer was not converted")
+    return tokenizer
+
+
+def _at_most(metric: str, value: float, unit: str, bound: float) -> Figure:
+    return Figure(metric, value, unit, f"at most {bound:g}", value <= bound)
+
+
+def _stated(metric: str, value: float, unit: str) -> Figure:
+    return Figure(metric, value, unit, "", met=True)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def _chunk_all(store: DocumentStore, ref: DocumentRef, tokenizer: TiktokenTokenizer) -> int:
+    # Forget the pieces of the round before: this is about a document that nobody has read yet.
+    chunking._PIECES = chunking._PieceCache(chunking._CACHED_BYTES)
+    return sum(chunk.tokens for chunk in Chunker(store, ref, tokenizer, CHUNK_TOKENS).chunks())
+
+
+def _against_tiktoken(tokenizer: TiktokenTokenizer, store: DocumentStore, text: str) -> Iterator[Figure]:
+    encode = tokenizer._encoding.encode_ordinary
+    fed = [text[at : at + FED_CHARACTERS] for at in range(0, len(text), FED_CHARACTERS)]
+    ref = store.add(Document.from_text(text, name="english"))
+    encoding, cutting = [], []
+    tokens = 0
+    for _ in range(ROUNDS):
+        encoding.append(_seconds(lambda: [encode(part) for part in fed]))
+        begin = time.process_time()
+        tokens = _chunk_all(store, ref, tokenizer)
+        cutting.append(time.process_time() - begin)
+    name = f"{tokenizer._encoding.n_vocab:,} tokens' vocabulary"
+    yield _stated(f"tiktoken alone, 15 MB, {name}", min(encoding), "s")
+    yield _stated(f"chunked, {name}, {tokens:,} tokens", min(cutting), "s")
+    yield _at_most(f"chunked / tiktoken alone, {name}", min(cutting) / min(encoding), "", 1.3)
+
+
+def _cached_chunk_milliseconds(store: DocumentStore, text: str) -> float:
+    """What a chunk costs once its piece is tokenised, as for the second question on a document."""
+    reader = Chunker(store, store.add(Document.from_text(text[:60_000])), load_tokenizer("embedded"), CHUNK_TOKENS)
+    for _ in reader.chunks():
+        pass
+    rounds = 50
+    count = sum(1 for _ in reader.chunks())
+    return _seconds(lambda: [list(reader.chunks()) for _ in range(rounds)]) / (rounds * count) * 1000
+
+
+def _read_in_process(path: str) -> None:
+    """The body of the measured process: store a file, read all its chunks, print its peak memory in kB."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = DocumentStore(folder)
+        begin = time.perf_counter()
+        ref = store.add(Document.from_path(path))
+        stored = time.perf_counter() - begin
+        for _ in Chunker(store, ref, load_tokenizer("embedded"), CHUNK_TOKENS).chunks():
+            pass
+    print(json.dumps({"peak": _peak_kilobytes(), "stored": stored}))
+
+
+def _peak_kilobytes() -> int:
+    """The peak of this process alone. On Linux `ru_maxrss` begins at the peak of whoever started it: not asked."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except FileNotFoundError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+
+def _measured_process(path: Path) -> dict[str, float]:
+    code = f"from benchmarks.chunking import _read_in_process; _read_in_process({str(path)!r})"
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def measure() -> list[Figure]:
+    """Run all of this module's measurements."""
+    text = english()
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as folder:
+        large, small = Path(folder) / "large.txt", Path(folder) / "small.txt"
+        large.write_text(text, encoding="utf-8")
+        small.write_text(text[:SMALL_BYTES], encoding="utf-8")
+        of_large, of_small = _measured_process(large), _measured_process(small)
+        megabytes = (of_large["peak"] - of_small["peak"]) / 1024
+        figures.append(_at_most("peak memory on 15 MB above that on 150 kB", megabytes, "MB", 30))
+        figures.append(_at_most("adding a 15 MB file to the store", of_large["stored"], "s", 0.2))
+        store = DocumentStore(Path(folder) / "store")
+        embedded = load_tokenizer("embedded")
+        if not isinstance(embedded, TiktokenTokenizer):
+            raise TypeError("the embedded tokenizer was not converted")
+        for tokenizer in (embedded, large_tokenizer()):
+            figures += _against_tiktoken(tokenizer, store, text)
+        cached = _cached_chunk_milliseconds(store, text)
+        figures.append(_at_most("a chunk of 5000 tokens besides its tokenisation", cached, "ms", 0.2))
+    return figures
+
+
+if __name__ == "__main__":
+    print_table(measure())

@@ -1,0 +1,39 @@
+"""One measured figure, and how figures are shown and kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import rich.box
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A metric, what it came to, and the goal it was held against; no goal means it stands for itself."""
+
+    metric: str
+    value: float
+    unit: str
+    goal: str
+    met: bool
+
+
+def print_table(figures: Sequence[Figure]) -> None:
+    """Print figures as a table that can be pasted into Markdown."""
+    table = Table(box=rich.box.MARKDOWN)
+    for column in ("figure", "measured", "goal", ""):
+        table.add_column(column, justify="right" if column == "measured" else "left", no_wrap=True)
+    for figure in figures:
+        verdict = "" if not figure.goal else "met" if figure.met else "MISSED"
+        table.add_row(figure.metric, f"{figure.value:.3g} {figure.unit}".strip(), figure.goal, verdict)
+    Console(width=140).print(table)
+
+
+def write_json(figures: Sequence[Figure], path: Path) -> None:
+    """Keep figures as JSON: a list of objects with metric, value, unit, goal and met."""
+    path.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")

@@ -1,0 +1,354 @@
+"""Chunks: a stored document cut into slices of exactly so many tokens, resumable from a cursor.
+
+The text is tokenised in pieces (`pieces.py`) that have the ids of the whole text. A chunk is the next `chunk_tokens`
+ids, across pieces; where the last of them ends inside a character it is left to the next chunk. A `Cursor` names the
+piece and how many of its tokens are gone, so that reading on from it gives the same chunks as never having stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+from memagent_graph.documents import DocumentRef, DocumentStore
+from memagent_graph.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, safe_cut
+from memagent_graph.tokenizers import Tokenizer
+
+Boundary = Literal["token", "sentence", "paragraph"]
+"""Where chunks may end: anywhere, or, when one is near, at the end of a sentence or paragraph."""
+
+_TAIL_PERCENT = 15
+_CANDIDATES = 4
+_CACHED_BYTES = 8 * 1024 * 1024
+_BYTES_PER_TOKEN = 40
+_PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*")
+_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*(?=(\s+))|[。！？]+[」』”’）]*|\n[^\S\n]*\n\s*")
+
+
+class Cursor(TypedDict):
+    """Where the next chunk begins, as graph state holds it.
+
+    `index` is its number, `char` and `byte` its position. `piece_char` and `piece_byte` are where the piece that it
+    begins in begins, and `piece_tokens` is how many of that piece's tokens are already read.
+    """
+
+    index: int
+    char: int
+    byte: int
+    piece_char: int
+    piece_byte: int
+    piece_tokens: int
+
+
+def start_cursor() -> Cursor:
+    """The cursor of a document's first chunk."""
+    return Cursor(index=0, char=0, byte=0, piece_char=0, piece_byte=0, piece_tokens=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A slice of a document.
+
+    Attributes:
+        index: Its number, from 0.
+        start_char: Its first character's position in the document.
+        end_char: The position after its last character.
+        start_byte: As `start_char`, in UTF-8 bytes.
+        end_byte: As `end_char`, in UTF-8 bytes.
+        tokens: How many tokens it has.
+        text: The characters from `start_char` to `end_char`.
+        next: The next chunk's cursor.
+        last: Whether it ends the document.
+    """
+
+    index: int
+    start_char: int
+    end_char: int
+    start_byte: int
+    end_byte: int
+    tokens: int
+    text: str
+    next: Cursor
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A tokenised part of a document, from `start_byte` to `end_byte`; `at_end` if nothing follows it."""
+
+    start_byte: int
+    end_byte: int
+    text: str
+    ids: list[int]
+    at_end: bool
+
+
+class _PieceCache:
+    """The pieces read last, shared by all chunkers of a process: many questions on one document tokenise it once."""
+
+    def __init__(self, largest_bytes: int) -> None:
+        self._largest_bytes = largest_bytes
+        self._bytes = 0
+        self._pieces: OrderedDict[tuple[str, str, int], _Piece] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[str, str, int]) -> _Piece | None:
+        with self._lock:
+            piece = self._pieces.get(key)
+            if piece is not None:
+                self._pieces.move_to_end(key)
+            return piece
+
+    def put(self, key: tuple[str, str, int], piece: _Piece) -> None:
+        with self._lock:
+            if key in self._pieces:
+                return
+            self._pieces[key] = piece
+            self._bytes += self._cost(piece)
+            while self._bytes > self._largest_bytes and len(self._pieces) > 1:
+                self._bytes -= self._cost(self._pieces.popitem(last=False)[1])
+
+    @staticmethod
+    def _cost(piece: _Piece) -> int:
+        return len(piece.ids) * _BYTES_PER_TOKEN + len(piece.text) * (1 if piece.text.isascii() else 4)
+
+
+_PIECES = _PieceCache(_CACHED_BYTES)
+
+
+class Chunker:
+    """Cuts one document. It keeps the piece it is in; beyond that, all chunkers share a small cache of pieces.
+
+    Args:
+        store: Where the document is.
+        ref: The document; a live stream is pulled as far as each chunk needs.
+        tokenizer: The policy's own.
+        chunk_tokens: Tokens per chunk; the last chunk may have fewer, and one that would end inside a character up to 3
+            fewer. A chunk has more only where a single character does.
+        boundary: `sentence` and `paragraph` end a chunk at the last such end within its last 15 %, if there is one.
+    """
+
+    def __init__(
+        self,
+        store: DocumentStore,
+        ref: DocumentRef,
+        tokenizer: Tokenizer,
+        chunk_tokens: int,
+        boundary: Boundary = "token",
+    ) -> None:
+        if chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens must be at least 1, not {chunk_tokens}")
+        self._store = store
+        self._ref = ref
+        self._tokenizer = tokenizer
+        self._chunk_tokens = chunk_tokens
+        self._boundary = boundary
+        self._current: _Piece | None = None
+
+    async def next_chunk(self, cursor: Cursor) -> Chunk | None:
+        """The chunk at `cursor`; None at the document's end.
+
+        Raises:
+            DocumentError: The text is gone from the store, or a live stream failed.
+        """
+        cutting = self._cutting(cursor)
+        start = next(cutting)
+        while True:
+            piece = self._piece(start)
+            while isinstance(piece, int):
+                await self._store.pull_async(self._ref, piece)
+                piece = self._piece(start)
+            try:
+                start = cutting.send(piece)
+            except StopIteration as end:
+                return _result(end)
+
+    def chunks(self, cursor: Cursor | None = None) -> Iterator[Chunk]:
+        """All chunks from `cursor` on. Blocks where a live stream does, and takes no async stream.
+
+        Raises:
+            DocumentError: As `next_chunk`.
+        """
+        chunk = self._next_now(cursor if cursor is not None else start_cursor())
+        while chunk is not None:
+            yield chunk
+            chunk = None if chunk.last else self._next_now(chunk.next)
+
+    def _next_now(self, cursor: Cursor) -> Chunk | None:
+        cutting = self._cutting(cursor)
+        start = next(cutting)
+        while True:
+            piece = self._piece(start)
+            while isinstance(piece, int):
+                self._store.pull(self._ref, piece)
+                piece = self._piece(start)
+            try:
+                start = cutting.send(piece)
+            except StopIteration as end:
+                return _result(end)
+
+    def _cutting(self, cursor: Cursor) -> Generator[int, _Piece, Chunk | None]:
+        """Cut one chunk: asks for pieces by their first byte, and returns the chunk."""
+        piece_char, first = cursor["piece_char"], cursor["piece_tokens"]
+        piece = yield cursor["piece_byte"]
+        at_char = cursor["char"] - piece_char
+        if at_char >= len(piece.text):
+            return None
+        texts: list[str] = []
+        tokens = 0
+        while True:
+            wanted = first + self._chunk_tokens - tokens
+            if wanted >= len(piece.ids) and piece.at_end:
+                taken, cut = len(piece.ids), len(piece.text)
+            elif wanted <= len(piece.ids):
+                taken, cut = self._cut(piece, first, at_char, wanted, may_be_empty=bool(texts))
+            else:
+                texts.append(piece.text[at_char:])
+                tokens += len(piece.ids) - first
+                piece_char += len(piece.text)
+                piece = yield piece.end_byte
+                first = at_char = 0
+                continue
+            texts.append(piece.text[at_char:cut])
+            tokens += taken - first
+            break
+        text = "".join(texts)
+        end_char = cursor["char"] + len(text)
+        end_byte = cursor["byte"] + (len(text) if text.isascii() else len(text.encode()))
+        whole = cut == len(piece.text)
+        in_next_piece = whole and not piece.at_end
+        following = Cursor(
+            index=cursor["index"] + 1,
+            char=end_char,
+            byte=end_byte,
+            piece_char=end_char if in_next_piece else piece_char,
+            piece_byte=end_byte if in_next_piece else piece.start_byte,
+            piece_tokens=0 if in_next_piece else taken,
+        )
+        return Chunk(
+            index=cursor["index"],
+            start_char=cursor["char"],
+            end_char=end_char,
+            start_byte=cursor["byte"],
+            end_byte=end_byte,
+            tokens=tokens,
+            text=text,
+            next=following,
+            last=whole and piece.at_end,
+        )
+
+    def _cut(self, piece: _Piece, first: int, at_char: int, wanted: int, *, may_be_empty: bool) -> tuple[int, int]:
+        """How many of a piece's tokens, and of its characters, come before a chunk's end near `wanted` tokens."""
+        taken, cut = self._whole_characters(piece, wanted, first)
+        if cut <= at_char:
+            if may_be_empty:
+                return first, at_char
+            taken = wanted
+            while cut <= at_char:
+                taken += 1
+                cut = self._prefix(piece, taken) or 0
+            return taken, cut
+        if self._boundary == "token":
+            return taken, cut
+        low, low_char = self._whole_characters(piece, taken - self._chunk_tokens * _TAIL_PERCENT // 100, first)
+        low_char = max(at_char, low_char)
+        for end in _text_ends(piece.text, low_char, cut, self._boundary):
+            before = taken if end == cut else self._tokens_before(piece, (low, low_char), (taken, cut), end)
+            if before is not None:
+                return before, end
+        return taken, cut
+
+    def _whole_characters(self, piece: _Piece, taken: int, first: int) -> tuple[int, int]:
+        """The largest number of tokens up to `taken` that ends a character, and where it does."""
+        while taken > first:
+            cut = self._prefix(piece, taken)
+            if cut is not None:
+                return taken, cut
+            taken -= 1
+        return first, -1
+
+    def _tokens_before(self, piece: _Piece, low: tuple[int, int], high: tuple[int, int], end: int) -> int | None:
+        """How many tokens end exactly at the character `end`; None if one lies across it.
+
+        `low` and `high` are numbers of tokens and the characters before and after `end` where they stop. Tokens are of
+        similar length, so the guess in proportion is nearly right; every third one is the middle, for when it is not.
+        """
+        (low_tokens, low_char), (high_tokens, high_char) = low, high
+        for turn in itertools.count():
+            room = high_tokens - low_tokens
+            if room <= 1:
+                return None
+            share = room // 2 if turn % 3 == 2 else room * (end - low_char) // max(1, high_char - low_char)
+            guess = low_tokens + min(max(share, 1), room - 1)
+            taken, cut = self._whole_characters(piece, guess, low_tokens)
+            if taken > low_tokens and cut == end:
+                return taken
+            if taken == low_tokens or cut < end:
+                low_tokens, low_char = guess, max(low_char, cut)
+            else:
+                high_tokens, high_char = taken, cut
+        raise AssertionError("unreachable")
+
+    def _prefix(self, piece: _Piece, taken: int) -> int | None:
+        return self._tokenizer.prefix_chars(piece.text, piece.ids, taken)
+
+    def _piece(self, start_byte: int) -> _Piece | int:
+        """The piece that begins at a byte; or, where the store lacks text for it, up to which byte it is needed."""
+        if self._current is not None and self._current.start_byte == start_byte:
+            return self._current
+        key = (self._ref["key"], self._tokenizer.fingerprint, start_byte)
+        self._current = _PIECES.get(key)
+        if self._current is not None:
+            return self._current
+        for largest in (PIECE_BYTES, LARGEST_PIECE_BYTES):
+            until = start_byte + largest + 1
+            if self._store.size(self._ref) is None and self._store.stored_bytes(self._ref) < until:
+                return until
+            data = self._store.read_bytes(self._ref, start_byte, until)
+            at_end = len(data) <= largest
+            text = data.decode() if at_end else _whole_text(data[:largest])
+            cut = len(text) if at_end else safe_cut(text, len(text) // 2)
+            if cut is not None:
+                break
+        text = text[:cut]
+        self._current = _Piece(start_byte, start_byte + len(text.encode()), text, self._tokenizer.encode(text), at_end)
+        _PIECES.put(key, self._current)
+        return self._current
+
+
+def _result(end: StopIteration) -> Chunk | None:
+    chunk: Chunk | None = end.value
+    return chunk
+
+
+def _whole_text(data: bytes) -> str:
+    """Decode bytes that may stop inside a character, without that character."""
+    end = len(data)
+    while end > 0 and end > len(data) - 4 and data[end - 1] & 0xC0 == 0x80:
+        end -= 1
+    lead = data[end - 1]
+    length = 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+    whole = len(data) if end - 1 + length <= len(data) else end - 1
+    return data[:whole].decode()
+
+
+def _text_ends(text: str, start: int, end: int, boundary: Boundary) -> list[int]:
+    """Where sentences or paragraphs end between two characters, the last first; paragraphs first if asked for."""
+    patterns = (_PARAGRAPH_END, _SENTENCE_END) if boundary == "paragraph" else (_SENTENCE_END,)
+    ends: list[int] = []
+    for pattern in patterns:
+        found = []
+        for match in pattern.finditer(text, start, end):
+            found.append(match.end())
+            if match.lastindex:
+                # Some tokenizers keep a full stop and the newline after it in one token.
+                found.append(match.end(1))
+        ends += [position for position in reversed(found) if start < position <= end][:_CANDIDATES]
+    return ends

@@ -1,0 +1,252 @@
+"""Chunks: exact, lossless, with true spans, the same from any cursor, and first out before a stream has ended."""
+
+import asyncio
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers, pre_tokenizers
+
+from memagent_graph.chunking import Chunker, start_cursor
+from memagent_graph.documents import Document, DocumentStore
+from memagent_graph.errors import DocumentError
+from memagent_graph.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, pieces, safe_cut
+from memagent_graph.tokenizers import HFTokenizer, TiktokenTokenizer, load_tokenizer
+
+TOKENIZER = load_tokenizer("embedded")
+SENTENCES = "the reader writes naïve Ärger and 日本語 with 😀 or 12345 to x's end. A new sentence, isn't it?\n\n"
+WORDS = SENTENCES.split(" ")
+
+
+def prose(characters: int, seed: int = 0) -> str:
+    source = random.Random(seed)
+    words = source.choices(WORDS, k=characters // 4)
+    return " ".join(words)[:characters]
+
+
+MIXED = st.lists(
+    st.one_of(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+        st.sampled_from(
+            ["word and word ", "日本語漢字", "😀👩‍👩‍👧", "\n\n", "e\u0301 ", "    ", "\x00", "नमस्ते ", "a" * 40]
+        ),
+    ),
+    min_size=1,
+    max_size=60,
+).map("".join)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DocumentStore:
+    return DocumentStore(tmp_path)
+
+
+def chunker(store, text, chunk_tokens, boundary="token", tokenizer=TOKENIZER):
+    return Chunker(store, store.add(Document.from_text(text)), tokenizer, chunk_tokens, boundary)
+
+
+def check_spans(text, chunks):
+    data = text.encode()
+    assert "".join(chunk.text for chunk in chunks) == text
+    char = byte = 0
+    for index, chunk in enumerate(chunks):
+        assert (chunk.index, chunk.start_char, chunk.start_byte) == (index, char, byte)
+        assert text[chunk.start_char : chunk.end_char] == chunk.text
+        assert data[chunk.start_byte : chunk.end_byte].decode() == chunk.text
+        assert chunk.last == (index == len(chunks) - 1)
+        char, byte = chunk.end_char, chunk.end_byte
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=MIXED.filter(str.strip), chunk_tokens=st.integers(1, 60), boundary=st.sampled_from(["token", "sentence"]))
+def test_any_text_is_cut_without_loss_and_alike_from_every_cursor(text, chunk_tokens, boundary, tmp_path_factory):
+    store = DocumentStore(tmp_path_factory.mktemp("store"))
+    reader = chunker(store, text, chunk_tokens, boundary)
+    chunks = list(reader.chunks())
+    check_spans(text, chunks)
+    assert sum(chunk.tokens for chunk in chunks) == TOKENIZER.count(text)
+    for chunk, following in itertools.pairwise(chunks):
+        assert next(chunker(store, text, chunk_tokens, boundary).chunks(chunk.next)) == following
+    assert asyncio.run(reader.next_chunk(chunks[-1].next)) is None
+
+
+@pytest.mark.parametrize("chunk_tokens", [7, 1000, 5000, 40_000])
+def test_chunks_over_many_pieces_have_exactly_the_tokens_of_the_whole_text(chunk_tokens, store):
+    text = prose(200_000)
+    assert len(text.encode()) > 10 * PIECE_BYTES
+    chunks = list(chunker(store, text, chunk_tokens).chunks())
+    check_spans(text, chunks)
+    ids = TOKENIZER._encoding.encode_ordinary(text)
+    encoding = TOKENIZER._encoding
+    at = 0
+    for chunk in chunks:
+        assert encoding.decode_bytes(ids[at : at + chunk.tokens]).decode() == chunk.text
+        assert chunk_tokens - 3 <= chunk.tokens <= chunk_tokens or chunk.last
+        at += chunk.tokens
+    assert at == len(ids)
+
+
+@pytest.mark.parametrize("boundary", ["token", "sentence", "paragraph"])
+def test_reading_on_from_any_cursor_gives_the_same_chunks(boundary, store):
+    text = prose(120_000, seed=3)
+    chunks = list(chunker(store, text, 3000, boundary).chunks())
+    check_spans(text, chunks)
+    for number in range(0, len(chunks) - 1, 3):
+        assert list(chunker(store, text, 3000, boundary).chunks(chunks[number].next)) == chunks[number + 1 :]
+
+
+def test_another_chunk_size_goes_on_from_the_same_cursor(store):
+    text = prose(90_000)
+    first = next(chunker(store, text, 5000).chunks())
+    rest = "".join(chunk.text for chunk in chunker(store, text, 1234).chunks(first.next))
+    assert first.text + rest == text
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), mixed=MIXED)
+def test_a_safe_cut_changes_no_token(seed, mixed):
+    text = mixed + prose(300, seed) + mixed
+    for lowest in range(0, len(text), 37):
+        cut = safe_cut(text[: lowest + 60], lowest)
+        if cut is not None:
+            assert TOKENIZER.encode(text[:cut]) + TOKENIZER.encode(text[cut:]) == TOKENIZER.encode(text)
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "\n", "語", "7", "😀", "\x00", "-", "e\u0301", "ab ", "語\n"])
+def test_a_megabyte_without_borders_is_cut_without_loss(unit, store):
+    text = (unit * 1_000_000)[: 1_000_000 // len(unit.encode())] + "."
+    chunks = list(chunker(store, text, 5000).chunks())
+    check_spans(text, chunks)
+    assert all(4997 <= chunk.tokens <= 5000 for chunk in chunks[:-1])
+    assert "".join(pieces(text)) == text
+    assert max(len(piece) for piece in pieces(text)) <= LARGEST_PIECE_BYTES
+
+
+def test_sentence_ends_are_preferred_when_near_and_only_then(store):
+    text = "This is one short sentence of prose. " * 3000
+    chunks = list(chunker(store, text, 500, "sentence").chunks())
+    check_spans(text, chunks)
+    assert all(chunk.text.endswith("prose.") for chunk in chunks[:-1])
+    assert all(chunk.tokens > 500 * 0.85 - 1 for chunk in chunks[:-1])
+    endless = "words without any end " * 3000
+    assert all(chunk.tokens == 500 for chunk in list(chunker(store, endless, 500, "sentence").chunks())[:-1])
+
+
+def test_paragraph_ends_are_preferred_to_sentence_ends(store):
+    text = "A line. And more of it.\n\nNext paragraph starts. It goes on. And on. And on.\n\n" * 800
+    chunks = list(chunker(store, text, 400, "paragraph").chunks())
+    check_spans(text, chunks)
+    assert all(chunk.text.endswith("\n\n") for chunk in chunks[:-1])
+
+
+def test_the_same_piece_is_tokenised_once_for_many_readers(store):
+    text = prose(100_000, seed=9)
+    calls = []
+
+    class Counting(TiktokenTokenizer):
+        fingerprint = "counting"
+
+        def encode(self, piece):
+            calls.append(len(piece))
+            return super().encode(piece)
+
+    tokenizer = Counting(TOKENIZER._encoding)
+    readers = [chunker(store, text, 700, tokenizer=tokenizer) for _ in range(5)]
+    for chunks in zip(*(reader.chunks() for reader in readers), strict=True):
+        assert len({chunk.text for chunk in chunks}) == 1
+    assert sum(calls) == len(text)
+
+
+def live(store, source, chunk_tokens=100):
+    return Chunker(store, store.add(Document.from_stream(source)), TOKENIZER, chunk_tokens)
+
+
+def endless_prose() -> Iterator[str]:
+    while True:
+        yield "some words of a stream that never ends "
+
+
+def test_the_first_chunk_leaves_before_the_stream_has_ended(store):
+    first = asyncio.run(live(store, endless_prose()).next_chunk(start_cursor()))
+    assert first is not None
+    assert first.tokens == 100
+    assert store.stored_bytes({"key": next(iter_keys(store)), "name": "", "size": None, "media_type": ""}) < 50_000
+
+
+def iter_keys(store):
+    return (f"stream:{path.stem}" for path in (store.root / "streams").glob("*.txt"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(1, 30_000), min_size=1, max_size=8))
+def test_how_a_stream_arrives_does_not_change_its_chunks(sizes, tmp_path_factory):
+    store = DocumentStore(tmp_path_factory.mktemp("store"))
+    text = prose(60_000)
+    arriving = iter(text)
+    parts = iter(["".join(itertools.islice(arriving, size)) for size in [*sizes, 60_000]])
+
+    async def slowly():
+        for part in parts:
+            yield part
+
+    async def read():
+        reader = live(store, slowly(), 2000)
+        chunks = [await reader.next_chunk(start_cursor())]
+        while not chunks[-1].last:
+            chunks.append(await reader.next_chunk(chunks[-1].next))
+        assert await reader.next_chunk(chunks[-1].next) is None
+        return chunks
+
+    assert asyncio.run(read()) == list(chunker(store, text, 2000).chunks())
+
+
+def test_an_interrupted_stream_resumes_at_the_exact_chunk(store):
+    text = prose(150_000, seed=4)
+    ref = store.add(Document.from_stream(iter([text[:70_000], text[70_000:]])))
+    read = list(itertools.islice(Chunker(store, ref, TOKENIZER, 2000).chunks(), 4))
+    again = DocumentStore(store.root)
+    with pytest.raises(DocumentError, match="Pass the same document again"):
+        list(Chunker(again, ref, TOKENIZER, 2000).chunks(read[-1].next))
+    again.reattach(ref, Document.from_stream(iter([text])))
+    rest = list(Chunker(again, ref, TOKENIZER, 2000).chunks(read[-1].next))
+    check_spans(text, read + rest)
+
+
+def test_chunks_of_no_tokens_are_refused(store):
+    with pytest.raises(ValueError, match="at least 1"):
+        chunker(store, "text", 0)
+
+
+def word_piece():
+    vocabulary = {
+        "[UNK]": 0,
+        **{word: number for number, word in enumerate(["the", "reader", "##s", "a", "new", "."], 1)},
+    }
+    backend = Backend(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return HFTokenizer(json.loads(backend.to_str()), name="word piece")
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=MIXED.filter(str.strip), chunk_tokens=st.integers(1, 30))
+def test_a_tokenizer_that_drops_and_changes_text_is_cut_without_loss_too(text, chunk_tokens, tmp_path_factory):
+    store = DocumentStore(tmp_path_factory.mktemp("store"))
+    tokenizer = word_piece()
+    chunks = list(chunker(store, text, chunk_tokens, tokenizer=tokenizer).chunks())
+    check_spans(text, chunks)
+    assert sum(chunk.tokens for chunk in chunks) == tokenizer.count(text)
+    for chunk, following in itertools.pairwise(chunks):
+        assert next(chunker(store, text, chunk_tokens, tokenizer=tokenizer).chunks(chunk.next)) == following
+
+
+def test_text_without_any_token_is_still_read(store):
+    text = "the reader " + "\u200b" * 50_000
+    chunks = list(chunker(store, text, 5, tokenizer=word_piece()).chunks())
+    check_spans(text, chunks)

@@ -1,0 +1,296 @@
+"""The command line as a user meets it: real processes, a real server, every kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from support.fake_server import FakeServer
+from support.scripts import document_with
+
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1500)
+QUESTION = "What is the key of harbor?"
+SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
+         "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
+
+
+def memagent(*arguments: object, stdin: bytes | None = None) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "memagent_graph", *map(str, arguments)],
+        check=False,
+        input=stdin,
+        capture_output=True,
+        timeout=120,
+    )
+    text = subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    assert "Traceback" not in text.stderr, text.stderr
+    return text
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_read_prints_the_answer_alone_on_standard_output(book) -> None:
+    with FakeServer() as server:
+        done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL)
+    assert (done.returncode, done.stdout) == (0, "4711\n")
+    assert "chunks" in done.stderr
+
+
+def test_read_as_json_is_one_object_with_everything(book) -> None:
+    with FakeServer() as server:
+        done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--json", "--updates")
+    result = json.loads(done.stdout)
+    assert {"answer", "memory", "stop_reason", "usage", "run_id"} <= set(result)
+    assert (result["answer"], result["stop_reason"], result["model"]) == ("4711", "answered", "fake")
+    assert len(result["updates"]) == result["chunks_read"]
+    assert result["usage"]["turns"] == result["chunks_read"] + 1
+
+
+def test_the_document_can_come_from_standard_input(book) -> None:
+    with FakeServer() as server:
+        done = memagent("read", "-", "-q", QUESTION, "--base-url", server.base_url, *SMALL, stdin=book.read_bytes())
+    assert done.stdout == "4711\n"
+
+
+def test_a_read_that_stops_at_a_limit_is_resumed_from_its_id_alone(book) -> None:
+    with FakeServer() as server:
+        options = ["--base-url", server.base_url, *SMALL]
+        stopped = memagent("read", book, "-q", QUESTION, *options, "--max-chunks", 2, "--json")
+        assert stopped.returncode == 5
+        run = json.loads(stopped.stdout)
+        assert (run["stop_reason"], run["answer"], run["chunks_read"]) == ("max_chunks", None, 2)
+        book.unlink()
+        finished = memagent("resume", run["run_id"], "--json")
+        again = memagent("resume", run["run_id"])
+    assert finished.returncode == 0
+    assert json.loads(finished.stdout)["answer"] == "4711"
+    assert again.stdout == "4711\n"
+
+
+def test_an_interrupted_read_says_how_to_go_on(book) -> None:
+    with FakeServer(delay=0.2) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "memagent_graph", "read", str(book), "-q", QUESTION, "--run-id", "mine",
+             "--base-url", server.base_url, *SMALL],
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        while len(server.requests) < 3:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        server.delay = 0
+        assert process.returncode == 130
+        assert "memagent resume mine" in errors
+        assert "Traceback" not in errors
+        assert memagent("resume", "mine").stdout == "4711\n"
+
+
+def test_keys_are_never_stored(book, own_home) -> None:
+    with FakeServer(key="sk-very-secret") as server:
+        url = server.base_url.replace("http://", "http://user:sk-very-secret@")
+        for options in (["--api-key", "sk-very-secret", "--base-url", server.base_url], ["--base-url", url]):
+            memagent("read", book, "-q", QUESTION, *options, *SMALL)
+    stored = [path for path in own_home.rglob("*") if path.is_file()]
+    assert len(stored) >= 3
+    assert not any(b"sk-very-secret" in path.read_bytes() for path in stored)
+
+
+def bad_document(tmp_path: Path, kind: str) -> Path:
+    path = tmp_path / "document.txt"
+    if kind == "empty":
+        path.write_text("")
+    elif kind == "blank":
+        path.write_text(" \n\t\n")
+    elif kind == "binary":
+        path.write_bytes(bytes(range(256)) * 40)
+    elif kind == "undecodable":
+        path.write_bytes(b"plain text, then \xff\xfe\xfd broken \x81\x8d" + b" and more plain text" * 50)
+    elif kind == "directory":
+        path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("missing", "does not exist"),
+        ("directory", "director"),
+        ("empty", "no text"),
+        ("blank", "no text"),
+        ("binary", "binary"),
+    ],
+)
+def test_a_bad_document_is_refused_with_a_remedy(tmp_path, kind, words) -> None:
+    done = memagent("read", bad_document(tmp_path, kind), "-q", "x", "--base-url", "http://127.0.0.1:9/v1", *SMALL)
+    assert done.returncode == 3
+    assert words in done.stderr
+    assert "what to do:" in done.stderr
+    assert done.stdout == ""
+
+
+def test_undecodable_bytes_can_be_replaced(tmp_path) -> None:
+    path = bad_document(tmp_path, "undecodable")
+    with FakeServer() as server:
+        options = ["read", path, "-q", "x", "--base-url", server.base_url, *SMALL, "--encoding", "utf-8"]
+        refused = memagent(*options)
+        assert refused.returncode == 3
+        assert "--replace-undecodable" in refused.stderr or "replace" in refused.stderr
+        assert memagent(*options, "--replace-undecodable").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--question", " "], 2, "question is empty"),
+        (["--question", "why " * 100], 7, "question has"),
+        (["--context-window", "300"], 7, "chunk_tokens"),
+        (["--tokenizer", "no_such_encoding"], 7, "no_such_encoding"),
+        (["--layout", "upside_down"], 2, "upside_down"),
+        (["--boundary", "page"], 2, "page"),
+        (["--on-empty", "ignore"], 2, "ignore"),
+        (["--update-template", "nowhere.txt"], 7, "nowhere.txt"),
+        (["--model", "other"], 4, "serves fake"),
+        (["--base-url", "http://127.0.0.1:9/v1"], 4, "Is the server running?"),
+        (["--profile", "nowhere"], 7, "memagent.json"),
+        (["--temperature", "-1"], 2, "temperature"),
+        (["--top-p", "0"], 7, "top_p"),
+    ],
+)
+def test_bad_settings_are_refused_with_a_remedy(book, options, code, words) -> None:
+    with FakeServer() as server:
+        base = ["read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL]
+        done = memagent(*base, "--retries", 0, *options)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("respond", "words"),
+    [
+        (lambda body, number: web.json_response({"error": {"message": "slow down"}}, status=429), "429"),
+        (lambda body, number: web.json_response({"error": {"message": "boom"}}, status=500), "boom"),
+        (lambda body, number: web.Response(text="<html>"), "no completion"),
+        (
+            lambda body, number: web.json_response({"error": {"message": "maximum context"}}, status=400),
+            "maximum context",
+        ),
+    ],
+)
+def test_a_failing_server_costs_no_finished_chunk(book, respond, words) -> None:
+    good = FakeServer().respond
+    failing = True
+    with FakeServer(
+        lambda body, number: respond(body, number) if failing and number >= 3 else good(body, number)
+    ) as server:
+        options = ["--base-url", server.base_url, *SMALL, "--retries", 0, "--run-id", "r"]
+        done = memagent("read", book, "-q", QUESTION, *options, "--json")
+        assert done.returncode == 4
+        error = json.loads(done.stdout)["error"]
+        assert words in error["message"]
+        assert (error["run_id"], error["chunk_index"]) == ("r", 3)
+        assert "memagent resume r" in done.stderr
+        failing = False
+        finished = memagent("resume", "r", "--json")
+    result = json.loads(finished.stdout)
+    assert result["answer"] == "4711"
+    assert len(server.requests) == result["chunks_read"] + 2
+
+
+def test_a_wrong_key_names_the_variable(book) -> None:
+    with FakeServer(key="right") as server:
+        done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, "--api-key", "wrong", *SMALL)
+    assert done.returncode == 4
+    assert "OPENAI_API_KEY" in done.stderr
+
+
+def test_an_empty_or_overlong_reply_is_an_event_not_an_end(book) -> None:
+    def respond(body, number):
+        return "" if number % 2 else "memory " * 300
+
+    with FakeServer(respond) as server:
+        done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--json")
+    kinds = {event["kind"] for event in json.loads(done.stdout)["events"]}
+    assert {"empty", "overlong"} <= kinds
+
+
+def test_an_unknown_run_is_named_with_those_that_exist(book) -> None:
+    nothing = memagent("resume", "nope")
+    assert nothing.returncode == 6
+    assert "holds no runs yet" in nothing.stderr
+    with FakeServer() as server:
+        memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--run-id", "mine")
+    done = memagent("resume", "nope")
+    assert (done.returncode, done.stdout) == (6, "")
+    assert "newest are mine" in done.stderr
+
+
+def test_a_run_is_not_resumed_with_another_document(book, tmp_path) -> None:
+    (tmp_path / "other.txt").write_text("another text")
+    with FakeServer() as server:
+        memagent(
+            "read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--run-id", "r", "--max-chunks", 1
+        )
+        done = memagent("resume", "r", "--document", tmp_path / "other.txt")
+    assert done.returncode == 6
+    assert "another document" in done.stderr
+
+
+def test_doctor_finds_a_healthy_server_healthy() -> None:
+    def count(body, number):
+        from memagent_graph import load_tokenizer
+
+        reply = server.completion(body, "fine")
+        tokens = sum(load_tokenizer("embedded").count(message["content"]) for message in body["messages"])
+        reply["usage"]["prompt_tokens"] = tokens + 7
+        return reply
+
+    with FakeServer(count, vllm=True) as server:
+        done = memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
+    findings = {finding["subject"]: finding["health"] for finding in json.loads(done.stdout)}
+    assert done.returncode == 0, done.stdout
+    assert set(findings.values()) == {"ok"}
+    assert {"server", "model", "window", "budget", "completion", "token ids", "tokenizer"} == set(findings)
+
+
+def test_doctor_finds_what_is_wrong() -> None:
+    with FakeServer(lambda body, number: "fine", window=None) as server:
+        done = memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
+        findings = {finding["subject"]: finding["health"] for finding in json.loads(done.stdout)}
+        assert done.returncode == 4
+        assert (findings["window"], findings["token ids"], findings["tokenizer"]) == ("note", "note", "failed")
+    gone = memagent("doctor", "--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded")
+    assert gone.returncode == 4
+    assert "no connection" in gone.stdout
+
+
+def test_without_the_local_extra_the_remedy_is_named(book, tmp_path) -> None:
+    (tmp_path / "blocked").mkdir()
+    for name in ("torch", "transformers"):
+        (tmp_path / "blocked" / f"{name}.py").write_text("raise ImportError('not installed')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "blocked")}
+    command = [sys.executable, "-m", "memagent_graph", "read", str(book), "-q", QUESTION, "--model", "embedded"]
+    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+    assert done.returncode == 7
+    assert 'pip install "memagent-graph[local]"' in done.stderr
+
+
+def test_importing_the_package_is_quick_and_brings_no_torch() -> None:
+    code = "import sys, memagent_graph; print(sorted({'torch', 'openai', 'langgraph', 'tiktoken'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    code = "import sys; from memagent_graph import MemAgent, OpenAICompatiblePolicy; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,166 @@
+"""Converters: HTML, PDF and DOCX give readable text, and pages are known."""
+
+import io
+import sys
+import zipfile
+
+import pytest
+
+from memagent_graph.documents import Document, DocumentStore, SourceMark
+from memagent_graph.errors import (
+    DocumentError,
+    EmptyDocumentError,
+    EncodingError,
+    MissingExtraError,
+    UnsupportedDocumentError,
+)
+
+DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return DocumentStore(tmp_path / "store")
+
+
+def read(store, document):
+    ref = store.add(document)
+    return store.read(ref, 0, ref["size"]), ref
+
+
+def pdf(*pages: str) -> bytes:
+    """A small PDF with one line of text per page."""
+    kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    for number, text in enumerate(pages):
+        content = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
+        objects.append(
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {5 + 2 * number} 0 R "
+            "/Resources << /Font << /F1 3 0 R >> >> >>"
+        )
+        objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
+    data = b"%PDF-1.4\n"
+    places = []
+    for number, body in enumerate(objects, 1):
+        places.append(len(data))
+        data += f"{number} 0 obj\n{body}\nendobj\n".encode()
+    start = len(data)
+    table = "".join(f"{place:010d} 00000 n \n" for place in places)
+    data += f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}".encode()
+    return data + f"trailer << /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{start}\n%%EOF".encode()
+
+
+def docx(*paragraphs: str) -> bytes:
+    """A small DOCX file."""
+    body = "".join(f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>" for text in paragraphs)
+    parts = {
+        "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">'
+        '<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+        '<Override PartName="/word/document.xml" ContentType="application/vnd.openxmlformats-officedocument.'
+        'wordprocessingml.document.main+xml"/></Types>',
+        "_rels/.rels": '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
+        '<Relationship Id="r1" Type="http://schemas.openxmlformats.org/officeDocument/2006/relationships/'
+        'officeDocument" Target="word/document.xml"/></Relationships>',
+        "word/document.xml": '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main">'
+        f"<w:body>{body}</w:body></w:document>",
+    }
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, text in parts.items():
+            archive.writestr(name, text)
+    return file.getvalue()
+
+
+def test_a_pdfs_pages_are_text_with_their_numbers(store, tmp_path):
+    path = tmp_path / "paper.pdf"
+    path.write_bytes(pdf("The first page.", "The second one.", "And the last."))
+    text, ref = read(store, Document.from_path(path))
+    assert text == "The first page.\n\nThe second one.\n\nAnd the last."
+    assert ref["media_type"] == "application/pdf"
+    assert store.sections(ref) == [SourceMark(0, "page 1"), SourceMark(17, "page 2"), SourceMark(34, "page 3")]
+
+
+def test_a_pdf_is_known_by_its_content_whatever_its_source(store, tmp_path):
+    data = pdf("Some text.")
+    (tmp_path / "misnamed.txt").write_bytes(data)
+    for source in (tmp_path / "misnamed.txt", data, io.BytesIO(data)):
+        text, _ = read(store, Document.of(source))
+        assert text == "Some text."
+
+
+def test_a_pdf_without_text_or_beyond_repair_says_so(store):
+    with pytest.raises(UnsupportedDocumentError, match=r"2 pages and no text.*ocrmypdf"):
+        store.add(Document.from_bytes(pdf("", "")))
+    with pytest.raises(DocumentError, match="cannot be opened"):
+        store.add(Document.from_bytes(b"%PDF-1.4\nbroken"))
+    with pytest.raises(UnsupportedDocumentError, match="called PDF but does not begin"):
+        store.add(Document.from_bytes(b"plain text", name="x.pdf"))
+
+
+def test_a_docx_file_is_its_paragraphs(store, tmp_path):
+    path = tmp_path / "letter.docx"
+    path.write_bytes(docx("Dear reader,", "naïve café &amp; 日本語"))
+    text, ref = read(store, Document.from_path(path))
+    assert text == "Dear reader,\n\nnaïve café & 日本語\n"
+    assert ref["media_type"] == DOCX
+    assert read(store, Document.of(path.read_bytes()))[0] == text
+
+
+def test_a_damaged_docx_file_or_another_zip_is_refused(store):
+    with pytest.raises(UnsupportedDocumentError, match="damaged DOCX"):
+        store.add(Document.from_bytes(docx("x")[:-40], name="x.docx"))
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("a.txt", "text\xff" * 10)
+    with pytest.raises(UnsupportedDocumentError, match="zip"):
+        store.add(Document.from_bytes(archive.getvalue()))
+
+
+PAGE = """<!doctype html><html><head><meta charset="{charset}"><title>A title</title><style>p {{}}</style>
+<script>var hidden = 1;</script></head><body><h1>Überschrift</h1><p>One <b>bold</b> word, 2 * 3 and snake_case.</p>
+<!-- comment --><ul><li>first</li><li>second</li></ul><table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr>
+</table></body></html>"""
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "iso-8859-1", "cp1252"])
+def test_html_becomes_markdown_in_its_declared_charset(charset, store, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_bytes(PAGE.format(charset=charset).encode(charset))
+    text, ref = read(store, Document.from_path(path))
+    assert ref["media_type"] == "text/html"
+    assert "# Überschrift" in text
+    assert "One **bold** word, 2 * 3 and snake_case." in text
+    assert "- first\n- second" in text
+    assert "| 1 | 2 |" in text
+    assert "A title" in text
+    for unread in ("hidden", "comment", "{}", "<"):
+        assert unread not in text
+
+
+def test_html_errors_are_document_errors(store):
+    with pytest.raises(EncodingError, match="no charset 'nonsense'"):
+        store.add(Document.from_bytes(b'<meta charset="nonsense"><p>x', name="x.html"))
+    with pytest.raises(EmptyDocumentError):
+        store.add(Document.from_bytes(b"<html><script>x</script></html>", name="x.html"))
+    with pytest.raises(DocumentError, match="nested too deeply"):
+        store.add(Document.from_bytes(b"<div>" * 5000 + b"x", name="x.html"))
+
+
+def test_markdown_and_html_in_a_text_file_stay_as_they_are(store, tmp_path):
+    for name in ("a.md", "a.txt", "a.py"):
+        (tmp_path / name).write_text("# Title\n\n<p>as it *is*</p>\n")
+        assert read(store, Document.from_path(tmp_path / name))[0] == "# Title\n\n<p>as it *is*</p>\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "data"),
+    [("pypdfium2", "a.pdf", pdf("x")), ("mammoth", "a.docx", docx("x")), ("bs4", "a.html", b"<p>x</p>")],
+)
+def test_a_missing_converter_names_the_extra(module, name, data, store, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=r'pip install "memagent-graph\[files\]"'):
+        store.add(Document.from_bytes(data, name=name))

@@ -1,0 +1,330 @@
+"""Tokenizers: exact conversions, prefixes in characters, pathological text, and what can be named."""
+
+import importlib.resources
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+
+from memagent_graph.byte_level_bpe import GPT2_PATTERN, adversarial_texts, convert, differs_from
+from memagent_graph.errors import MissingExtraError, TokenizerError
+from memagent_graph.tokenizers import HFTokenizer, TiktokenTokenizer, load_tokenizer
+
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+SAMPLE = Path(json.__file__).parent
+TRAINING = [*(path.read_text() for path in SAMPLE.glob("*.py")), "naïve café Ärger e\u0301 日本語 " * 20]
+
+
+def byte_level(pattern=CL100K, normalizer=None):
+    backend = Backend(models.BPE())
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    if pattern is None:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(TRAINING, trainer)
+    return backend
+
+
+def sentencepiece_like():
+    backend = Backend(models.Unigram())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=1000, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+    )
+    backend.train_from_iterator(TRAINING, trainer)
+    return backend
+
+
+def word_piece():
+    backend = Backend(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=1000, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
+    backend.train_from_iterator(TRAINING, trainer)
+    return backend
+
+
+KINDS = {
+    "cl100k": byte_level,
+    "gpt2": lambda: byte_level(None),
+    "nfc": lambda: byte_level(normalizer=normalizers.NFC()),
+    "unigram": sentencepiece_like,
+    "wordpiece": word_piece,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tokenizers")
+    for name, make in KINDS.items():
+        (root / name).mkdir()
+        make().save(str(root / name / "tokenizer.json"))
+    return root
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def tokenizer(request, folder):
+    return load_tokenizer(folder / request.param)
+
+
+def specification(folder, kind):
+    return json.loads((folder / kind / "tokenizer.json").read_text())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_byte_level_bpe_runs_on_tiktoken_and_the_rest_does_not(kind, folder):
+    expected = TiktokenTokenizer if kind in {"cl100k", "gpt2", "nfc"} else HFTokenizer
+    assert type(load_tokenizer(folder / kind)) is expected
+
+
+@pytest.mark.parametrize("kind", ["cl100k", "gpt2", "nfc"])
+def test_the_conversion_gives_the_librarys_ids(kind, folder):
+    fast = load_tokenizer(folder / kind)
+    reference = HFTokenizer(specification(folder, kind), name=kind)
+    for text in adversarial_texts([], count=3000):
+        assert fast.encode(text) == reference.encode(text)
+        assert fast.decode(fast.encode(text)) == reference.decode(reference.encode(text))
+
+
+def test_the_embedded_tokenizer_is_converted_exactly():
+    source = importlib.resources.files("memagent_graph") / "embedded" / "tokenizer.json"
+    parsed = json.loads(source.read_text())
+    embedded = load_tokenizer("embedded")
+    converted = convert(parsed)
+    assert converted is not None
+    reference = HFTokenizer(parsed, name="reference")
+    assert differs_from(embedded.encode, reference.encode, list(converted.ranks)) is None
+    with importlib.resources.as_file(source) as path:
+        assert load_tokenizer(path).fingerprint == embedded.fingerprint
+
+
+def test_a_conversion_that_is_not_exact_falls_back(folder, tmp_path):
+    changed = specification(folder, "gpt2")
+    # tiktoken drops what the pattern does not match, the library keeps it; only encoding a sample tells.
+    changed["model"]["merges"] = changed["model"]["merges"][:100]
+    changed["model"]["ignore_merges"] = True
+    split = {"type": "Split", "pattern": {"Regex": r"\p{L}+"}, "behavior": "Isolated", "invert": False}
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    changed["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, plain]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
+    assert convert(changed) is not None
+    tokenizer = load_tokenizer(tmp_path)
+    assert isinstance(tokenizer, HFTokenizer)
+    assert tokenizer.decode(tokenizer.encode("Some text, 12 words.")) == "Some text, 12 words."
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["model"].update(byte_fallback=True),
+        lambda s: s["model"].update(continuing_subword_prefix="##"),
+        lambda s: s["model"].update(merges=s["model"]["merges"][::-1]),
+        lambda s: s["model"]["vocab"].pop("a"),
+        lambda s: s.update(normalizer={"type": "Lowercase"}),
+        lambda s: s.update(pre_tokenizer=None),
+        lambda s: s["pre_tokenizer"].update(add_prefix_space=True),
+        lambda s: s["model"].update(type="WordPiece"),
+    ],
+)
+def test_what_tiktoken_cannot_stand_in_for_is_not_converted(change, folder):
+    changed = specification(folder, "gpt2")
+    assert convert(changed) is not None
+    change(changed)
+    assert convert(changed) is None
+
+
+def test_text_that_looks_special_is_ordinary_text(tokenizer):
+    text = "a <|im_end|> b <|endoftext|></s>[SEP]"
+    controls = {"<|im_end|>", "<|endoftext|>", "</s>", "[SEP]"} & tokenizer.special_tokens
+    assert controls
+    ids = tokenizer.encode(text)
+    singles = {tuple(tokenizer.encode(control)) for control in controls}
+    assert all(len(single) > 1 for single in singles)
+    assert len(ids) == tokenizer.count(text) > len(text.split())
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=st.text(max_size=60))
+def test_any_text_encodes_and_its_prefixes_are_true(text, tokenizer):
+    ids = tokenizer.encode(text)
+    assert tokenizer.count(text) == len(ids)
+    assert tokenizer.prefix_chars(text, ids, len(ids)) == len(text)
+    lengths = [tokenizer.prefix_chars(text, ids, n) for n in range(len(ids) + 1)]
+    known = [length for length in lengths if length is not None]
+    assert known == sorted(known)
+    assert all(0 <= length <= len(text) for length in known)
+    clean = "".join("\ufffd" if "\ud800" <= each <= "\udfff" else each for each in text)
+    assert ids == tokenizer.encode(clean)
+    if isinstance(tokenizer, TiktokenTokenizer) and not tokenizer._nfc:
+        encoding = tokenizer._encoding
+        for n, length in enumerate(lengths[:-1]):
+            if length is None:
+                with pytest.raises(UnicodeDecodeError):
+                    encoding.decode_bytes(ids[:n]).decode()
+            else:
+                assert encoding.decode_bytes(ids[:n]).decode() == clean[:length]
+
+
+def test_prefixes_of_text_that_a_normal_form_changes_are_in_its_own_characters(folder):
+    fast = load_tokenizer(folder / "nfc")
+    reference = HFTokenizer(specification(folder, "nfc"), name="nfc")
+    text = "e\u0301 cafe\u0301 A\u030a\u0323 한국어 \u1112\u1161\u11ab plain q\u0307\u0323 end"
+    ids = fast.encode(text)
+    assert ids == reference.encode(text)
+    for n in range(len(ids) + 1):
+        length = fast.prefix_chars(text, ids, n)
+        if length is not None:
+            assert reference.decode(ids[:n]) == fast.decode(fast.encode(text[:length]))
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "\n", "語", "7", "😀", "\ud800", "\x00", "-", "e\u0301"])
+def test_a_megabyte_of_one_character_neither_crashes_nor_crawls(unit, tokenizer):
+    text = (unit * 1_000_000)[: 1_000_000 // len(unit.encode("utf-8", "replace"))]
+    begin = time.perf_counter()
+    ids = tokenizer.encode(text)
+    assert time.perf_counter() - begin < 3
+    assert tokenizer.prefix_chars(text, ids, len(ids)) == len(text)
+
+
+def test_fingerprints_tell_tokenizers_apart_and_not_routes(folder, tmp_path):
+    prints = {kind: load_tokenizer(folder / kind).fingerprint for kind in KINDS}
+    assert len(set(prints.values())) == len(KINDS)
+    for kind in KINDS:
+        # The same tokenizer as another program writes it: merges in another form, other blanks, truncation set.
+        other = specification(folder, kind)
+        merges = other["model"].get("merges")
+        if merges:
+            other["model"]["merges"] = [" ".join(merge) if isinstance(merge, list) else merge for merge in merges]
+        other["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+        path = tmp_path / f"{kind}.json"
+        path.write_text(json.dumps(other, indent=4))
+        again = load_tokenizer(path)
+        assert again.fingerprint == prints[kind]
+        assert again.count("one two three four five six seven eight") > 5
+
+
+def test_decode_names_an_unknown_id(folder):
+    for kind in ("cl100k",):
+        with pytest.raises(TokenizerError, match="no token"):
+            load_tokenizer(folder / kind).decode([10**6])
+        special = specification(folder, kind)["added_tokens"][2]
+        assert load_tokenizer(folder / kind).decode([special["id"]]) == "<|im_end|>"
+
+
+# Names
+
+
+def test_an_unknown_name_lists_what_is_accepted_and_what_is_near():
+    with pytest.raises(TokenizerError, match=r"Did you mean cl100k_base.*Accepted are: embedded"):
+        load_tokenizer("cl10k_base")
+
+
+def test_a_tiktoken_encoding_that_cannot_be_fetched_names_the_remedy(monkeypatch):
+    import requests
+    import tiktoken
+
+    def offline(name):
+        raise requests.exceptions.ConnectionError("no network\nat all")
+
+    monkeypatch.setattr(tiktoken, "get_encoding", offline)
+    for name in ("cl100k_base", "gpt-4o"):
+        with pytest.raises(TokenizerError, match=r"TIKTOKEN_CACHE_DIR.*--tokenizer embedded"):
+            load_tokenizer(name)
+
+
+def test_a_tiktoken_encoding_is_found_by_model_name(monkeypatch):
+    import tiktoken
+
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    asked = []
+
+    def get(name):
+        asked.append(name)
+        return tiktoken.Encoding(name, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={"<|x|>": 256})
+
+    monkeypatch.setattr(tiktoken, "get_encoding", get)
+    tokenizer = load_tokenizer("gpt-4o-mini")
+    assert asked == ["o200k_base"]
+    assert tokenizer.name == "o200k_base"
+    assert tokenizer.special_tokens == {"<|x|>"}
+    assert tokenizer.encode("ab<|x|>") == list(b"ab<|x|>")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no tokenizer.json"),
+        ("{", "not a readable"),
+        ("[]", "no model"),
+        ('{"model": {"type": "X"}}', "cannot be read"),
+    ],
+)
+def test_a_bad_file_or_folder_is_an_error_with_a_remedy(content, message, tmp_path):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(TokenizerError, match=message) as caught:
+        load_tokenizer(tmp_path)
+    assert caught.value.hint
+
+
+def test_a_hub_id_is_loaded_from_the_local_cache_without_a_network(folder, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    repository = tmp_path / "models--some--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc123")
+    (repository / "snapshots" / "abc123").mkdir(parents=True)
+    saved = (folder / "cl100k" / "tokenizer.json").read_text()
+    (repository / "snapshots" / "abc123" / "tokenizer.json").write_text(saved)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    tokenizer = load_tokenizer("some/model")
+    assert tokenizer.name == "some/model"
+    assert tokenizer.fingerprint == load_tokenizer(folder / "cl100k").fingerprint
+    with pytest.raises(TokenizerError, match=r"cannot be reached.*HF_HUB_OFFLINE"):
+        load_tokenizer("some/other")
+
+
+def test_missing_libraries_name_the_extra(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for spec in (folder / "cl100k", "some/model"):
+        with pytest.raises(MissingExtraError, match=r'pip install "memagent-graph\[hub\]"'):
+            load_tokenizer(spec)
+    assert load_tokenizer("embedded").count("works without them") > 0
+
+
+def test_importing_the_modules_loads_no_optional_library():
+    code = (
+        "import sys; import memagent_graph.tokenizers, memagent_graph.chunking, memagent_graph.documents;"
+        "print([name for name in ('torch', 'transformers', 'tokenizers', 'huggingface_hub', 'pypdfium2', 'bs4') "
+        "if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
