@@ -227,8 +227,8 @@ class _Drafts:
         self.cached_tokens += usage.cached_tokens
         self.turns += 1
         context.meter.tokens += usage.prompt_tokens + usage.completion_tokens
-        if context.flops_of is not None:
-            self.flops += context.flops_of(usage.prompt_tokens, usage.completion_tokens)
+        if context.shape is not None:
+            self.flops += context.shape.forward_flops(usage.prompt_tokens, usage.completion_tokens)
         if completion.retries:
             self.note(EventKind.REQUEST_RETRIED, f"the request was sent {completion.retries + 1} times")
         self.finish_reason, self.model, self.raw_text = (

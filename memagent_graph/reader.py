@@ -11,10 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, cast
 
-from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.types import StateSnapshot
 
+from memagent_graph.assembly import Wishes, assemble
 from memagent_graph.background import PerLoop, background_loop, run_sync
 from memagent_graph.budget import Budget
 from memagent_graph.checkpoints import open_saver
@@ -23,29 +22,22 @@ from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import (
     DocumentMismatchError,
     MemAgentError,
-    PolicyError,
-    RunError,
     RunMismatchError,
-    RunNotFoundError,
-    TokenizerError,
 )
-from memagent_graph.flops import ModelShape
 from memagent_graph.graph import ReaderGraph, build_graph, check_question
+from memagent_graph.history import edit_memory, memory_updates, newest_snapshot, thread
 from memagent_graph.paths import default_store
 from memagent_graph.policy import ModelInfo, Policy, SamplingParams, SelfDescribing
-from memagent_graph.prompts import Prompts, load_prompts
-from memagent_graph.results import EventKind, MemoryUpdate, ReadResult, StopReason, Usage
+from memagent_graph.prompts import Prompts
+from memagent_graph.results import MemoryUpdate, ReadResult, StopReason
 from memagent_graph.run_log import RunLog
 from memagent_graph.state import (
     Limits,
     ReaderContext,
-    ReaderState,
     UpdateRules,
-    event_record,
-    events_from_step,
     new_run_id,
-    update_from_step,
 )
+from memagent_graph.state_views import result_from_state, update_from_step
 from memagent_graph.strategies import Strategy
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 
@@ -110,25 +102,26 @@ class MemAgent:
     ) -> None:
         self.policy = policy if policy is not None else _embedded_policy()
         self.store = store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
-        self._tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
-        self._budget = budget
-        self._budget_changes = dict(budget_changes or {})
-        self._prompts = prompts
-        self._sampling = sampling or SamplingParams()
-        self._rules = rules or UpdateRules()
-        self._limits = limits or Limits()
-        self._boundary: Boundary = boundary
+        self._wishes = Wishes(
+            policy=self.policy,
+            store=self.store,
+            tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
+            budget=budget,
+            budget_changes=budget_changes or {},
+            prompts=prompts,
+            sampling=sampling or SamplingParams(),
+            rules=rules or UpdateRules(),
+            limits=limits or Limits(),
+            boundary=boundary,
+            replace_undecodable=replace_undecodable,
+        )
         self._strategy = strategy
         self._run_log = run_log
         self._settings = dict(settings or {})
-        self._replace_undecodable = replace_undecodable
-        self._shape: ModelShape | None = None
-        self._context: ReaderContext | None = None
-        self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
         self._checkpoints = checkpoints
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list)
-        if self._tokenizer is not None and budget is not None and prompts is not None:
-            self._context = self._make_context(ModelInfo())
+        self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
+        self._context = assemble(self._wishes, ModelInfo()) if self._wishes.is_complete else None
 
     # Reading
 
@@ -273,15 +266,15 @@ class MemAgent:
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """`aresume`, giving each further memory update as it is made, and the result at the end."""
         graph = await self._graph()
-        state = (await self._snapshot(graph, run_id)).values
+        state = (await newest_snapshot(graph, run_id)).values
         await self._require_same(state, graph.reader_context, run_id, document)
-        done = await self.ahistory(run_id)
+        done = await memory_updates(graph, run_id)
         reason = state.get("stop_reason")
         if reason and not StopReason(reason).resumable:
-            yield self._result(cast("ReaderState", state), done)
+            yield result_from_state(state, done, graph.reader_context)
             return
         if reason:
-            await graph.aupdate_state(_thread(run_id), {"stop_reason": None}, as_node="update_memory")
+            await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node="update_memory")
         if self._run_log is not None:
             await asyncio.to_thread(self._run_log.begin, run_id, state["question"], state["document"], self._settings)
         async with aclosing(self._run(graph, None, run_id, limits, done)) as parts:
@@ -295,11 +288,8 @@ class MemAgent:
             RunNotFoundError: the checkpoints know no such run.
         """
         graph = await self._graph()
-        await self._snapshot(graph, run_id)
-        return [
-            update_from_step(snapshot.values["step"], snapshot.values["memory"])
-            for snapshot in reversed(await _lineage(graph, run_id))
-        ]
+        await newest_snapshot(graph, run_id)
+        return await memory_updates(graph, run_id)
 
     def history(self, run_id: str) -> list[MemoryUpdate]:
         """`ahistory` for synchronous code."""
@@ -313,31 +303,8 @@ class MemAgent:
             RunError: the run has not read that chunk, or the text is longer than the memory budget.
         """
         graph = await self._graph()
-        await self._snapshot(graph, run_id)
-        context = graph.reader_context
-        if (tokens := context.tokenizer.count(text)) > context.budget.memory_tokens:
-            raise RunError(
-                f"the text has {tokens} tokens and a memory at most {context.budget.memory_tokens}",
-                hint="Shorten it.",
-                run_id=run_id,
-            )
-        lineage = await _lineage(graph, run_id)
-        for snapshot in lineage:
-            step = snapshot.values["step"]
-            if step["chunk_index"] == chunk:
-                edited = event_record(EventKind.MEMORY_EDITED, chunk, "a person replaced the memory")
-                change = {
-                    "memory": text,
-                    "step": {**step, "changed": True, "events": [*step["events"], edited]},
-                    "stop_reason": None,
-                }
-                await graph.aupdate_state(snapshot.config, change, as_node="update_memory")
-                return
-        raise RunError(
-            f"the run has not read chunk {chunk}; it has read {len(lineage)}",
-            hint="Chunks are counted from 0.",
-            run_id=run_id,
-        )
+        await newest_snapshot(graph, run_id)
+        await edit_memory(graph, run_id, chunk, text)
 
     def edit_memory(self, run_id: str, chunk: int, text: str) -> None:
         """`aedit_memory` for synchronous code."""
@@ -355,7 +322,7 @@ class MemAgent:
             if self._context is None:
                 described = isinstance(self.policy, SelfDescribing)
                 info = await cast("SelfDescribing", self.policy).describe() if described else ModelInfo()
-                self._context = self._make_context(info)
+                self._context = assemble(self._wishes, info)
         return self._context
 
     async def agraph(self) -> ReaderGraph:
@@ -395,38 +362,6 @@ class MemAgent:
     ) -> None:
         self.close()
 
-    def _make_context(self, info: ModelInfo) -> ReaderContext:
-        tokenizer = self._tokenizer or info.tokenizer
-        if tokenizer is None:
-            raise TokenizerError(
-                f"nothing tells which tokenizer {self.policy.name} uses",
-                hint="Name it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, or a hub id.",
-            )
-        profile = info.profile
-        budget = self._budget or (profile.budget if profile else None)
-        if budget is None:
-            budget = Budget(context_window=info.context_window or Budget().context_window)
-        elif info.context_window is not None and info.context_window < budget.context_window:
-            budget = replace(budget, context_window=info.context_window)
-        budget = replace(budget, **self._budget_changes)
-        prompts = self._prompts or (profile.prompts if profile else load_prompts())
-        prompts = replace(prompts, control_tokens=prompts.control_tokens | tokenizer.special_tokens)
-        budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
-        self._shape = info.shape
-        return ReaderContext(
-            policy=self.policy,
-            tokenizer=tokenizer,
-            store=self.store,
-            prompts=prompts,
-            budget=budget,
-            sampling=self._sampling,
-            rules=self._rules,
-            limits=self._limits,
-            boundary=self._boundary,
-            flops_of=info.shape.forward_flops if info.shape else None,
-            replace_undecodable=self._replace_undecodable,
-        )
-
     async def _graph(self) -> ReaderGraph:
         """The running loop's graph, with the reader's own checkpointer."""
         context = await self.aprepare()
@@ -441,7 +376,7 @@ class MemAgent:
         if isinstance(document, dict):
             return cast("DocumentRef", document)
         return await asyncio.to_thread(
-            self.store.add, Document.of(document), replace_undecodable=self._replace_undecodable
+            self.store.add, Document.of(document), replace_undecodable=self._wishes.replace_undecodable
         )
 
     async def _run(
@@ -452,7 +387,7 @@ class MemAgent:
         updates = list(done)
         state: dict[str, Any] = {}
         async for mode, part in graph.astream(
-            given, _thread(run_id), context=context, stream_mode=["updates", "values"], output_keys=None
+            given, thread(run_id), context=context, stream_mode=["updates", "values"], output_keys=None
         ):
             if mode == "values":
                 state = part
@@ -462,23 +397,10 @@ class MemAgent:
                 if step and step["type"] == "memory_update":
                     updates.append(update_from_step(step, change["memory"]))
                     yield updates[-1]
-        result = self._result(cast("ReaderState", state), updates)
+        result = result_from_state(state, updates, context)
         if self._run_log is not None:
             await asyncio.to_thread(self._run_log.end, run_id, result.stop_reason.value, result.answer)
         yield result
-
-    async def _snapshot(self, graph: ReaderGraph, run_id: str) -> StateSnapshot:
-        if not graph.checkpointer:
-            raise RunError(
-                "this reader saves no checkpoints, so runs cannot be found again",
-                hint='Make it with checkpoints, as in MemAgent(..., checkpoints="runs.sqlite").',
-            )
-        snapshot = await graph.aget_state(_thread(run_id))
-        if not snapshot.values.get("document"):
-            raise RunNotFoundError(
-                f"the checkpoints hold no run {run_id!r}", hint="Check the id, and the file that --checkpoints names."
-            )
-        return snapshot
 
     async def _require_same(
         self, state: Mapping[str, Any], context: ReaderContext, run_id: str, document: DocumentSource | None
@@ -497,7 +419,7 @@ class MemAgent:
                 self.store.reattach,
                 state["document"],
                 Document.of(document),
-                replace_undecodable=self._replace_undecodable,
+                replace_undecodable=self._wishes.replace_undecodable,
             )
         except DocumentMismatchError as error:
             raise RunMismatchError(
@@ -506,75 +428,11 @@ class MemAgent:
                 run_id=run_id,
             ) from error
 
-    def _result(self, state: ReaderState, updates: Sequence[MemoryUpdate]) -> ReadResult:
-        total, step = state["usage"], state.get("step")
-        flops = full_context = None
-        if self._shape is not None:
-            flops = total["flops"]
-            read = total["document_tokens"] + 2 * self._require_context().budget.answer_tokens
-            full_context = self._shape.forward_flops(read, 0)
-        return ReadResult(
-            run_id=state.get("run_id", ""),
-            question=state["question"],
-            document=state["document"],
-            model=(step["model"] if step else "") or self.policy.name,
-            answer=state.get("answer"),
-            raw_answer=state.get("raw_answer"),
-            memory=state.get("memory", ""),
-            stop_reason=StopReason(state.get("stop_reason") or StopReason.NO_ANSWER),
-            usage=Usage(
-                prompt_tokens=total["prompt_tokens"],
-                completion_tokens=total["completion_tokens"],
-                cached_tokens=total["cached_tokens"],
-                turns=total["turns"],
-                seconds=total["seconds"],
-                flops=flops,
-                full_context_flops=full_context,
-            ),
-            chunks_read=state.get("chunks_read", 0),
-            updates=tuple(updates),
-            answer_events=events_from_step(step) if step and step["type"] == "answer" else (),
-        )
-
-    def _require_context(self) -> ReaderContext:
-        if self._context is None:
-            raise PolicyError("the reader has not been prepared", hint="Call aprepare() first.")
-        return self._context
-
 
 def _embedded_policy() -> Policy:
     from memagent_graph.policies import LocalPolicy  # noqa: PLC0415  torch is loaded only where it is needed
 
     return LocalPolicy.embedded()
-
-
-def _thread(run_id: str) -> RunnableConfig:
-    return {"configurable": {"thread_id": run_id}}
-
-
-async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
-    """The checkpoints behind a memory update that lead to the newest one, newest first.
-
-    After an edit the thread holds two branches; parents tell which checkpoints still count. An edited chunk is
-    there twice, and the newer counts.
-    """
-    found: dict[int, StateSnapshot] = {}
-    wanted: str | None = None
-    async for snapshot in graph.aget_state_history(_thread(run_id)):
-        identity = snapshot.config["configurable"]["checkpoint_id"]
-        if wanted is not None and identity != wanted:
-            continue
-        parent = snapshot.parent_config
-        wanted = parent["configurable"]["checkpoint_id"] if parent else ""
-        step = snapshot.values.get("step")
-        if (
-            step
-            and step["type"] == "memory_update"
-            and step["chunk_index"] not in found
-            and not snapshot.values["span"]
-        ):
-            found[step["chunk_index"]] = snapshot
-    return list(found.values())
 
 
 def _iterate(parts: AsyncIterator[Any]) -> Iterator[Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NotRequired
 
@@ -18,9 +17,10 @@ from typing_extensions import TypedDict
 from memagent_graph.budget import Budget
 from memagent_graph.chunking import Boundary, Chunker, Cursor
 from memagent_graph.documents import DocumentRef, DocumentStore
+from memagent_graph.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
-from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, StopReason, UpdateRule
+from memagent_graph.results import EventKind, StopReason, UpdateRule
 from memagent_graph.tokenizers import Tokenizer
 
 
@@ -191,8 +191,8 @@ class ReaderContext:
     rules: UpdateRules = field(default_factory=UpdateRules)
     limits: Limits = field(default_factory=Limits)
     boundary: Boundary = "token"
-    flops_of: Callable[[int, int], float] | None = None
-    """Estimated operations of a call from its prompt and completion tokens, where the model's size is known."""
+    shape: ModelShape | None = None
+    """The model's size, where it is known; for estimates of arithmetic."""
     replace_undecodable: bool = False
     meter: Meter = field(default_factory=Meter)
 
@@ -207,36 +207,6 @@ class ReaderContext:
                 f"{budget.chunk_tokens}/{budget.memory_tokens}/{self.boundary}",
             )
         )
-
-
-def update_from_step(step: StepRecord, memory: str) -> MemoryUpdate:
-    """The public form of a stored memory update."""
-    return MemoryUpdate(
-        chunk_index=step["chunk_index"] or 0,
-        start_char=step["start_char"],
-        end_char=step["end_char"],
-        chunk_tokens=step["chunk_tokens"],
-        memory=memory,
-        changed=step["changed"],
-        progress=step["progress"],
-        prompt_tokens=step["prompt_tokens"],
-        completion_tokens=step["completion_tokens"],
-        seconds=step["seconds"],
-        events=events_from_step(step),
-    )
-
-
-def events_from_step(step: StepRecord) -> tuple[ReadEvent, ...]:
-    """The public form of a step's stored events."""
-    return tuple(
-        ReadEvent(
-            kind=EventKind(event["kind"]),
-            chunk_index=event["chunk_index"],
-            detail=event["detail"],
-            rule=UpdateRule(event["rule"]) if event["rule"] else None,
-        )
-        for event in step["events"]
-    )
 
 
 def event_record(kind: EventKind, chunk_index: int | None, detail: str, rule: UpdateRule | None = None) -> EventRecord:

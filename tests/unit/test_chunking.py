@@ -108,6 +108,21 @@ def test_another_chunk_size_goes_on_from_the_same_cursor(store):
     assert first.text + rest == text
 
 
+@pytest.mark.parametrize("text", ["a  b", " a", "a. b", "a 1", "\n", "a\n", "a\n\n", "a\n 1", "日本語"])
+def test_no_cut_is_safe_without_a_letter_on_either_side(text):
+    assert safe_cut(text, 0) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text("ab. \n\r\t1'é", max_size=40))
+def test_every_safe_cut_among_odd_white_space_changes_no_token(text):
+    for lowest in range(len(text)):
+        cut = safe_cut(text, lowest)
+        if cut is not None:
+            assert lowest <= cut
+            assert TOKENIZER.encode(text[:cut]) + TOKENIZER.encode(text[cut:]) == TOKENIZER.encode(text)
+
+
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), mixed=MIXED)
 def test_a_safe_cut_changes_no_token(seed, mixed):

@@ -191,6 +191,19 @@ def test_any_text_encodes_and_its_prefixes_are_true(text, tokenizer):
                 assert encoding.decode_bytes(ids[:n]).decode() == clean[:length]
 
 
+@pytest.mark.parametrize("kind", ["cl100k", "gpt2"])
+def test_prefixes_are_the_same_by_bytes_and_by_the_librarys_offsets(kind, folder):
+    fast = load_tokenizer(folder / kind)
+    reference = HFTokenizer(specification(folder, kind), name=kind)
+    inside = 0
+    for text in adversarial_texts([], count=300):
+        ids = fast.encode(text)
+        lengths = [fast.prefix_chars(text, ids, n) for n in range(len(ids) + 1)]
+        assert lengths == [reference.prefix_chars(text, ids, n) for n in range(len(ids) + 1)]
+        inside += lengths.count(None)
+    assert inside > 100
+
+
 def test_prefixes_of_text_that_a_normal_form_changes_are_in_its_own_characters(folder):
     fast = load_tokenizer(folder / "nfc")
     reference = HFTokenizer(specification(folder, "nfc"), name="nfc")

@@ -1,0 +1,77 @@
+"""From what a user gives and what the policy tells of itself, the context that the reader works in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from memagent_graph.budget import Budget
+from memagent_graph.chunking import Boundary
+from memagent_graph.documents import DocumentStore
+from memagent_graph.errors import TokenizerError
+from memagent_graph.policy import ModelInfo, Policy, SamplingParams
+from memagent_graph.prompts import Prompts, load_prompts
+from memagent_graph.state import Limits, ReaderContext, UpdateRules
+from memagent_graph.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a user wants of a reader; None leaves it to the policy's own profile, then to the defaults."""
+
+    policy: Policy
+    store: DocumentStore
+    tokenizer: Tokenizer | None = None
+    budget: Budget | None = None
+    budget_changes: Mapping[str, int] = field(default_factory=dict)
+    prompts: Prompts | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    rules: UpdateRules = field(default_factory=UpdateRules)
+    limits: Limits = field(default_factory=Limits)
+    boundary: Boundary = "token"
+    replace_undecodable: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing has to be asked of the policy."""
+        return self.tokenizer is not None and self.budget is not None and self.prompts is not None
+
+
+def assemble(wishes: Wishes, info: ModelInfo) -> ReaderContext:
+    """Settle every open choice, and check that the budget fits.
+
+    Raises:
+        TokenizerError: nobody tells which tokenizer the policy uses.
+        BudgetError: the budget does not fit the context window.
+    """
+    tokenizer = wishes.tokenizer or info.tokenizer
+    if tokenizer is None:
+        raise TokenizerError(
+            f"nothing tells which tokenizer {wishes.policy.name} uses",
+            hint="Name it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, or a hub id.",
+        )
+    prompts = wishes.prompts or (info.profile.prompts if info.profile else load_prompts())
+    return ReaderContext(
+        policy=wishes.policy,
+        tokenizer=tokenizer,
+        store=wishes.store,
+        prompts=replace(prompts, control_tokens=prompts.control_tokens | tokenizer.special_tokens),
+        budget=_budget(wishes, info, tokenizer, prompts),
+        sampling=wishes.sampling,
+        rules=wishes.rules,
+        limits=wishes.limits,
+        boundary=wishes.boundary,
+        shape=info.shape,
+        replace_undecodable=wishes.replace_undecodable,
+    )
+
+
+def _budget(wishes: Wishes, info: ModelInfo, tokenizer: Tokenizer, prompts: Prompts) -> Budget:
+    budget = wishes.budget or (info.profile.budget if info.profile else None)
+    if budget is None:
+        budget = Budget(context_window=info.context_window or Budget().context_window)
+    elif info.context_window is not None and info.context_window < budget.context_window:
+        budget = replace(budget, context_window=info.context_window)
+    budget = replace(budget, **wishes.budget_changes)
+    budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
+    return budget
