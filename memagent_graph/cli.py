@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, fields, replace
@@ -298,6 +299,8 @@ def demo(
 
 def main() -> None:
     """The `memagent` command."""
+    # Threads that spin while they wait slow a local policy down manifold wherever something else is running.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     app()
 
 

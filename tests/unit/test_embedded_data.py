@@ -161,17 +161,19 @@ def test_a_batch_is_a_function_of_seed_and_step(builder: RowBuilder) -> None:
     assert first.tokens.shape != other.tokens.shape or not torch.equal(first.tokens, other.tokens)
 
 
-def test_a_branch_in_a_batch_gets_the_logits_of_qwen2_on_its_prompt_alone(builder: RowBuilder) -> None:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+def test_a_branch_in_a_batch_gets_the_logits_of_the_shipped_architecture_on_its_prompt_alone(
+    builder: RowBuilder,
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    from memagent_training.embedded.release import model_config
+    from memagent_training.embedded.release import as_llama, model_config
     from memagent_training.embedded.structured_start import give_structure
 
     torch.manual_seed(0)
     policy = Policy(ModelShape(builder.form.encoding.n_vocab, 256, 96, 3))
     give_structure(policy, torch.ones(policy.model.shape.vocab_size), (10, 20), {30})
-    reference = Qwen2ForCausalLM(Qwen2Config(**model_config(policy.model.shape))).eval()
-    reference.load_state_dict(policy.state_dict(), strict=True)
+    reference = LlamaForCausalLM(LlamaConfig(**model_config(policy.model.shape))).eval()
+    reference.load_state_dict(as_llama(policy.state_dict()), strict=True)
     rows = [builder.row(random.Random(seed), 40 + 30 * seed, 4) for seed in range(2)]
     batch = collate(rows)
     with torch.no_grad():
