@@ -9,7 +9,8 @@ from memagent_graph.budget import Budget
 from memagent_graph.chunking import Boundary
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import TokenizerError
-from memagent_graph.policy import ModelInfo, Policy, SamplingParams
+from memagent_graph.model_info import ModelInfo
+from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts, load_prompts
 from memagent_graph.state import Limits, ReaderContext, UpdateRules
 from memagent_graph.tokenizers import Tokenizer

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from memagent_graph.errors import MemAgentError
+from memagent_graph.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
-from memagent_graph.policy import Completion, Message, ModelInfo, SamplingParams, SelfDescribing
+from memagent_graph.policy import Completion, Message, SamplingParams
 from memagent_graph.reader import MemAgent
 from memagent_graph.state import ReaderContext
 

@@ -1,8 +1,7 @@
 """The policy seam: what the reader asks of a language model, and what it gets back.
 
 A policy turns one prompt into one completion. Anything with a `name` and an async `complete` is a policy; see
-`memagent_graph.policies` for the four that come with the package. `describe` is an optional extra: a policy that
-knows its model's context window, tokenizer, shape or training profile spares the user from spelling them out.
+`memagent_graph.policies` for the four that come with the package.
 """
 
 from __future__ import annotations
@@ -11,14 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from typing_extensions import TypedDict
-
-if TYPE_CHECKING:
-    from memagent_graph.flops import ModelShape
-    from memagent_graph.profile import Profile
-    from memagent_graph.tokenizers import Tokenizer
 
 
 class Message(TypedDict):
@@ -116,27 +110,6 @@ class Policy(Protocol):
         Raises:
             PolicyError: when the model cannot be asked, after whatever retries could help.
         """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What is known of the model behind a policy; None where it is not known."""
-
-    context_window: int | None = None
-    """Prompt and completion together, in tokens."""
-    tokenizer: Tokenizer | None = None
-    shape: ModelShape | None = None
-    profile: Profile | None = None
-    """The budget and prompts that the model was trained with."""
-
-
-@runtime_checkable
-class SelfDescribing(Protocol):
-    """A policy that can say what model it runs on."""
-
-    async def describe(self) -> ModelInfo:
-        """What is known of the model. Raises `PolicyError` when its server cannot be asked."""
         ...
 
 

@@ -26,8 +26,9 @@ from memagent_graph.errors import (
 )
 from memagent_graph.graph import ReaderGraph, build_graph, check_question
 from memagent_graph.history import edit_memory, memory_updates, newest_snapshot, thread
+from memagent_graph.model_info import ModelInfo, SelfDescribing
 from memagent_graph.paths import default_store
-from memagent_graph.policy import ModelInfo, Policy, SamplingParams, SelfDescribing
+from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.results import MemoryUpdate, ReadResult, StopReason
 from memagent_graph.run_log import RunLog

@@ -1,7 +1,7 @@
 """Facts to plant in a document and ask for afterwards: seeded, in many wordings, with a held-out split.
 
 A fact says that an attribute of an entity has a value ("The access code of the quiet falcon is 48213."). Entities are
-adjective-noun pairs, proper names and codes; values are numbers first, then words, pairs and names. `near_miss` makes a
+adjective-noun pairs and proper names; values are numbers first, then words, pairs and names. `near_miss` makes a
 foreign fact that is easily taken for another: same attribute and an entity that shares a word, or same entity and
 another attribute. The shape of RULER's needle task ("One of the special magic numbers for K is: V.") is one wording.
 
@@ -119,34 +119,13 @@ symbol|favorite fruit|emblem|partner|keeper|birthplace|destination|last stop|gua
 STATEMENTS = (
     (8, "The {attribute} of {entity} is {value}."),
     (6, "The {attribute} for {entity} is {value}."),
-    (3, "The {attribute} of {entity} was {value}."),
-    (4, "{entity}'s {attribute} is {value}."),
-    (3, "Note that the {attribute} of {entity} is {value}."),
-    (3, "For {entity}, the {attribute} is {value}."),
+    (2, "Note that the {attribute} of {entity} is {value}."),
     (2, "Remember that the {attribute} for {entity} is {value}."),
-    (2, "The {attribute} that belongs to {entity} is {value}."),
-    (2, "The {attribute} assigned to {entity} is {value}."),
-    (2, "{entity} has the {attribute} {value}."),
-    (2, "The {attribute} of {entity} was set to {value}."),
-    (2, "According to the records, the {attribute} of {entity} is {value}."),
-    (2, "It is known that the {attribute} of {entity} is {value}."),
-    (1, "The {attribute} of {entity}: {value}."),
-    (1, "The {attribute} of {entity} has always been {value}."),
-    (1, "The value {value} is the {attribute} of {entity}."),
 )
 
 QUESTIONS = (
     (8, "What is the {attribute} of {entity}?"),
     (6, "What is the {attribute} for {entity}?"),
-    (4, "What is {entity}'s {attribute}?"),
-    (2, "What's {entity}'s {attribute}?"),
-    (2, "what's the {attribute} of {entity}"),
-    (2, "Which {attribute} does {entity} have?"),
-    (2, "Tell me the {attribute} of {entity}."),
-    (2, "Find the {attribute} of {entity}."),
-    (1, "Give the {attribute} for {entity}."),
-    (1, "For {entity}, what is the {attribute}?"),
-    (2, "According to the text, what is the {attribute} of {entity}?"),
     (2, "What is the {attribute} for {entity} mentioned in the provided text?"),
 )
 
@@ -154,7 +133,6 @@ MAGIC_STATEMENT = "One of the special magic {plural} for {entity} is: {value}."
 MAGIC_QUESTIONS = (
     "What is the special magic {singular} for {entity} mentioned in the provided text?",
     "What is the special magic {singular} for {entity}?",
-    "What are all the special magic {plural} for {entity} mentioned in the provided text?",
 )
 MAGIC = "special magic "
 
@@ -230,7 +208,7 @@ class PlantedFacts:
         """One question that asks for it."""
         if attribute.startswith(MAGIC):
             kind = attribute.removeprefix(MAGIC)
-            return self.random.choice(MAGIC_QUESTIONS).format(singular=kind, plural=kind + "s", entity=entity)
+            return self.random.choice(MAGIC_QUESTIONS).format(singular=kind, entity=entity)
         pattern = self._weighted(QUESTIONS)
         return _capital(pattern.format(attribute=attribute, entity=entity), keep=pattern[0].islower())
 
@@ -241,7 +219,7 @@ class PlantedFacts:
             return self.random.choice(WORD_ATTRIBUTES) if draw > 0.05 else MAGIC + "word"
         if draw < 0.2:
             return MAGIC + "number"
-        if self._words and draw < 0.45:
+        if self._words and draw < 0.35:
             head = self.random.choice(
                 ("number", "code", "count", "size", "score", "rate", "total", "value", "level", "id")
             )
@@ -264,28 +242,18 @@ class PlantedFacts:
         """The name of an entity; a bare one comes without "the", as in RULER."""
         draw = self.random.random()
         if bare:
-            if draw < 0.5:
-                return f"{self._adjective()}-{self._noun()}"
-            return f"{self._adjective()} {self._noun()}" if draw < 0.7 else self._noun() if draw < 0.85 else self.name()
-        if draw < 0.55:
+            return f"{self._adjective()}-{self._noun()}" if draw < 0.6 else f"{self._adjective()} {self._noun()}"
+        if draw < 0.78:
             return f"the {self._adjective()} {self._noun()}"
-        if draw < 0.62:
-            return f"the {self._noun()} {self._noun()}"
-        if draw < 0.87:
-            return self.name()
-        return f"{self.random.choice(('unit', 'sector', 'item', 'the', 'site', 'machine'))} {self.code()}"
+        return f"the {self._noun()} {self._noun()}" if draw < 0.85 else self.name()
 
     def similar_entity(self, entity: str) -> str:
         """Another entity that shares a word with this one where it has several."""
         joint = "-" if "-" in entity and " " not in entity else " "
         words = entity.split(joint)
-        if len(words) == 1:
-            return self._noun() if words[0].islower() else self.name()
         place = len(words) - 1 if self.random.random() < 0.5 else len(words) - 2
         old = words[place]
-        if old in ("the", "unit", "sector", "item", "site", "machine") or any(letter.isdigit() for letter in old):
-            words[-1] = self.code()
-        elif old[0].isupper():
+        if old[0].isupper():
             words[place] = self._name_word()
         else:
             words[place] = self._noun() if place == len(words) - 1 else self._adjective()
@@ -309,11 +277,6 @@ class PlantedFacts:
         if self.random.random() < 0.3:
             return f"{self.random.choice(NAME_TITLES)} {self._name_word()}"
         return f"{self._name_word()} {self._name_word()}"
-
-    def code(self) -> str:
-        """A short code such as KX-417."""
-        letters = "".join(self.random.choices("ABCDEFGHJKLMNPQRSTUVWXYZ", k=self.random.randint(1, 2)))
-        return f"{letters}{self.random.choice(('-', ''))}{self.random.randrange(10, 1000)}"
 
     def _name_word(self) -> str:
         while True:

@@ -17,15 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
 from memagent_graph.flops import ModelShape
-from memagent_graph.policy import (
-    Completion,
-    FinishReason,
-    Messages,
-    ModelInfo,
-    SamplingParams,
-    TokenIds,
-    TokenUsage,
-)
+from memagent_graph.model_info import ModelInfo
+from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.profile import EMBEDDED_FOLDER, load_profile
 from memagent_graph.tokenizers import load_tokenizer
 

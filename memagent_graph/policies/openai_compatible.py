@@ -28,16 +28,8 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
 )
 from memagent_graph.flops import ModelShape
-from memagent_graph.policy import (
-    Completion,
-    FinishReason,
-    Message,
-    Messages,
-    ModelInfo,
-    SamplingParams,
-    TokenIds,
-    TokenUsage,
-)
+from memagent_graph.model_info import ModelInfo
+from memagent_graph.policy import Completion, FinishReason, Message, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.profile import load_profile
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 

@@ -9,7 +9,8 @@ import pytest
 
 from memagent_graph import FinishReason, LocalPolicy, SamplingParams
 from memagent_graph.errors import PolicyError, PolicyRequestError
-from memagent_graph.policy import Message, Policy, SelfDescribing
+from memagent_graph.model_info import SelfDescribing
+from memagent_graph.policy import Message, Policy
 from memagent_graph.profile import load_profile
 
 GREEDY = SamplingParams(max_tokens=12, logprobs=True)

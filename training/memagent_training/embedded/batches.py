@@ -68,8 +68,8 @@ def collate(rows: list[Row]) -> Batch:
     return Batch(torch.tensor(tokens), torch.tensor(positions), layout, wanted, targets, weights)
 
 
-def section_length(rng: random.Random, ramp: float, longest: int = 512) -> int:
-    """Tokens of a section: short at the start of training (ramp 0), of full length in a third of the rows at its end (1)."""
+def section_length(rng: random.Random, ramp: float, longest: int = 288) -> int:
+    """Tokens of a section: short at first (ramp 0), of full length in a third of the rows at last (1)."""
     if rng.random() < 0.3 * ramp:
         return longest if rng.random() < 0.85 else int(longest * rng.uniform(1.0, 1.3))
     top = 60 + (longest - 60) * ramp

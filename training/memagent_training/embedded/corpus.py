@@ -3,7 +3,7 @@
 Sources are folders: Python sources (docstrings and comments), manual pages (troff stripped), POD, and plain, Markdown
 or reStructuredText documents, gzipped or not. `pydoc_data/topics.py` is never read: it is the evaluation's prose.
 
-    python -m memagent_training.embedded.corpus --out corpus --python LIB --documents /usr/share/doc --manual /usr/share/man
+    python -m memagent_training.embedded.corpus --out corpus --documents /usr/share/doc --manual /usr/share/man
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import hashlib
 import io
 import random
 import re
-import sys
 import sysconfig
 import tokenize
 from collections import Counter
@@ -33,6 +32,19 @@ MOST_OF_ONE_FILE = 120_000
 
 PLAIN_SUFFIXES = {".txt", ".md", ".rst", ".pod", ""}
 SKIPPED = re.compile(r"changelog|topics\.py$|/test/|/tests/|/idlelib/|/site-packages/|/pydoc_data/", re.IGNORECASE)
+
+
+UNPRINTED_REQUESTS = frozenset({"de", "ie", "el", "if", "ds", "nr", "so", "TH", "tr", "rm", "ig", "hw", "ad", "nh"})
+HEADING_REQUESTS = frozenset(["SH", "SS", "PP", "P", "LP", "TP", "IP", "Sh", "Ss", "Pp"])
+ESCAPES = (
+    (re.compile(r"\\f(\[[^\]]*\]|\(..|.)|\\s[-+]?\d|\\[&|^/,%:]|\\d|\\u"), ""),
+    (re.compile(r"\\\((aq|cq|oq)"), "'"),
+    (re.compile(r"\\\((lq|rq|dq)"), '"'),
+    (re.compile(r"\\\(em|\\-"), "-"),
+    (re.compile(r"\\\(..|\\\[[^\]]*\]|\\\*(\[[^\]]*\]|\(..|.)"), ""),
+    (re.compile(r"\\e"), r"\\"),
+    (re.compile(r"\\[ ~]"), " "),
+)
 
 
 def python_prose(source: str) -> str:
@@ -56,24 +68,22 @@ def python_prose(source: str) -> str:
 def manual_prose(source: str) -> str:
     """A manual page without its troff requests and escapes; roughly what a terminal shows."""
     lines: list[str] = []
-    for line in source.splitlines():
-        if line.startswith((".\\\"", "'\\\"")):
+    for raw in source.splitlines():
+        if raw.startswith(('.\\"', "'\\\"")):
             continue
-        if line.startswith((".", "'")):
-            request, _, rest = line[1:].partition(" ")
-            if request.strip() in {"de", "ie", "el", "if", "ds", "nr", "so", "TH", "tr", "rm", "ig", "hw", "ad", "nh", "ta"}:
+        line = raw
+        if raw.startswith((".", "'")):
+            request, _, rest = raw[1:].partition(" ")
+            if request.strip() in UNPRINTED_REQUESTS:
                 continue
-            if request.strip() in {"SH", "SS", "PP", "P", "LP", "TP", "IP", "Sh", "Ss", "Pp"}:
+            if request.strip() in HEADING_REQUESTS:
                 lines.append("")
             line = rest.replace('"', "")
             if not line:
                 continue
-        line = re.sub(r"\\f(\[[^\]]*\]|\(..|.)|\\s[-+]?\d|\\[&|^/,%:]|\\d|\\u", "", line)
-        line = re.sub(r"\\\((aq|cq|oq)", "'", line)
-        line = re.sub(r"\\\((lq|rq|dq)", '"', line)
-        line = re.sub(r"\\\(em|\\-", "-", line)
-        line = re.sub(r"\\\(..|\\\[[^\]]*\]|\\\*(\[[^\]]*\]|\(..|.)", "", line)
-        lines.append(line.replace("\\e", "\\").replace("\\ ", " ").replace("\\~", " "))
+        for pattern, plain in ESCAPES:
+            line = pattern.sub(plain, line)
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -179,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -55,6 +55,9 @@ class Reader:
         layers = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("model.layers."))
         inner = weights["model.layers.0.mlp.gate_proj.weight"].shape[0]
         self.policy = Policy(ModelShape(embedding.shape[0], embedding.shape[1], inner, layers))
+        extra = {name: weights.pop(name) for name in list(weights) if name.endswith("o_proj.bias")}
+        if any(bool(bias.any()) for bias in extra.values()):
+            raise ValueError(f"{folder} has an attention output bias, which this policy does not compute")
         self.policy.load_state_dict(weights)
         self.form = PromptFormat.load(folder, load_encoding(folder))
         self.end = self.form.reply("")[-1]
@@ -216,7 +219,8 @@ def main() -> None:
             wrong = [outcome for outcome in outcomes if not outcome.right and outcome.question.whole]
             for outcome in wrong[: arguments.show_errors]:
                 where = outcome.question.fact_chunk
-                print(f"    {outcome.question.problem} expected {outcome.question.value} in {where}, got {outcome.answer!r}")
+                asked = f"{outcome.question.problem} expected {outcome.question.value} in {where}"
+                print(f"    {asked}, got {outcome.answer!r}")
 
 
 if __name__ == "__main__":

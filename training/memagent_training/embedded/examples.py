@@ -51,6 +51,10 @@ class PromptFormat:
         text = self.question_part.replace("{memory}", memory).replace("{prompt}", problem)
         return self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
 
+    def question_tags(self) -> set[int]:
+        """Tokens that stand in every question part and seldom elsewhere."""
+        return set(self.question("", "")) - set(self.encoding.encode_ordinary(" >\n </> "))
+
     def answer_prompt(self, memory: str, problem: str) -> list[int]:
         """Tokens of a whole answer prompt."""
         text = self.answer.replace("{memory}", memory).replace("{prompt}", problem)
@@ -168,7 +172,7 @@ class RowBuilder:
     def section(self, rng: random.Random, facts: PlantedFacts, tokens: int) -> Section:
         """About `tokens` tokens of prose with planted facts; half of the sections are cut like chunks."""
         planted: list[Fact] = []
-        count = rng.choices((0, 1, 2, 3, 4, 6), (10, 25, 25, 20, 14, 6))[0]
+        count = rng.choices((0, 1, 2, 3, 4), (20, 25, 25, 20, 10))[0]
         used: set[tuple[str, str]] = set()
         while len(planted) < count:
             relative = bool(planted) and rng.random() < 0.35
@@ -193,7 +197,7 @@ class RowBuilder:
 
     def row(self, rng: random.Random, section_tokens: int, branches: int, hardness: float = 1.0) -> Row:
         """One section with its branches, and two answer prompts."""
-        facts = PlantedFacts(rng, held_out=self.held_out, words=self.words)
+        facts = PlantedFacts(rng, held_out=self.held_out, words=self.words, number_share=1.0)
         section = self.section(rng, facts, section_tokens)
         ends = []
         for _ in range(branches):
@@ -207,23 +211,26 @@ class RowBuilder:
             ends.append(Branch.of(prompt, self.form.boxed(memory), False, "answer", 1.0))
         return Row(self.form.trunk(section.text), ends)
 
-    def turn(
-        self, rng: random.Random, facts: PlantedFacts, section: Section, hardness: float
-    ) -> tuple[str, str, str]:
-        """Memory, problem and reply of one branch; easy ones ask mostly for what is there, hard ones for near misses."""
+    def question_prompts(self, rng: random.Random, count: int) -> list[list[int]]:
+        """Tokens of update prompts after the section, on an empty memory."""
+        facts = PlantedFacts(rng, held_out=self.held_out, words=self.words)
+        return [self.form.question(EMPTY, facts.fact().question) for _ in range(count)]
+
+    def turn(self, rng: random.Random, facts: PlantedFacts, section: Section, hardness: float) -> tuple[str, str, str]:
+        """Memory, problem and reply of one branch; easy ones ask for what is there, hard ones for near misses."""
         present = section.present
         draw = rng.random()
         if draw < 0.12:
             asked = rng.choice(present) if present and rng.random() < 0.4 else facts.fact()
             memory = self.memory(rng, facts)
             return memory, asked.question, memory
-        if draw < 0.65 - 0.2 * hardness and present:
+        if draw < 0.62 - 0.1 * hardness and present:
             fact = ask_again(facts, rng.choice(present))
             return EMPTY, fact.question, fact.value
         if draw < 0.7 and section.cut:
             return EMPTY, rng.choice(section.cut).question, EMPTY
         while True:
-            similar = present and rng.random() < 0.15 + 0.5 * hardness
+            similar = present and rng.random() < 0.15 + 0.35 * hardness
             fact = facts.near_miss(rng.choice(present)) if similar else facts.fact()
             if all((fact.attribute, fact.entity) != (other.attribute, other.entity) for other in present):
                 return EMPTY, fact.question, EMPTY

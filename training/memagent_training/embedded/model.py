@@ -46,6 +46,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
         return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
 
 
@@ -77,6 +78,8 @@ class SelfAttention(nn.Module):
         self.o_proj = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
+        """Attend, from (N, width) to the same shape."""
+
         def split(projection: nn.Linear) -> Tensor:
             out: Tensor = projection(x)
             return out.view(-1, self.heads, self.head_dim)
@@ -88,7 +91,6 @@ class SelfAttention(nn.Module):
 
 def branching_attention(q_nhd: Tensor, k_nhd: Tensor, v_nhd: Tensor, layout: Layout) -> Tensor:
     """Attention of (N, H, D) queries: trunks over themselves, branches over their trunk and themselves."""
-    rows, count, length = layout.branches.shape
     heads, width = q_nhd.shape[1:]
     trunk_q, trunk_k, trunk_v = (tensor[layout.trunks].transpose(1, 2) for tensor in (q_nhd, k_nhd, v_nhd))
     of_trunks = F.scaled_dot_product_attention(trunk_q, trunk_k, trunk_v, is_causal=True)
@@ -100,7 +102,7 @@ def branching_attention(q_nhd: Tensor, k_nhd: Tensor, v_nhd: Tensor, layout: Lay
     chances = scores.float().softmax(dim=-1).to(v_nhd.dtype)
     split = trunk_k.shape[2]
     of_branches = chances[..., :split] @ trunk_v
-    mine = chances[..., split:].unflatten(2, (count, length)) @ own_v
+    mine = chances[..., split:].reshape(*own_q.shape[:4], -1) @ own_v
     of_branches = of_branches + mine.flatten(2, 3)
     padded = torch.cat(
         (of_trunks.transpose(1, 2).reshape(-1, heads, width), of_branches.transpose(1, 2).reshape(-1, heads, width))
@@ -118,6 +120,7 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply to each token."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -133,6 +136,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
+        """Attention, then MLP."""
         x = x + self.self_attn(self.input_layernorm(x), rope, layout)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
@@ -149,6 +153,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
     def forward(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        """Hidden states (N, width) of tokens (N,) at positions (N,)."""
         x = self.embed_tokens(tokens)
         half = torch.is_autocast_enabled(x.device.type)
         rope = rope_tables(positions, self.shape, torch.bfloat16 if half else x.dtype)

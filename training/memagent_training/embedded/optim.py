@@ -51,12 +51,14 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    back: Tensor = x.mT if tall else x
+    return back
 
 
 def build_optimizers(model: nn.Module, muon_lr: float, adamw_lr: float) -> list[torch.optim.Optimizer]:
     """Muon on the layers' matrices, AdamW on embeddings, head, norms and biases."""
-    matrices, rest = [], []
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         inside = parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
         (matrices if inside else rest).append(parameter)

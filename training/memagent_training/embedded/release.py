@@ -1,6 +1,6 @@
 """A checkpoint as the model folder that ships: weights in bfloat16, and the configuration transformers and vLLM read.
 
-    python -m memagent_training.embedded.release --checkpoint work/embedded/last.pt --out memagent_graph/embedded
+python -m memagent_training.embedded.release --checkpoint work/embedded/last.pt --out memagent_graph/embedded
 """
 
 from __future__ import annotations
@@ -35,10 +35,14 @@ def special_id(token: str) -> int:
 
 
 def model_config(shape: ModelShape) -> dict[str, Any]:
-    """config.json of a Qwen2ForCausalLM of this shape."""
+    """config.json of a LlamaForCausalLM of this shape.
+
+    The architecture is Qwen2's, but it ships as a Llama with attention biases, which computes the same: for the model
+    type "qwen2" transformers and vLLM put Qwen2's own pre-tokenizer in the place of tokenizer.json's.
+    """
     return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -47,11 +51,13 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
         "num_key_value_heads": shape.heads,
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
+        "attention_bias": True,
+        "mlp_bias": False,
         "max_position_embeddings": CONTEXT_WINDOW,
         "rms_norm_eps": shape.rms_norm_eps,
         "rope_theta": shape.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
         "tie_word_embeddings": False,
-        "use_sliding_window": False,
         "attention_dropout": 0.0,
         "use_cache": True,
         "bos_token_id": None,
@@ -59,6 +65,17 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
         "pad_token_id": special_id("<|pad|>"),
         "torch_dtype": "bfloat16",
     }
+
+
+def as_llama(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under Llama's names: Qwen2 has no bias on the attention's output, so Llama gets zeros there."""
+    output = "self_attn.o_proj.weight"
+    biases = {
+        name.replace("weight", "bias"): tensor.new_zeros(tensor.shape[0])
+        for name, tensor in weights.items()
+        if name.endswith(output)
+    }
+    return {**weights, **biases}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -69,7 +86,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def release(shape: ModelShape, weights: dict[str, Tensor], out: Path) -> None:
     """Write weights and configuration into a folder that already holds tokenizer and templates."""
     out.mkdir(parents=True, exist_ok=True)
-    stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
+    stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in as_llama(weights).items()}
     partial = out / "model.safetensors.partial"
     save_file(stored, partial, metadata={"format": "pt"})
     partial.replace(out / "model.safetensors")

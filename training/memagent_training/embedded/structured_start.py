@@ -1,37 +1,57 @@
 """A start from which reading a fact is quickly learned: the parts of the circuit are there, training joins them.
 
 Training from plain noise spends most of a CPU budget before the first attention head looks one token back. So the
-width is divided into four equal parts: the token's code (C), its predecessor's (P), a blend of the last tokens' (W) and the
-output (R). In layer 0, heads that attend by position alone fill P and W; Qwen2's query and key biases suffice for
-that. In the later layers, heads that match W with W (a fact's words with the question's) and C with P (what followed
-this token before) copy the code they find into R, which the output head reads with the same codes. All of it is
-ordinary parameters, trained from the first step on; the noise of the plain start stays underneath.
+width is divided into four equal parts: the token's code (C), its predecessor's (P), a blend of what the last tokens
+are about (W) and the output (R). In layer 0, heads that attend by position alone fill P and W; Qwen2's query and key
+biases suffice for that. In the last layer but one, heads that match W with W (a fact's words with the question's), C
+with P (what followed this token before), or both, copy the code they find into R, which the output head reads with
+the same codes; where nothing matches they rest on the prompt's first token, which stands for "none".
+
+All of it is ordinary parameters, trained from the first step on; the other layers and the MLPs are plain noise. High
+learning rates wipe it out in a hundred steps (Muon 0.01, AdamW 0.003 did), so training starts gently.
 """
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from memagent_training.embedded.model import ModelShape, Policy
+from memagent_training.embedded.model import DecoderLayer, ModelShape, Policy, SelfAttention
 
 CODE, BEFORE, BLEND, OUTPUT = range(4)
 """The parts of the width, in order."""
 
-SLOW_PAIRS = 16
+SLOW_PAIRS = 22
 """Rotary pairs that turn slowly enough for matching by content at any distance in a prompt; the last ones of a head."""
 
-NEAR, FAR = 8, 22
-NEAR_STRENGTH, FAR_STRENGTH, TOPIC_STRENGTH = 0.0, 1.5, 1.5
+REACH = 22
+"""How many tokens back a blend reaches: over a question and its tags, or over a statement."""
+
+TOPIC, REPEAT = 1.7, 2.6
+"""Sharpness of the two ways of matching."""
+
+SINK = 20.0
+"""Sets the score of attending to nothing, between that of a match and that of a near miss."""
+
+SAME, SAME_SINK = 2.0, 15.5
+PAIR, PAIR_SINK = 1.6, 19.0
+"""The same for finding the question's words one by one, and two by two, in the section."""
+
+REPORT = 4.0
+"""How loudly missing words speak for "none"."""
 
 
 @torch.no_grad()
-def give_structure(policy: Policy, rarity: Tensor, seed: int = 0) -> None:
+def give_structure(policy: Policy, rarity: Tensor, sink_tokens: tuple[int, int], tags: set[int], seed: int = 0) -> None:
     """Overlay the structure on a freshly initialised policy of four heads and at least three layers.
 
     `rarity` (vocabulary,) weighs each token in the blends, from 0 for what stands in every question to 1.
+    `sink_tokens` are the prompt's first token and the one that says "nothing found": where no fact matches, attention
+    rests on the first and so copies the second. `tags` stand in every prompt's question part and seldom elsewhere:
+    they keep a question from matching itself.
     """
     shape = policy.model.shape
     if shape.heads != 4 or shape.layers < 3:
@@ -40,19 +60,32 @@ def give_structure(policy: Policy, rarity: Tensor, seed: int = 0) -> None:
     codes, topics = torch.randn(2, shape.vocab_size, shape.head_dim, generator=noise)
     policy.model.embed_tokens.weight[:, part(shape, CODE)] += 0.5 * codes
     policy.model.embed_tokens.weight[:, part(shape, BLEND)] += 0.5 * rarity[:, None] * topics
-    policy.lm_head.weight[:, part(shape, OUTPUT)] += 0.1 * codes
+    policy.lm_head.weight[:, part(shape, OUTPUT)] += 0.15 * codes
+    first, none = sink_tokens
+    policy.model.embed_tokens.weight[first, part(shape, CODE)] = 0.5 * codes[none]
+    policy.model.embed_tokens.weight[first, part(shape, BLEND)] = 0.0
+    policy.model.embed_tokens.weight[first, sink_column(shape)] = 2.0
+    policy.lm_head.weight[first, part(shape, OUTPUT)] = 0.0
+    policy.lm_head.weight[:, sink_column(shape)] = 0.0
+    policy.model.embed_tokens.weight[:, marker_column(shape)] = 0.0
+    policy.model.embed_tokens.weight[list(tags), marker_column(shape)] = 3.0
 
     look_back(policy, head=0, first=1, last=1, read=CODE, write=BEFORE, strength=0.25)
-    look_back(policy, head=1, first=0, last=NEAR, read=BLEND, write=BLEND, strength=NEAR_STRENGTH)
-    look_back(policy, head=2, first=0, last=FAR, read=BLEND, write=BLEND, strength=FAR_STRENGTH)
-    words = torch.randn(shape.head_dim, 2 * SLOW_PAIRS, generator=noise) / math.sqrt(2 * SLOW_PAIRS)
-    tokens = torch.randn(shape.head_dim, 2 * SLOW_PAIRS, generator=noise) / math.sqrt(2 * SLOW_PAIRS)
-    words, tokens = (torch.linalg.qr(matrix)[0] * math.sqrt(2) for matrix in (words, tokens))
-    both = torch.cat((torch.ones(SLOW_PAIRS), torch.zeros(SLOW_PAIRS)))
-    for layer in range(2, shape.layers):
-        match(policy, layer, 0, [(BLEND, BLEND, words)], TOPIC_STRENGTH)
-        match(policy, layer, 1, [(CODE, BEFORE, tokens)], 1.3)
-        match(policy, layer, 2, [(BLEND, BLEND, words), (CODE, BEFORE, tokens * both)], TOPIC_STRENGTH)
+    look_back(policy, head=1, first=0, last=REACH, read=BLEND, write=BLEND, strength=6.0)
+    squares = torch.randn(2, shape.head_dim, 2 * SLOW_PAIRS, generator=noise)
+    words, tokens = torch.linalg.qr(squares)[0] * math.sqrt(2)
+    words[marker_column(shape) - part(shape, BLEND).start] = 0.0
+    layer = shape.layers - 2
+    match(policy, layer, 0, [(BLEND, BLEND, TOPIC * words)], SINK)
+    match(policy, layer, 1, [(CODE, BEFORE, REPEAT * tokens)])
+    match(policy, layer, 2, [(BLEND, BLEND, TOPIC * words), (CODE, BEFORE, REPEAT * tokens)], SINK)
+
+    more = torch.randn(2, shape.head_dim, 2 * SLOW_PAIRS, generator=noise)
+    here, previous = torch.linalg.qr(more)[0] * math.sqrt(2)
+    here[-3:] = previous[-3:] = 0.0
+    miss(policy, layer - 1, 0, [(CODE, SAME * here)], SAME_SINK, missing_columns(shape)[0])
+    miss(policy, layer - 1, 1, [(CODE, PAIR * here), (BEFORE, PAIR * previous)], PAIR_SINK, missing_columns(shape)[1])
+    report(policy, layer, 3, none)
 
 
 def token_rarity(prompts: list[list[int]], vocabulary: int) -> Tensor:
@@ -68,53 +101,121 @@ def part(shape: ModelShape, which: int) -> slice:
     return slice(which * shape.head_dim, (which + 1) * shape.head_dim)
 
 
+def attention_of(policy: Policy, layer: int) -> SelfAttention:
+    """The attention of one layer."""
+    block = policy.model.layers[layer]
+    return cast(DecoderLayer, block).self_attn
+
+
 def look_back(policy: Policy, head: int, first: int, last: int, read: int, write: int, strength: float) -> None:
     """Make a head of layer 0 average a part over the tokens `first` to `last` back and write that to a part."""
     shape = policy.model.shape
-    attention = policy.model.layers[0].self_attn
+    attention = attention_of(policy, 0)
     rows = part(shape, head)
     query, key = position_biases(shape, first, last)
     for projection, bias in ((attention.q_proj, query), (attention.k_proj, key)):
         projection.weight[rows] *= 0.1
         projection.bias[rows] = bias
+    attention.v_proj.weight[rows] *= 0.1
+    attention.o_proj.weight[:, rows] *= 0.1
     attention.v_proj.weight[rows, part(shape, read)] += torch.eye(shape.head_dim)
     attention.o_proj.weight[part(shape, write), rows] += strength * torch.eye(shape.head_dim)
 
 
-def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Tensor]], strength: float) -> None:
-    """Make a head attend where a part of the key equals a part of the query, and copy the code there to the output."""
+def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Tensor]], sink: float = 0.0) -> None:
+    """Make a head attend where a part of the key equals a part of the query, and copy the code there to the output.
+
+    With a sink, the prompt's first token gets about that score from every query, and so the attention where nothing
+    else matches.
+    """
     shape = policy.model.shape
-    attention = policy.model.layers[layer].self_attn
-    half = shape.head_dim // 2
-    low, high = half - SLOW_PAIRS, shape.head_dim - SLOW_PAIRS
-    slow = [*range(head * shape.head_dim + low, head * shape.head_dim + half)]
-    slow += [*range(head * shape.head_dim + high, head * shape.head_dim + shape.head_dim)]
+    attention = attention_of(policy, layer)
+    half, begin = shape.head_dim // 2, head * shape.head_dim
+    slow = [begin + offset + pair for offset in (0, half) for pair in range(half - 1 - SLOW_PAIRS, half - 1)]
+    for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
+        linear.weight[part(shape, head)] *= 0.1
     for of_query, of_key, projection in pairs:
-        attention.q_proj.weight[slow, part(shape, of_query)] += strength * projection.T
-        attention.k_proj.weight[slow, part(shape, of_key)] += strength * projection.T
+        attention.q_proj.weight[slow, part(shape, of_query)] += projection.T
+        attention.k_proj.weight[slow, part(shape, of_key)] += projection.T
     rows = part(shape, head)
     attention.v_proj.weight[rows, part(shape, CODE)] += torch.eye(shape.head_dim)
-    attention.o_proj.weight[part(shape, OUTPUT), rows] += 0.3 * torch.eye(shape.head_dim)
+    attention.o_proj.weight[part(shape, OUTPUT), rows] += 1.5 * torch.eye(shape.head_dim)
+    if sink:
+        slowest = begin + half - 1
+        attention.k_proj.weight[slowest, sink_column(shape)] += 3.0
+        attention.q_proj.bias[slowest] = sink * math.sqrt(shape.head_dim) / 16.0
+        attention.k_proj.weight[slowest + half, marker_column(shape)] -= 8.0
+        attention.q_proj.bias[slowest + half] = 8.0
 
 
-def position_biases(shape: ModelShape, first: int, last: int, depth: float = 12.0, reach: int = 1024) -> tuple[Tensor, Tensor]:
+def sink_column(shape: ModelShape) -> int:
+    """The column of the width that marks the prompt's first token."""
+    return shape.hidden_size - 1
+
+
+def marker_column(shape: ModelShape) -> int:
+    """The column of the blend that says a token stands among the tags of a question."""
+    return (BLEND + 1) * shape.head_dim - 1
+
+
+def missing_columns(shape: ModelShape) -> tuple[int, int]:
+    """The columns that say that a token, or a token after its predecessor, was not seen in the section."""
+    return shape.hidden_size - 2, shape.hidden_size - 3
+
+
+def miss(policy: Policy, layer: int, head: int, parts: list[tuple[int, Tensor]], sink: float, column: int) -> None:
+    """Make a head look for the query's own token (and its predecessor) in the section, and mark where it finds none."""
+    shape = policy.model.shape
+    attention = attention_of(policy, layer)
+    match(policy, layer, head, [(which, which, projection) for which, projection in parts], sink)
+    rows = part(shape, head)
+    attention.v_proj.weight[rows] = 0.0
+    attention.o_proj.weight[:, rows] = 0.0
+    attention.v_proj.weight[rows.start, sink_column(shape)] = 1.0
+    attention.o_proj.weight[column, rows.start] = 0.3
+    policy.lm_head.weight[:, column] = 0.0
+
+
+def report(policy: Policy, layer: int, head: int, none: int) -> None:
+    """Make a head sum the marks of a question's missing tokens, and speak for "none" accordingly."""
+    shape = policy.model.shape
+    attention = attention_of(policy, layer)
+    rows = part(shape, head)
+    query, key = position_biases(shape, 0, REACH - 2)
+    for projection, bias in ((attention.q_proj, query), (attention.k_proj, key)):
+        projection.weight[rows] *= 0.1
+        projection.bias[rows] = bias
+    attention.v_proj.weight[rows] *= 0.1
+    for place, column in enumerate(missing_columns(shape)):
+        attention.v_proj.weight[rows.start + place, column] = 1.0
+        code = policy.lm_head.weight[none, part(shape, OUTPUT)]
+        attention.o_proj.weight[part(shape, OUTPUT), rows.start + place] = REPORT * code / code.norm()
+
+
+def position_biases(shape: ModelShape, first: int, last: int, reach: int = 1024) -> tuple[Tensor, Tensor]:
     """Query and key biases under which a head attends evenly to the tokens `first` to `last` back and to nothing else.
 
-    With constant query and key, rotary attention is a function of distance, a sum of cosines; its amplitudes and
-    phases are fitted by least squares to a plateau that falls off by `depth`.
+    With constant query and key, rotary attention is a softmax over distances of a sum of cosines; amplitudes and
+    phases are fitted by maximum likelihood, a convex problem, with a small penalty on their size.
     """
     frequencies = shape.rope_theta ** -(torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim)
-    distances = torch.arange(reach, dtype=torch.float64)
-    waves = torch.cat(((distances[:, None] * frequencies).cos(), (distances[:, None] * frequencies).sin()), dim=1)
-    outside = torch.maximum(first - distances, distances - last).clamp(min=0)
-    wanted = -(depth * outside / max(1.0, 0.3 * (last - first))).clamp(max=depth)
-    weights = torch.where(distances < 2 * last + 8, 4.0, 0.3)[:, None]
-    normal = waves.T @ (weights * waves) + 1e-3 * torch.eye(waves.shape[1], dtype=torch.float64)
-    solution = torch.linalg.solve(normal, waves.T @ (weights[:, 0] * wanted))
-    cosines, sines = solution.chunk(2)
-    amplitude = (cosines.square() + sines.square()).sqrt() * math.sqrt(shape.head_dim)
+    angles = torch.arange(reach, dtype=torch.float64)[:, None] * frequencies
+    waves = torch.cat((angles.cos(), angles.sin()), dim=1)
+    weights = torch.zeros(waves.shape[1], dtype=torch.float64, requires_grad=True)
+    solver = torch.optim.LBFGS([weights], max_iter=300, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        solver.zero_grad()
+        chances = (waves @ weights).log_softmax(0)[first : last + 1]
+        value = -chances.mean() + 1e-4 * weights.square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    with torch.enable_grad():
+        solver.step(loss)  # type: ignore[no-untyped-call]
+    cosines, sines = weights.detach().chunk(2)
+    root = ((cosines.square() + sines.square()).sqrt() * math.sqrt(shape.head_dim)).sqrt()
     phase = torch.atan2(-sines, cosines)
-    root = amplitude.sqrt()
     query = torch.cat((root * phase.cos(), root * phase.sin()))
     key = torch.cat((root, torch.zeros_like(root)))
     return query.float(), key.float()

@@ -136,7 +136,8 @@ def main() -> None:
     sample = text[:200_000]
     if encoding.encode_ordinary(sample) != tokenizer.encode(sample).ids:
         raise SystemExit("the tiktoken conversion disagrees with the tokenizer")
-    print(f"{tokenizer.get_vocab_size()} tokens, {len(sample) / len(encoding.encode_ordinary(sample)):.2f} characters per token")
+    density = len(sample) / len(encoding.encode_ordinary(sample))
+    print(f"{tokenizer.get_vocab_size()} tokens, {density:.2f} characters per token")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Supervised training of the embedded policy: resumable at any kill, on two CPU cores or one GPU.
 
-    python -m memagent_training.embedded.train --corpus corpus --out work/embedded --steps 4000 --decay-steps 800
+    python -m memagent_training.embedded.train --corpus corpus --out work/embedded --steps 2400 --decay-steps 800
 
 The learning rate is flat until the last `--decay-steps`, then falls to zero. The state before that fall is kept as
 `plateau.pt`, so a longer run goes on from it: `--resume` with a larger `--steps`. Batches depend on seed and step
@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from memagent_training.embedded.batches import Batch, collate, make_batch
-from memagent_training.embedded.examples import PromptFormat, Prose, RowBuilder
+from memagent_training.embedded.examples import EMPTY, PromptFormat, Prose, RowBuilder
 from memagent_training.embedded.model import ModelShape, Policy
 from memagent_training.embedded.optim import build_optimizers, schedule
-from memagent_training.embedded.structured_start import give_structure
+from memagent_training.embedded.structured_start import give_structure, token_rarity
 from memagent_training.embedded.tokenizer import VOCABULARY, load_encoding
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
@@ -39,7 +39,9 @@ def losses(policy: Policy, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor
     return (each * batch.weights).sum() / batch.weights.sum(), right
 
 
-def save(path: Path, policy: Policy, optimizers: list[torch.optim.Optimizer], step: int, spent: dict[str, float]) -> None:
+def save(
+    path: Path, policy: Policy, optimizers: list[torch.optim.Optimizer], step: int, spent: dict[str, float]
+) -> None:
     """Write a checkpoint beside its place, then move it there in one stroke."""
     state = {
         "shape": asdict(policy.model.shape),
@@ -60,7 +62,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def choose_checkpoint(out: Path, steps: int) -> Path | None:
-    """The checkpoint to resume from: the last one, or the plateau's when the last one's decay belongs to a shorter run."""
+    """The last checkpoint, or the plateau's when the last one's decay belongs to a shorter run; None without any."""
     last, plateau = out / "last.pt", out / "plateau.pt"
     if last.exists() and plateau.exists():
         decayed_for = load_checkpoint(last)["spent"]["steps"]
@@ -80,7 +82,8 @@ def train(arguments: argparse.Namespace) -> None:
     shape = ModelShape(VOCABULARY, arguments.width, arguments.inner, arguments.layers)
     policy = Policy(shape)
     if not arguments.plain_start:
-        give_structure(policy)
+        rarity = token_rarity(builder.question_prompts(random.Random(0), 2000), VOCABULARY)
+        give_structure(policy, rarity, (form.trunk("")[0], form.reply(EMPTY)[0]), form.question_tags())
     policy.to(device)
     optimizers = build_optimizers(policy, arguments.muon_lr, arguments.adamw_lr)
     rates = [optimizer.defaults["lr"] for optimizer in optimizers]
@@ -93,8 +96,13 @@ def train(arguments: argparse.Namespace) -> None:
             optimizer.load_state_dict(saved)
         first, spent = state["step"], state["spent"] | {"steps": float(arguments.steps)}
         print(f"resumed {source.name} at step {first}", flush=True)
+    elif arguments.weights_from is not None:
+        policy.load_state_dict(load_checkpoint(arguments.weights_from)["model"])
+        print(f"began with the weights of {arguments.weights_from.name}", flush=True)
     parameters = sum(parameter.numel() for parameter in policy.parameters())
-    print(f"{parameters:,} parameters, {arguments.steps} steps of about {arguments.tokens} tokens on {device}", flush=True)
+    print(
+        f"{parameters:,} parameters, {arguments.steps} steps of about {arguments.tokens} tokens on {device}", flush=True
+    )
     clock, seen, right_all = time.perf_counter(), 0, []
     for step in range(first, arguments.steps):
         if step == arguments.steps - arguments.decay_steps:
@@ -106,7 +114,7 @@ def train(arguments: argparse.Namespace) -> None:
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
         loss, right = losses(policy, batch, autocast=not arguments.float32)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
@@ -133,7 +141,7 @@ def train(arguments: argparse.Namespace) -> None:
 def check(policy: Policy, builder: RowBuilder, device: torch.device, rows: int) -> str:
     """Whole replies right on full-length held-out sections, given the right tokens before each; by kind."""
     rng = random.Random(7)
-    made = [builder.row(rng, 500, 16) for _ in range(rows)]
+    made = [builder.row(rng, 250, 16) for _ in range(rows)]
     tally: dict[str, list[bool]] = {}
     for row in made:
         batch = collate([row]).to(device)
@@ -148,18 +156,21 @@ def check(policy: Policy, builder: RowBuilder, device: torch.device, rows: int) 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--corpus", type=Path, required=True, help="folder written by memagent_training.embedded.corpus")
+    parser.add_argument(
+        "--corpus", type=Path, required=True, help="folder written by memagent_training.embedded.corpus"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shipped", type=Path, default=SHIPPED, help="folder with tokenizer and templates")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--decay-steps", type=int, default=1000)
-    parser.add_argument("--ramp-steps", type=int, default=500, help="steps until sections have their full length")
+    parser.add_argument("--weights-from", type=Path, help="a checkpoint whose weights a new run begins with")
+    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--decay-steps", type=int, default=800)
+    parser.add_argument("--ramp-steps", type=int, default=400, help="steps until sections have their full length")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
-    parser.add_argument("--muon-lr", type=float, default=0.012)
-    parser.add_argument("--adamw-lr", type=float, default=0.004)
+    parser.add_argument("--muon-lr", type=float, default=0.003)
+    parser.add_argument("--adamw-lr", type=float, default=0.001)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--inner", type=int, default=512)
     parser.add_argument("--layers", type=int, default=4)
