@@ -17,7 +17,7 @@ def measure() -> list[Figure]:
     figures, per_chunk = [], {}
     with tempfile.TemporaryDirectory() as folder:
         reader = MemAgent(LocalPolicy.embedded(), store=Path(folder))
-        chunk_tokens = 512
+        chunk_tokens = 256
         reader.read(next(iter(prose_of(1000))), "Is it warm?")
         for chunks in LENGTHS:
             text = next(iter(prose_of(chunk_tokens * (chunks + 1))))

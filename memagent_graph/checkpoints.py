@@ -52,7 +52,10 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
     path = Path(checkpoints)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        saver = AsyncSqliteSaver(await aiosqlite.connect(path, timeout=30), serde=CompressedSerializer())
+        connection = aiosqlite.connect(path, timeout=30)
+        # A process must not wait at its end for a file that nobody closed; what was saved is on disk already.
+        connection._thread.daemon = True
+        saver = AsyncSqliteSaver(await connection, serde=CompressedSerializer())
         await saver.setup()
     except (OSError, aiosqlite.Error) as error:
         raise RunError(

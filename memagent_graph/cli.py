@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict, fields, replace
 from enum import IntEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -113,6 +114,9 @@ def read(
     ] = None,
     update_template: Annotated[str | None, typer.Option(help="Your own update prompt: a text file.")] = None,
     answer_template: Annotated[str | None, typer.Option(help="Your own answer prompt: a text file.")] = None,
+    empty_memory: Annotated[
+        str | None, typer.Option(help="What stands for the memory at the first chunk.", show_default="(empty)")
+    ] = None,
     context_window: Annotated[int | None, typer.Option(help="Tokens.", show_default="the server's, or 8192")] = None,
     question_tokens: Annotated[int | None, typer.Option(help="Bound of the question.", show_default="1024")] = None,
     memory_tokens: Annotated[int | None, typer.Option(help="Bound of the memory.", show_default="1024")] = None,
@@ -277,8 +281,8 @@ def demo(
     console = Console(as_json=as_json)
     settings = ReaderSettings(model=model, base_url=base_url, profile=profile or ("embedded" if base_url else None))
 
-    async def run() -> bool:
-        async with settings.make_reader() as reader:
+    async def run(folder: Path) -> None:
+        async with settings.make_reader(store=folder) as reader:
             context = await reader.aprepare()
             document = compose(context.tokenizer, tokens=tokens, questions=questions, seed=seed)
             reference = reader.store.add(Document.from_text(document.text, name="demo"))
@@ -287,14 +291,13 @@ def demo(
             results, seconds = await console.follow_all(
                 streams, chunks=-(-document.tokens // context.budget.chunk_tokens)
             )
-            return console.demo_ends(document, results, seconds)
+            console.demo_ends(document, results, seconds)
 
     try:
-        all_right = asyncio.run(run())
+        with TemporaryDirectory() as folder:
+            asyncio.run(run(Path(folder)))
     except MemAgentError as error:
         raise typer.Exit(console.failure(error, _exit_code(error))) from None
-    if not all_right:
-        raise typer.Exit(ExitCode.NO_ANSWER)
 
 
 def main() -> None:

@@ -140,8 +140,8 @@ class Console:
             f"{chunk_tokens} tokens at a time."
         )
 
-    def demo_ends(self, document: DemoDocument, results: Sequence[ReadResult], seconds: float) -> bool:
-        """Questions, answers, timelines and cost; whether all answers are right."""
+    def demo_ends(self, document: DemoDocument, results: Sequence[ReadResult], seconds: float) -> None:
+        """Questions, answers, timelines and cost."""
         right = [is_right(result.answer, each.fact) for result, each in zip(results, document.questions, strict=True)]
         if self._as_json:
             values = [
@@ -149,7 +149,7 @@ class Console:
                 for result, each, ok in zip(results, document.questions, right, strict=True)
             ]
             sys.stdout.write(json.dumps({"results": values, "seconds": seconds}, ensure_ascii=False) + "\n")
-            return all(right)
+            return
         for result, each, ok in zip(results, document.questions, right, strict=True):
             table = Table.grid(padding=(0, 2))
             table.add_row("[bold]question[/]", escape(each.fact.question))
@@ -165,7 +165,6 @@ class Console:
             f"\n{sum(right)} of {len(right)} right. {tokens[0]:,} tokens in and {tokens[1]:,} out, in "
             f"{sum(usage.turns for usage in usages)} turns and {seconds:.1f} s."
         )
-        return all(right)
 
     def _progress(self, last: TextColumn | MofNCompleteColumn | str) -> Progress:
         column = TextColumn(last) if isinstance(last, str) else last

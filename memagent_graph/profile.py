@@ -7,12 +7,12 @@ the weights: `memagent.json` holds the budgets, the folder `templates` the two p
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from memagent_graph.budget import Budget
 from memagent_graph.errors import ProfileError
-from memagent_graph.prompts import Prompts, load_prompts
+from memagent_graph.prompts import EMPTY_MEMORY, Prompts, load_prompts
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 """The embedded policy: weights, tokenizer, templates and card."""
@@ -40,7 +40,7 @@ def load_profile(folder: Path | str) -> Profile | None:
     try:
         values = json.loads(path.read_text("utf-8"))
         budget = Budget(**{each.name: int(values[each.name]) for each in fields(Budget) if each.name in values})
-        empty_memory = str(values.get("empty_memory", "(empty)"))
+        empty_memory = str(values.get("empty_memory", EMPTY_MEMORY))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ProfileError(
             f"{path} cannot be understood: {error}",
@@ -48,5 +48,7 @@ def load_profile(folder: Path | str) -> Profile | None:
             "answer_tokens and empty_memory.",
         ) from error
     templates = folder / "templates"
-    prompts = load_prompts(update_file=templates / "update.txt", answer_file=templates / "answer.txt")
-    return Profile(budget=budget, prompts=replace(prompts, empty_memory=empty_memory))
+    prompts = load_prompts(
+        update_file=templates / "update.txt", answer_file=templates / "answer.txt", empty_memory=empty_memory
+    )
+    return Profile(budget=budget, prompts=prompts)

@@ -24,6 +24,9 @@ _FIELD = re.compile(r"\{(prompt|memory|chunk)\}")
 _TAG = re.compile(r"</?\s*([A-Za-z][\w-]*)\s*>")
 
 
+EMPTY_MEMORY = "(empty)"
+
+
 class PromptLayout(StrEnum):
     """The order of an update prompt's parts."""
 
@@ -105,7 +108,7 @@ class Prompts:
     update: PromptTemplate
     answer: PromptTemplate
     answer_format: AnswerFormat = AnswerFormat.BOXED
-    empty_memory: str = "(empty)"
+    empty_memory: str = EMPTY_MEMORY
     """What stands in the memory's place before the first update."""
     control_tokens: frozenset[str] = field(default=frozenset(), repr=False)
     """Strings that the model's chat template gives a meaning, such as <|im_end|>."""
@@ -180,6 +183,7 @@ def load_prompts(
     *,
     update_file: Path | str | None = None,
     answer_file: Path | str | None = None,
+    empty_memory: str = EMPTY_MEMORY,
     control_tokens: Iterable[str] = (),
 ) -> Prompts:
     """The package's prompts, or a user's own from files.
@@ -189,6 +193,7 @@ def load_prompts(
         answer_format: how the answer is asked for, and found again.
         update_file: a UTF-8 text file with {prompt}, {memory} and {chunk}, each between tags.
         answer_file: a UTF-8 text file with {prompt} and {memory}, each between tags.
+        empty_memory: what stands in the memory's place before the first update.
         control_tokens: strings that the model's chat template gives a meaning.
 
     Raises:
@@ -199,6 +204,7 @@ def load_prompts(
         update=_from_file(update_file) if update_file else _shipped(f"update_{layout.value}.txt"),
         answer=_from_file(answer_file) if answer_file else _shipped(f"answer_{answer_format.value}.txt"),
         answer_format=answer_format,
+        empty_memory=empty_memory,
         control_tokens=frozenset(control_tokens),
     )
 

@@ -14,7 +14,7 @@ from memagent_graph.chunking import Boundary
 from memagent_graph.errors import ProfileError, RunError
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.profile import load_profile
-from memagent_graph.prompts import AnswerFormat, PromptLayout, load_prompts
+from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, PromptLayout, load_prompts
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import UpdateRule
 from memagent_graph.run_log import RunLog
@@ -35,6 +35,7 @@ class ReaderSettings:
     answer_format: str | None = None
     update_template: str | None = None
     answer_template: str | None = None
+    empty_memory: str | None = None
     context_window: int | None = None
     question_tokens: int | None = None
     memory_tokens: int | None = None
@@ -136,12 +137,13 @@ class ReaderSettings:
         asked = {each.name: getattr(self, each.name) for each in fields(Budget) if getattr(self, each.name) is not None}
         budget = profile.budget if profile else None
         prompts = profile.prompts if profile else None
-        if self.layout or self.answer_format or self.update_template or self.answer_template:
+        if self.layout or self.answer_format or self.update_template or self.answer_template or self.empty_memory:
             prompts = load_prompts(
                 self.layout or PromptLayout.PAPER,
                 self.answer_format or AnswerFormat.BOXED,
                 update_file=self.update_template,
                 answer_file=self.answer_template,
+                empty_memory=self.empty_memory or EMPTY_MEMORY,
             )
         return MemAgent(
             self.make_policy(api_key),

@@ -28,7 +28,7 @@ def document(chunks: int) -> str:
     """About `chunks` chunks of prose with one fact in the middle."""
     paragraphs = list(islice(reference_topics(), 12 * chunks))
     tokenizer = load_tokenizer("embedded")
-    while tokenizer.count("\n\n".join(paragraphs)) > 512 * chunks:
+    while tokenizer.count("\n\n".join(paragraphs)) > 256 * chunks:
         paragraphs.pop()
     paragraphs.insert(len(paragraphs) // 2, FACT.statement)
     return "\n\n".join(paragraphs)

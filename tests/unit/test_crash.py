@@ -71,3 +71,16 @@ def test_a_read_killed_at_twenty_random_moments_ends_with_the_same_answer(tmp_pa
     assert sum(asked.values()) <= len(asked) + KILLS
     assert int(chunks_read) == -(-tokenizer.count(text) // CHUNK_TOKENS)
     assert RunLog(tmp_path / "runs.sqlite").get("r").answer == "4711"
+
+
+def test_a_process_that_closes_nothing_still_ends(tmp_path: Path) -> None:
+    script = """
+import asyncio, sys
+from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
+budget = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60)
+reader = MemAgent(ScriptedPolicy(lambda prompt: "x"), tokenizer="embedded", budget=budget, prompts=load_prompts(),
+                  store=sys.argv[1], checkpoints=sys.argv[1] + "/c.sqlite")
+reader.read("some text", "what?")
+asyncio.run(reader.aread("some text", "what?"))
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=30, check=True)

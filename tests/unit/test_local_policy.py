@@ -43,7 +43,7 @@ async def test_it_is_a_policy_that_describes_itself(policy) -> None:
     assert isinstance(policy, SelfDescribing)
     info = await policy.describe()
     assert info.context_window == 1024
-    assert info.profile.budget.chunk_tokens == 512
+    assert info.profile.budget.chunk_tokens == 256
     assert 500_000 < info.shape.parameters < 8_000_000
     assert policy.name == "embedded"
 

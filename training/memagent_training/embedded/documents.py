@@ -34,7 +34,7 @@ class Setting:
 
     chunks: int
     foreign: bool
-    chunk_tokens: int = 512
+    chunk_tokens: int = 256
     number_share: float = 1.0
 
 

@@ -10,11 +10,12 @@ policy's choice differs from it is the rest generated token by token. Prose, ent
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -197,6 +198,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--prose", type=Path, help="a text file; default: pydoc_data.topics")
     parser.add_argument("--chunks", type=int, nargs="+", default=[4, 16, 64, 256])
+    parser.add_argument("--chunk-tokens", type=int, help="default: the model's own")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--settings", choices=["foreign", "alone"], nargs="+", default=["foreign", "alone"])
@@ -207,12 +209,14 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     reader = Reader(arguments.model, arguments.temperature, arguments.seed)
+    profile = json.loads((arguments.model / "memagent.json").read_text(encoding="utf-8"))
+    chunk_tokens: int = arguments.chunk_tokens or profile["chunk_tokens"]
     prose = arguments.prose.read_text(encoding="utf-8").replace("\x00", "\n\n") if arguments.prose else default_prose()
     print("| chunks | foreign facts | decoding | right | right, facts not cut | absent: none | false records | s |")
     print("|---|---|---|---|---|---|---|---|")
     for chunks in arguments.chunks:
         for kind in arguments.settings:
-            setting = replace(Setting(chunks, kind == "foreign"), number_share=arguments.number_share)
+            setting = Setting(chunks, kind == "foreign", chunk_tokens, arguments.number_share)
             clock = time.perf_counter()
             outcomes = measure(reader, prose, setting, arguments.questions, arguments.seed)
             print(table_row(setting, arguments.temperature, outcomes, time.perf_counter() - clock), flush=True)

@@ -20,7 +20,7 @@ from memagent_training.embedded.tokenizer import SPECIAL_TOKENS, VOCABULARY
 CONTEXT_WINDOW = 1024
 BUDGETS = {
     "context_window": CONTEXT_WINDOW,
-    "chunk_tokens": 512,
+    "chunk_tokens": 256,
     "memory_tokens": 48,
     "question_tokens": 96,
     "answer_tokens": 48,

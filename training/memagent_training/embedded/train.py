@@ -70,6 +70,25 @@ def choose_checkpoint(out: Path, steps: int) -> Path | None:
     return last if last.exists() else plateau if plateau.exists() else None
 
 
+def begin(
+    arguments: argparse.Namespace, policy: Policy, optimizers: list[torch.optim.Optimizer]
+) -> tuple[int, dict[str, float]]:
+    """Load a checkpoint, where the run resumes or begins with one; its first step, and what it has spent."""
+    spent = {"seconds": 0.0, "tokens": 0.0, "steps": float(arguments.steps)}
+    source = choose_checkpoint(arguments.out, arguments.steps) if arguments.resume else None
+    if source is not None:
+        state = load_checkpoint(source)
+        policy.load_state_dict(state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        print(f"resumed {source.name} at step {state['step']}", flush=True)
+        return state["step"], state["spent"] | {"steps": float(arguments.steps)}
+    if arguments.weights_from is not None:
+        policy.load_state_dict(load_checkpoint(arguments.weights_from)["model"])
+        print(f"began with the weights of {arguments.weights_from.name}", flush=True)
+    return 0, spent
+
+
 def train(arguments: argparse.Namespace) -> None:
     """Run the steps that are left."""
     device = torch.device(arguments.device)
@@ -87,18 +106,7 @@ def train(arguments: argparse.Namespace) -> None:
     policy.to(device)
     optimizers = build_optimizers(policy, arguments.muon_lr, arguments.adamw_lr)
     rates = [optimizer.defaults["lr"] for optimizer in optimizers]
-    first, spent = 0, {"seconds": 0.0, "tokens": 0.0, "steps": float(arguments.steps)}
-    source = choose_checkpoint(arguments.out, arguments.steps) if arguments.resume else None
-    if source is not None:
-        state = load_checkpoint(source)
-        policy.load_state_dict(state["model"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        first, spent = state["step"], state["spent"] | {"steps": float(arguments.steps)}
-        print(f"resumed {source.name} at step {first}", flush=True)
-    elif arguments.weights_from is not None:
-        policy.load_state_dict(load_checkpoint(arguments.weights_from)["model"])
-        print(f"began with the weights of {arguments.weights_from.name}", flush=True)
+    first, spent = begin(arguments, policy, optimizers)
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     print(
         f"{parameters:,} parameters, {arguments.steps} steps of about {arguments.tokens} tokens on {device}", flush=True
