@@ -29,7 +29,7 @@ class Wishes:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rules: UpdateRules = field(default_factory=UpdateRules)
     limits: Limits = field(default_factory=Limits)
-    boundary: Boundary = "token"
+    boundary: Boundary | None = None
     replace_undecodable: bool = False
 
     @property
@@ -61,7 +61,7 @@ def assemble(wishes: Wishes, info: ModelInfo) -> ReaderContext:
         sampling=wishes.sampling,
         rules=wishes.rules,
         limits=wishes.limits,
-        boundary=wishes.boundary,
+        boundary=wishes.boundary or (info.profile.boundary if info.profile else "token"),
         shape=info.shape,
         replace_undecodable=wishes.replace_undecodable,
     )

@@ -127,8 +127,9 @@ def read(
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Ask for token ids and log-probs.")] = False,
     boundary: Annotated[
-        Literal["token", "sentence", "paragraph"], typer.Option(help="Where chunks may end.")
-    ] = "token",
+        Literal["token", "sentence", "paragraph"] | None,
+        typer.Option(help="Where chunks may end.", show_default="the profile's, or token"),
+    ] = None,
     on_truncated: Annotated[
         Rule, typer.Option(help="What to do with a memory that was cut off or is too long.")
     ] = "accept",

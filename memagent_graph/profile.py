@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import get_args
 
 from memagent_graph.budget import Budget
+from memagent_graph.chunking import Boundary
 from memagent_graph.errors import ProfileError
 from memagent_graph.prompts import EMPTY_MEMORY, Prompts, load_prompts
 
@@ -20,10 +22,11 @@ EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Budgets and prompts that belong to a policy's weights."""
+    """Budgets, prompts and chunk boundary that belong to a policy's weights."""
 
     budget: Budget
     prompts: Prompts
+    boundary: Boundary = "token"
 
 
 def load_profile(folder: Path | str) -> Profile | None:
@@ -40,15 +43,18 @@ def load_profile(folder: Path | str) -> Profile | None:
     try:
         values = json.loads(path.read_text("utf-8"))
         budget = Budget(**{each.name: int(values[each.name]) for each in fields(Budget) if each.name in values})
+        boundary: Boundary = values.get("boundary", "token")
+        if boundary not in get_args(Boundary):
+            raise ValueError(f"boundary is {boundary!r}")
         empty_memory = str(values.get("empty_memory", EMPTY_MEMORY))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ProfileError(
             f"{path} cannot be understood: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "
-            "answer_tokens and empty_memory.",
+            "answer_tokens, boundary and empty_memory.",
         ) from error
     templates = folder / "templates"
     prompts = load_prompts(
         update_file=templates / "update.txt", answer_file=templates / "answer.txt", empty_memory=empty_memory
     )
-    return Profile(budget=budget, prompts=prompts)
+    return Profile(budget=budget, prompts=prompts, boundary=boundary)

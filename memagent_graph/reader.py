@@ -93,7 +93,7 @@ class MemAgent:
         sampling: SamplingParams | None = None,
         rules: UpdateRules | None = None,
         limits: Limits | None = None,
-        boundary: Boundary = "token",
+        boundary: Boundary | None = None,
         strategy: Strategy | None = None,
         store: DocumentStore | Path | None = None,
         checkpoints: BaseCheckpointSaver[Any] | Path | str | None = None,

@@ -45,7 +45,7 @@ class ReaderSettings:
     top_p: float = 1.0
     seed: int | None = None
     logprobs: bool = False
-    boundary: Boundary = "token"
+    boundary: Boundary | None = None
     on_truncated: str = UpdateRule.ACCEPT.value
     on_empty: str = UpdateRule.KEEP_PREVIOUS.value
     on_refused: str = UpdateRule.KEEP_PREVIOUS.value
@@ -160,7 +160,7 @@ class ReaderSettings:
                 refused=UpdateRule(self.on_refused),
             ),
             limits=limits,
-            boundary=self.boundary,
+            boundary=self.boundary or (profile.boundary if profile else None),
             store=store,
             checkpoints=checkpoints,
             run_log=run_log,

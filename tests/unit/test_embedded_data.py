@@ -20,6 +20,7 @@ import torch
 from tokenizers import Tokenizer
 
 from memagent_graph.evaluation.planted_facts import PlantedFacts, is_held_out
+from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.embedded.batches import collate, make_batch
 from memagent_training.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
 from memagent_training.embedded.evaluate import wilson
@@ -195,7 +196,7 @@ def test_documents_have_exactly_their_chunks_and_know_where_each_fact_stands(for
     facts = PlantedFacts(9, held_out=True, number_share=1.0)
     setting = Setting(8, foreign, chunk_tokens=128)
     make = questions_with_foreign_facts if foreign else questions_alone
-    questions = make(form.encoding, PROSE, setting, facts, 4)
+    questions = make(load_tokenizer("embedded"), PROSE, setting, facts, 4)
     for question in questions:
         assert len(question.chunks) == 8
         if question.fact_chunk is not None:

@@ -10,11 +10,17 @@ from __future__ import annotations
 import random
 import re
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from tempfile import TemporaryDirectory
 
-import tiktoken
-
+from memagent_graph.chunking import Boundary, Chunker
+from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
+from memagent_graph.tokenizers import Tokenizer
+
+_LONGEST_STATEMENT = 90
+"""Characters, about; two statements a chunk are planted."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,16 @@ class Setting:
     foreign: bool
     chunk_tokens: int = 256
     number_share: float = 1.0
+    boundary: Boundary = "sentence"
 
 
-def cut(encoding: tiktoken.Encoding, text: str, size: int, count: int) -> tuple[str, ...]:
-    """The first `count` chunks of `size` tokens; a character split by an edge is dropped."""
-    ids = encoding.encode_ordinary(text)[: size * count]
-    return tuple(encoding.decode(ids[start : start + size]).strip("\ufffd") for start in range(0, len(ids), size))
+def cut(tokenizer: Tokenizer, text: str, setting: Setting) -> tuple[str, ...]:
+    """The first `setting.chunks` chunks, cut by the reader's own chunker."""
+    with TemporaryDirectory() as folder:
+        store = DocumentStore(folder)
+        reference = store.add(Document.from_text(text))
+        chunker = Chunker(store, reference, tokenizer, setting.chunk_tokens, setting.boundary)
+        return tuple(chunk.text for chunk in islice(chunker.chunks(), setting.chunks))
 
 
 def prose_from(text: str, rng: random.Random, characters: int) -> str:
@@ -54,13 +64,13 @@ def prose_from(text: str, rng: random.Random, characters: int) -> str:
 
 
 def questions_with_foreign_facts(
-    encoding: tiktoken.Encoding, prose: str, setting: Setting, facts: PlantedFacts, absent: int
+    tokenizer: Tokenizer, prose: str, setting: Setting, facts: PlantedFacts, absent: int
 ) -> list[Question]:
     """One document's questions; every other fact is asked for, and `absent` questions ask for what is not there."""
     rng = facts.random
     text = prose_from(prose, rng, setting.chunks * setting.chunk_tokens * 5)
     ends = [match.end() for match in re.finditer(r"[.!?:]\s+", text)]
-    length = len(encoding.decode(encoding.encode_ordinary(text)[: setting.chunks * (setting.chunk_tokens - 18)]))
+    length = sum(map(len, cut(tokenizer, text, setting))) - setting.chunks * _LONGEST_STATEMENT
     targets: list[Fact] = []
     insertions: list[tuple[int, str]] = []
     used: set[tuple[str, str]] = set()
@@ -82,7 +92,7 @@ def questions_with_foreign_facts(
     for spot, statement in sorted(insertions, key=lambda pair: -pair[0]):
         place = ends[min(bisect_left(ends, spot), len(ends) - 1)]
         text = text[:place] + statement + " " + text[place:]
-    chunks = cut(encoding, text, setting.chunk_tokens, setting.chunks)
+    chunks = cut(tokenizer, text, setting)
     questions = []
     for target in targets:
         holding = [index for index, chunk in enumerate(chunks) if target.statement in chunk]
@@ -96,12 +106,12 @@ def questions_with_foreign_facts(
 
 
 def questions_alone(
-    encoding: tiktoken.Encoding, prose: str, setting: Setting, facts: PlantedFacts, count: int
+    tokenizer: Tokenizer, prose: str, setting: Setting, facts: PlantedFacts, count: int
 ) -> list[Question]:
     """`count` questions, each with its own fact planted in the same prose, and so in a document of its own."""
     rng = facts.random
     text = prose_from(prose, rng, setting.chunks * setting.chunk_tokens * 5)
-    chunks = cut(encoding, text, setting.chunk_tokens, setting.chunks)
+    chunks = cut(tokenizer, text, setting)
     questions = []
     for _ in range(count):
         fact = facts.fact()
@@ -110,7 +120,7 @@ def questions_alone(
         gaps = [match.end() for match in re.finditer(r"\s+", chunk)] or [0]
         place = rng.choice(gaps)
         planted = f"{chunk[:place]}{fact.statement} {chunk[place:]}"
-        planted = cut(encoding, planted, setting.chunk_tokens, 1)[0]
+        planted = cut(tokenizer, planted, replace(setting, chunks=1))[0]
         whole = fact.statement in planted
         own = (*chunks[:where], planted, *chunks[where + 1 :])
         questions.append(Question(fact.question, fact.value, own, where if whole else None, whole))

@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from memagent_graph.evaluation.planted_facts import PlantedFacts
+from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.embedded.batches import collate
 from memagent_training.embedded.documents import Question, Setting, questions_alone, questions_with_foreign_facts
 from memagent_training.embedded.examples import EMPTY, Branch, PromptFormat, Row
@@ -61,6 +62,7 @@ class Reader:
             raise ValueError(f"{folder} has an attention output bias, which this policy does not compute")
         self.policy.load_state_dict(weights)
         self.form = PromptFormat.load(folder, load_encoding(folder))
+        self.tokenizer = load_tokenizer(folder)
         self.end = self.form.reply("")[-1]
         self.temperature = temperature
         self.noise = torch.Generator().manual_seed(seed)
@@ -147,12 +149,11 @@ def measure(reader: Reader, prose: str, setting: Setting, wanted: int, seed: int
     while sum(outcome.question.value is not None for outcome in outcomes) < wanted:
         rng = random.Random(f"{seed}/{setting.chunks}/{setting.foreign}/{documents}")
         facts = PlantedFacts(rng, held_out=True, number_share=setting.number_share)
-        encoding = reader.form.encoding
         if setting.foreign:
             absent = max(1, setting.chunks // 8)
-            questions = questions_with_foreign_facts(encoding, prose, setting, facts, absent)
+            questions = questions_with_foreign_facts(reader.tokenizer, prose, setting, facts, absent)
         else:
-            questions = questions_alone(encoding, prose, setting, facts, min(20, wanted))
+            questions = questions_alone(reader.tokenizer, prose, setting, facts, min(20, wanted))
         outcomes += reader.read(questions)
         documents += 1
     return outcomes
@@ -216,7 +217,9 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for chunks in arguments.chunks:
         for kind in arguments.settings:
-            setting = Setting(chunks, kind == "foreign", chunk_tokens, arguments.number_share)
+            setting = Setting(
+                chunks, kind == "foreign", chunk_tokens, arguments.number_share, profile.get("boundary", "token")
+            )
             clock = time.perf_counter()
             outcomes = measure(reader, prose, setting, arguments.questions, arguments.seed)
             print(table_row(setting, arguments.temperature, outcomes, time.perf_counter() - clock), flush=True)

@@ -224,7 +224,7 @@ class RowBuilder:
             asked = rng.choice(present) if present and rng.random() < 0.4 else facts.fact()
             memory = self.memory(rng, facts)
             return memory, asked.question, memory
-        if draw < 0.62 - 0.1 * hardness and present:
+        if draw < 0.55 - 0.15 * hardness and present:
             fact = ask_again(facts, rng.choice(present))
             return EMPTY, fact.question, fact.value
         if draw < 0.7 and section.cut:

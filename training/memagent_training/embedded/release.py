@@ -24,6 +24,7 @@ BUDGETS = {
     "memory_tokens": 48,
     "question_tokens": 96,
     "answer_tokens": 48,
+    "boundary": "sentence",
     "empty_memory": "none",
     "edition": "1",
 }
@@ -89,6 +90,7 @@ def release(shape: ModelShape, weights: dict[str, Tensor], out: Path) -> None:
     stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in as_llama(weights).items()}
     partial = out / "model.safetensors.partial"
     save_file(stored, partial, metadata={"format": "pt"})
+    partial.chmod(0o644)
     partial.replace(out / "model.safetensors")
     write_json(out / "config.json", model_config(shape))
     generation = {"do_sample": False, "eos_token_id": special_id("<|end|>"), "pad_token_id": special_id("<|pad|>")}

@@ -1,0 +1,26 @@
+"""The examples run as they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from memagent_graph.evaluation.planted_facts import Fact
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+FACT = Fact(
+    attribute="access code",
+    entity="the quiet falcon",
+    value="48213",
+    statement="The access code of the quiet falcon is 48213.",
+    question="What is the access code of the quiet falcon?",
+)
+
+
+def test_ask_a_document(tmp_path: Path) -> None:
+    text = "It rained all day, and the river rose a little. " * 20
+    (tmp_path / "note.txt").write_text(text + FACT.statement + " " + text)
+    command = [sys.executable, str(EXAMPLES / "ask_a_document.py"), str(tmp_path / "note.txt"), FACT.question]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "answer: 48213" in done.stdout
