@@ -146,8 +146,9 @@ def plant(rng: random.Random, prose: str, statements: Sequence[str]) -> str:
         pool = sentence_ends if sentence_ends and rng.random() < 0.7 else gaps
         places.append((rng.choice(pool) if pool else 0, statement))
     for place, statement in sorted(places, key=lambda pair: -pair[0]):
-        glue = "\n" if rng.random() < 0.1 else " "
-        prose = prose[:place] + statement + glue + prose[place:]
+        before = "\n\n" if rng.random() < 0.25 else ""
+        after = rng.choices((" ", "\n", "\n\n"), (60, 15, 25))[0]
+        prose = prose[:place] + before + statement + after + prose[place:]
     return prose
 
 
