@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph.evaluation.prose import prose
-from memagent_graph.results import MemoryUpdate, ReadResult
+from memagent_graph.results import MemoryUpdate
 from memagent_graph.tokenizers import Tokenizer
 
 
@@ -93,9 +93,3 @@ def memory_spans(updates: Sequence[MemoryUpdate]) -> Iterator[MemorySpan]:
         first, last = first or update, update
     if first is not None and last is not None:
         yield MemorySpan(first.chunk_index, last.chunk_index, last.memory)
-
-
-def share_right(document: DemoDocument, results: Sequence[ReadResult]) -> float:
-    """The share of right answers, 0 to 1."""
-    pairs = zip(results, document.questions, strict=True)
-    return sum(is_right(result.answer, question.fact) for result, question in pairs) / len(document.questions)

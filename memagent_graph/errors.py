@@ -18,8 +18,7 @@
     │   └── PolicyResponseError         an answer that is not what the protocol promises
     ├── RunError                    something about a run's identity or state
     │   ├── RunNotFoundError            no run of that id in this log
-    │   ├── RunMismatchError            resumed with another document, question or settings
-    │   └── RunStoppedError             the run ended or was stopped, and cannot go on as asked
+    │   └── RunMismatchError            resumed with another document, question or settings
     └── MissingExtraError           an optional dependency is not installed
 
 Messages say what happened; `hint` says what to do next, and `str(error)` holds both.
@@ -142,10 +141,6 @@ class RunNotFoundError(RunError):
 
 class RunMismatchError(RunError):
     """A run resumed with another document, question or settings."""
-
-
-class RunStoppedError(RunError):
-    """The run ended or was stopped, and cannot go on as asked."""
 
 
 class MissingExtraError(MemAgentError):
