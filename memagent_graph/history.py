@@ -92,7 +92,7 @@ async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
         parent = snapshot.parent_config
         wanted = parent["configurable"]["checkpoint_id"] if parent else ""
         step = snapshot.values.get("step")
-        if step is None or step["type"] != "memory_update" or snapshot.values["span"]:
+        if step is None or step["type"] != "memory_update":
             continue
         found.setdefault(step["chunk_index"], snapshot)
     return list(found.values())

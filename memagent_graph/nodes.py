@@ -34,6 +34,8 @@ from memagent_graph.state import (
 Change: TypeAlias = dict[str, Any]
 """What a step changes in the state."""
 Step: TypeAlias = Callable[[ReaderState, ReaderContext], Awaitable[Change]]
+Route: TypeAlias = Callable[[ReaderState], str]
+"""Names the node that follows."""
 
 
 async def open_document(state: ReaderState, context: ReaderContext) -> Change:
@@ -60,24 +62,14 @@ async def read_chunk(state: ReaderState, context: ReaderContext) -> Change:
     cursor = state.get("cursor") or start_cursor()
     if reason := context.meter.exceeded(context.limits):
         return {"span": None, "stop_reason": reason.value, "step": _stopped(reason, cursor)}
-    chunk = await _chunker(state, context, context.budget.chunk_tokens).next_chunk(cursor)
-    if chunk is None:
-        return {"span": None, "cursor": cursor}
-    fitting = await _fitting(chunk, cursor, state, context)
-    span = ChunkSpan(
-        index=chunk.index,
-        start_char=fitting.start_char,
-        end_char=fitting.end_char,
-        start_byte=fitting.start_byte,
-        end_byte=fitting.end_byte,
-        tokens=fitting.tokens,
-        shortened=fitting is not chunk,
-    )
-    return {"span": span, "cursor": fitting.next}
+    return await _choose_chunk(cursor, state, context) or {"span": None, "cursor": cursor}
 
 
 async def update_memory(state: ReaderState, context: ReaderContext) -> Change:
-    """Show the policy the chosen chunk and take what it writes as the new memory, by the stated rules."""
+    """Show the policy the chosen chunk and take what it writes as the new memory, by the stated rules.
+
+    Where the next chunk is at hand, it is chosen in the same step, so that a chunk costs one superstep and not two.
+    """
     span = state.get("span")
     if span is None:
         raise MemAgentError(
@@ -94,8 +86,8 @@ async def update_memory(state: ReaderState, context: ReaderContext) -> Change:
     memory = await drafts.memory(messages, previous)
     context.meter.chunks += 1
     return {
+        **await _look_ahead(state, context),
         "memory": memory,
-        "span": None,
         "chunks_read": state.get("chunks_read", 0) + 1,
         "usage": drafts.add_to(state.get("usage", NO_COST), time.perf_counter() - begin, span["tokens"]),
         "step": StepRecord(
@@ -265,6 +257,39 @@ class _Drafts:
         return text[: next((length for length in lengths if length is not None), 0)].rstrip()
 
 
+async def _choose_chunk(cursor: Cursor, state: ReaderState, context: ReaderContext) -> Change | None:
+    """The change of state that chooses the chunk at `cursor`; None at the document's end."""
+    chunk = await _chunker(state, context, context.budget.chunk_tokens).next_chunk(cursor)
+    if chunk is None:
+        return None
+    fitting = await _fitting(chunk, cursor, state, context)
+    span = ChunkSpan(
+        index=chunk.index,
+        start_char=fitting.start_char,
+        end_char=fitting.end_char,
+        start_byte=fitting.start_byte,
+        end_byte=fitting.end_byte,
+        tokens=fitting.tokens,
+        shortened=fitting is not chunk,
+    )
+    return {"span": span, "cursor": fitting.next}
+
+
+async def _look_ahead(state: ReaderState, context: ReaderContext) -> Change:
+    """What `read_chunk` would do next, if that is to choose a chunk; all else is left to it.
+
+    It does not wait for a live stream, whose next chunk may be long in coming, nor let a failure that belongs to the
+    next chunk cost the memory that was just written.
+    """
+    cursor = state.get("cursor")
+    if cursor is None or state["document"]["size"] is None or context.meter.exceeded(context.limits):
+        return {"span": None}
+    try:
+        return await _choose_chunk(cursor, state, context) or {"span": None}
+    except MemAgentError:
+        return {"span": None}
+
+
 def _chunker(state: ReaderState, context: ReaderContext, chunk_tokens: int) -> Chunker:
     document = state["document"]
     key = document["key"], chunk_tokens
@@ -350,6 +375,23 @@ class _Node(Runnable[ReaderState, Change]):
             )
 
 
+@dataclass(frozen=True)
+class _Route(Runnable[ReaderState, str]):
+    choose: Route
+    name: str | None = None
+
+    async def ainvoke(self, input: ReaderState, config: RunnableConfig | None = None, **kwargs: Any) -> str:  # noqa: A002
+        return self.choose(input)
+
+    def invoke(self, input: ReaderState, config: RunnableConfig | None = None, **kwargs: Any) -> str:  # noqa: A002
+        return self.choose(input)
+
+
 def as_runnable(step: Step) -> Runnable[ReaderState, Change]:
     """A graph node that runs `step` with the graph's `ReaderContext`."""
     return _Node(step)
+
+
+def as_route(choose: Route) -> Runnable[ReaderState, str]:
+    """A conditional edge. LangGraph would call a plain function in a thread, at every chunk; `choose` is too quick."""
+    return _Route(choose, choose.__name__)

@@ -6,14 +6,18 @@ from dataclasses import dataclass
 
 from langgraph.graph import END, START
 
-from memagent_graph.nodes import answer, as_runnable, open_document, read_chunk, update_memory
+from memagent_graph.nodes import answer, as_route, as_runnable, open_document, read_chunk, update_memory
 from memagent_graph.state import ReaderState
 from memagent_graph.strategies.base import GraphBuilder
 
 
 @dataclass(frozen=True)
 class Overwrite:
-    """read_chunk -> update_memory -> read_chunk -> ... -> answer."""
+    """read_chunk -> update_memory -> ... -> read_chunk -> answer.
+
+    `update_memory` follows itself while it could choose the next chunk on the way; `read_chunk` begins, ends and stops
+    a read, and waits for live streams.
+    """
 
     name: str = "overwrite"
 
@@ -25,8 +29,8 @@ class Overwrite:
         builder.add_node("answer", as_runnable(answer))
         builder.add_edge(START, "open_document")
         builder.add_edge("open_document", "read_chunk")
-        builder.add_conditional_edges("read_chunk", _after_read_chunk, ["update_memory", "answer", END])
-        builder.add_edge("update_memory", "read_chunk")
+        builder.add_conditional_edges("read_chunk", as_route(_after_read_chunk), ["update_memory", "answer", END])
+        builder.add_conditional_edges("update_memory", as_route(_after_update), ["update_memory", "read_chunk"])
         builder.add_edge("answer", END)
 
 
@@ -34,3 +38,7 @@ def _after_read_chunk(state: ReaderState) -> str:
     if state.get("stop_reason"):
         return END
     return "update_memory" if state.get("span") else "answer"
+
+
+def _after_update(state: ReaderState) -> str:
+    return "update_memory" if state.get("span") else "read_chunk"
