@@ -10,7 +10,7 @@ import asyncio
 import sys
 from typing import Any
 
-import orjson
+import msgspec
 
 
 def reply(tokens: int) -> bytes:
@@ -30,7 +30,7 @@ def reply(tokens: int) -> bytes:
         one = {"token": " kept", "bytes": [32, 107, 101, 112, 116], "logprob": -0.12345678, "top_logprobs": []}
         choice |= {"logprobs": {"content": [one] * tokens}, "token_ids": list(range(10_000, 10_000 + tokens))}
         body["prompt_token_ids"] = list(range(1500))
-    content = orjson.dumps(body)
+    content = msgspec.json.encode(body)
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
         len(content),
         content,

@@ -65,14 +65,18 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
     ) -> AsyncIterator[Any]:
         """As in LangGraph; see the class for what is different."""
         reference = input if _has_reference(input) else await asyncio.to_thread(self._with_reference, input)
-        async for part in super().astream(
-            reference,
-            _unbounded(config),
-            context=self._for_this_call(context),
-            durability=self._durability(config, durability),
-            **options,
-        ):
-            yield part
+        own = self._for_this_call(context)
+        try:
+            async for part in super().astream(
+                reference,
+                _unbounded(config),
+                context=own,
+                durability=self._durability(config, durability),
+                **options,
+            ):
+                yield part
+        finally:
+            own.meter.turn.end()
 
     def _with_reference(self, given: Any) -> Any:
         if not isinstance(given, dict):

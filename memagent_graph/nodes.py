@@ -78,7 +78,7 @@ async def update_memory(state: ReaderState, context: ReaderContext) -> Change:
         )
     begin = time.perf_counter()
     previous = state.get("memory", "")
-    chunk = context.store.read(state["document"], span["start_byte"], span["end_byte"])
+    chunk = _text(span, state, context)
     messages = context.prompts.update_messages(state["question"], previous, chunk)
     drafts = _Drafts(context, span["index"])
     if span["shortened"]:
@@ -212,7 +212,10 @@ class _Drafts:
 
     async def _ask(self, messages: Messages, max_tokens: int) -> Completion:
         context = self._context
-        completion = await context.policy.complete(messages, context.sampling.with_max_tokens(max_tokens))
+        sampling = context.sampling.with_max_tokens(max_tokens)
+        context.meter.turn.end()
+        completion = await context.policy.complete(messages, sampling)
+        await context.meter.turn.begin()
         usage = completion.usage or self._count(messages, completion)
         self.prompt_tokens += usage.prompt_tokens
         self.completion_tokens += usage.completion_tokens
@@ -272,7 +275,15 @@ async def _choose_chunk(cursor: Cursor, state: ReaderState, context: ReaderConte
         tokens=fitting.tokens,
         shortened=fitting is not chunk,
     )
+    context.meter.chosen = span, fitting.text
     return {"span": span, "cursor": fitting.next}
+
+
+def _text(span: ChunkSpan, state: ReaderState, context: ReaderContext) -> str:
+    """The chosen chunk's text; after a resume, and on any doubt, anew from the store."""
+    if (chosen := context.meter.chosen) is not None and chosen[0] == span:
+        return chosen[1]
+    return context.store.read(state["document"], span["start_byte"], span["end_byte"])
 
 
 async def _look_ahead(state: ReaderState, context: ReaderContext) -> Change:

@@ -180,7 +180,7 @@ class MemAgent:
         if self._run_log is not None:
             await asyncio.to_thread(self._run_log.begin, run_id, question, reference, self._settings)
         given = {"question": question, "document": reference, "run_id": run_id}
-        async with aclosing(self._run(graph, given, run_id, limits, [])) as parts:
+        async with aclosing(self._run(graph, given, given, limits, [])) as parts:
             async for part in parts:
                 yield part
 
@@ -278,7 +278,7 @@ class MemAgent:
             await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node="update_memory")
         if self._run_log is not None:
             await asyncio.to_thread(self._run_log.begin, run_id, state["question"], state["document"], self._settings)
-        async with aclosing(self._run(graph, None, run_id, limits, done)) as parts:
+        async with aclosing(self._run(graph, None, state, limits, done)) as parts:
             async for part in parts:
                 yield part
 
@@ -381,19 +381,19 @@ class MemAgent:
         )
 
     async def _run(
-        self, graph: ReaderGraph, given: Any, run_id: str, limits: Limits | None, done: Sequence[MemoryUpdate]
+        self,
+        graph: ReaderGraph,
+        given: Any,
+        state: Mapping[str, Any],
+        limits: Limits | None,
+        done: Sequence[MemoryUpdate],
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Drive the graph to its end, giving its updates, then the result."""
+        """Drive the graph from `state` to its end, giving its updates, then the result."""
         context = replace(graph.reader_context, limits=limits) if limits else graph.reader_context
-        updates = list(done)
-        state: dict[str, Any] = {}
-        async for mode, part in graph.astream(
-            given, thread(run_id), context=context, stream_mode=["updates", "values"], output_keys=None
-        ):
-            if mode == "values":
-                state = part
-                continue
+        run_id, state, updates = state["run_id"], dict(state), list(done)
+        async for part in graph.astream(given, thread(run_id), context=context, stream_mode="updates"):
             for change in part.values():
+                state.update(change or {})
                 step = (change or {}).get("step")
                 if step and step["type"] == "memory_update":
                     updates.append(update_from_step(step, change["memory"]))

@@ -22,6 +22,7 @@ from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.results import EventKind, StopReason, UpdateRule
 from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.turns import Turn
 
 
 class ChunkSpan(TypedDict):
@@ -164,8 +165,12 @@ class Meter:
     started: float = field(default_factory=time.monotonic)
     chunks: int = 0
     tokens: int = 0
+    turn: Turn = field(default_factory=Turn, repr=False)
+    """This read's turn on the event loop; see `memagent_graph.turns`."""
     chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
     """By document and chunk size."""
+    chosen: tuple[ChunkSpan, str] | None = field(default=None, repr=False)
+    """The chunk chosen last, with its text: what `update_memory` needs not fetch again."""
 
     def exceeded(self, limits: Limits) -> StopReason | None:
         """The first limit that is reached."""

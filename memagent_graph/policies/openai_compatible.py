@@ -1,7 +1,6 @@
 """A policy behind an OpenAI-compatible server: vLLM, and whatever else speaks that API. The fast default.
 
-It goes through the `openai` client on one connection pool, and reads the replies itself: the client's typed models
-cost more processor time than all the rest of a step, and drop what vLLM adds to them (token ids).
+It goes through the `openai` client on one connection pool, and decodes the replies itself; see `replies`.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import httpx2
+import msgspec
 import openai
-import orjson
 
 from memagent_graph.background import PerLoop
 from memagent_graph.errors import (
@@ -29,15 +28,10 @@ from memagent_graph.errors import (
 )
 from memagent_graph.flops import ModelShape
 from memagent_graph.model_info import ModelInfo
-from memagent_graph.policy import Completion, FinishReason, Message, Messages, SamplingParams, TokenIds, TokenUsage
+from memagent_graph.policies.replies import decode_completion
+from memagent_graph.policy import Completion, Message, Messages, SamplingParams, TokenIds
 from memagent_graph.profile import load_profile
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
-
-_FINISH_REASONS: Final = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "content_filter": FinishReason.REFUSED,
-}
 
 
 class OpenAICompatiblePolicy:
@@ -77,6 +71,8 @@ class OpenAICompatiblePolicy:
         self._probe_timeout = connect_timeout
         self._max_retries = max_retries
         self._extra_body = dict(extra_body or {})
+        # The client copies a default for each option left out, at every request.
+        self._options = openai.RequestOptions(params={}, headers={}, max_retries=max_retries, timeout=self._timeout)
         self._served: dict[str, Any] | None = None
         self._connections = PerLoop(self._connect)
 
@@ -101,8 +97,12 @@ class OpenAICompatiblePolicy:
             body["logprobs"] = True if as_messages else 0
         connection = self._connections.get()
         async with connection.slots:
-            reply, retries = await self._post(connection, "/chat/completions" if as_messages else "/completions", body)
-        return self._completion(reply, retries)
+            path = "/chat/completions" if as_messages else "/completions"
+            content, retries = await self._post(connection, path, body)
+        try:
+            return decode_completion(content, model=self.name, retries=retries)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._garbage(f"{content[:200]!r} ({error})") from error
 
     async def describe(self) -> ModelInfo:
         """What the server's model list tells: window, and, where it names a folder or a hub id, tokenizer and size."""
@@ -138,8 +138,8 @@ class OpenAICompatiblePolicy:
         body = {"model": (await self.served_model())["id"], "messages": list(messages)}
         try:
             reply = await self._connections.get().client.post(f"{root}/tokenize", body=body, cast_to=httpx2.Response)
-            tokens = orjson.loads(reply.content).get("tokens")
-        except (openai.NotFoundError, openai.BadRequestError, orjson.JSONDecodeError, AttributeError):
+            tokens = msgspec.json.decode(reply.content).get("tokens")
+        except (openai.NotFoundError, openai.BadRequestError, msgspec.DecodeError, UnicodeDecodeError, AttributeError):
             return None
         except openai.OpenAIError as error:
             raise self._error(error) from error
@@ -167,45 +167,22 @@ class OpenAICompatiblePolicy:
             body["return_token_ids"] = True
         return {**body, **self._extra_body}
 
-    async def _post(self, connection: _Connection, path: str, body: dict[str, Any]) -> tuple[Any, int]:
-        """The decoded reply, and how many times the request was sent again."""
+    async def _post(self, connection: _Connection, path: str, body: dict[str, Any]) -> tuple[bytes, int]:
+        """The reply's body, and how many times the request was sent again."""
         try:
-            reply = await connection.client.post(path, body=body, cast_to=httpx2.Response)
+            reply = await connection.client.post(
+                path, content=msgspec.json.encode(body), cast_to=httpx2.Response, options=self._options
+            )
         except openai.OpenAIError as error:
             raise self._error(error) from error
-        retries = reply.request.headers.get("x-stainless-retry-count", "0")
-        try:
-            return orjson.loads(reply.content), int(retries)
-        except orjson.JSONDecodeError as error:
-            raise self._garbage(f"{reply.content[:200]!r}") from error
-
-    def _completion(self, reply: Any, retries: int) -> Completion:
-        try:
-            choice = reply["choices"][0]
-            message = choice.get("message")
-            refusal = message.get("refusal") if message else None
-            text = (message.get("content") if message else choice.get("text")) or ""
-            if not isinstance(text, str):
-                raise TypeError(f"content is {type(text).__name__}")
-            reason = _FINISH_REASONS.get(choice.get("finish_reason"), FinishReason.OTHER)
-            return Completion(
-                text=text,
-                finish_reason=FinishReason.REFUSED if refusal and not text else reason,
-                model=str(reply.get("model") or self.name),
-                usage=_usage(reply.get("usage")),
-                # /completions puts the ids of the prompt beside its choice, /chat/completions beside the choices.
-                prompt_token_ids=reply.get("prompt_token_ids") or choice.get("prompt_token_ids"),
-                token_ids=choice.get("token_ids"),
-                logprobs=_logprobs(choice.get("logprobs")),
-                retries=retries,
-            )
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise self._garbage(f"{orjson.dumps(reply)[:200]!r} ({error!r})") from error
+        return reply.content, int(reply.request.headers.get("x-stainless-retry-count", "0"))
 
     def _choose_model(self, content: bytes) -> dict[str, Any]:
         try:
-            models: list[dict[str, Any]] = [{**model, "id": model["id"]} for model in orjson.loads(content)["data"]]
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            models: list[dict[str, Any]] = [
+                {**model, "id": model["id"]} for model in msgspec.json.decode(content)["data"]
+            ]
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise self._garbage(f"{content[:200]!r}") from error
         names = [model["id"] for model in models]
         if self._model is None and len(models) == 1:
@@ -283,26 +260,6 @@ class _Connection:
 
     client: openai.AsyncOpenAI
     slots: asyncio.Semaphore
-
-
-def _usage(usage: Any) -> TokenUsage | None:
-    if not usage:
-        return None
-    details = usage.get("prompt_tokens_details") or {}
-    return TokenUsage(
-        prompt_tokens=int(usage.get("prompt_tokens") or 0),
-        completion_tokens=int(usage.get("completion_tokens") or 0),
-        cached_tokens=int(details.get("cached_tokens") or 0),
-    )
-
-
-def _logprobs(logprobs: Any) -> list[float] | None:
-    if not logprobs:
-        return None
-    if "content" in logprobs:
-        content = logprobs["content"]
-        return None if content is None else [token["logprob"] for token in content]
-    return logprobs.get("token_logprobs")  # type: ignore[no-any-return]
 
 
 def _root_cause(error: BaseException) -> BaseException:

@@ -170,6 +170,13 @@ def test_the_graph_shows_its_steps(graph) -> None:
     assert nodes == {"__start__", "open_document", "read_chunk", "update_memory", "answer", "__end__"}
 
 
+def test_a_chunk_costs_one_superstep(graph) -> None:
+    nodes = [node for part in graph.stream(INPUT, stream_mode="updates") for node in part]
+    chunks = nodes.count("update_memory")
+    assert chunks > 5
+    assert nodes == ["open_document", "read_chunk", *["update_memory"] * chunks, "read_chunk", "answer"]
+
+
 def test_its_input_schema_asks_for_a_question_and_a_document(graph) -> None:
     assert {"question", "document"} <= set(graph.get_input_jsonschema()["properties"])
 

@@ -23,8 +23,10 @@ from memagent_graph import (
     UpdateRules,
     load_prompts,
 )
+from memagent_graph.chunking import Chunker
 from memagent_graph.errors import (
     BudgetError,
+    DocumentError,
     MemAgentError,
     PolicyError,
     RunError,
@@ -250,6 +252,25 @@ def test_a_failed_read_says_where_and_can_be_resumed_at_that_chunk(make_reader, 
     result = reader.resume("r")
     assert result.answer == "4711"
     assert len(policy.prompts) - asked == result.chunks_read - caught.value.chunk_index + 1
+
+
+def test_a_chunk_that_cannot_be_read_does_not_cost_the_memory_before_it(make_reader, tmp_path, monkeypatch) -> None:
+    policy = ScriptedPolicy(perfect_reader)
+    reader = make_reader(policy, checkpoints=tmp_path / "c.sqlite")
+    cut = Chunker.next_chunk
+
+    async def failing(self, cursor):
+        if cursor["index"] == 3:
+            raise DocumentError("the disk is gone", hint="Find it.")
+        return await cut(self, cursor)
+
+    with monkeypatch.context() as patched, pytest.raises(DocumentError, match="the disk is gone"):
+        patched.setattr(Chunker, "next_chunk", failing)
+        reader.read(TEXT, QUESTION, run_id="r")
+    assert [update.chunk_index for update in reader.history("r")] == [0, 1, 2]
+    result = reader.resume("r")
+    assert result.answer == "4711"
+    assert len(policy.prompts) == result.chunks_read + 1
 
 
 def test_a_finished_run_gives_its_result_again_without_asking_anyone(make_reader, tmp_path) -> None:

@@ -1,0 +1,46 @@
+"""Turns on the processor, so that many reads in one event loop do not hold each other up.
+
+An event loop runs whatever is ready, a little of each. Replies that arrive together are then worked off side by side:
+all of them are ready late, their next requests leave together, and the replies to those arrive together again, while
+the server idles. So a read whose completion has arrived waits for its turn, and works in one go until its next request
+has left. With 128 documents in flight this is worth about a sixth of the chunks per second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from memagent_graph.background import PerLoop
+
+_WIDTH: Final = 4
+"""Reads at work at once. One would let the loop idle while a checkpoint is written."""
+_LONGEST_SECONDS: Final = 0.05
+"""A turn ends by itself then: the read may be waiting for something, its caller for instance."""
+
+
+class Turn:
+    """One read's turn, taken again and again. Ending a turn that is not held does nothing."""
+
+    def __init__(self) -> None:
+        self._held: asyncio.Semaphore | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+
+    async def begin(self) -> None:
+        """Wait for a turn, in order of arrival."""
+        self.end()
+        slots = _slots.get()
+        await slots.acquire()
+        self._held = slots
+        self._alarm = asyncio.get_running_loop().call_later(_LONGEST_SECONDS, self.end)
+
+    def end(self) -> None:
+        """Let the next read have its turn."""
+        if self._held is None or self._alarm is None:
+            return
+        self._alarm.cancel()
+        self._held.release()
+        self._held = self._alarm = None
+
+
+_slots: Final = PerLoop(lambda: asyncio.Semaphore(_WIDTH))
