@@ -102,6 +102,9 @@ class MemoryUpdate:
     chunk_index: int
     start_char: int
     end_char: int
+    start_byte: int
+    end_byte: int
+    """As the characters, in the document's UTF-8 bytes: what `DocumentStore.read` takes."""
     chunk_tokens: int
     memory: str
     changed: bool

@@ -54,6 +54,8 @@ class StepRecord(TypedDict):
     chunk_index: int | None
     start_char: int
     end_char: int
+    start_byte: int
+    end_byte: int
     chunk_tokens: int
     changed: bool
     progress: float | None

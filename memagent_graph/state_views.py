@@ -15,6 +15,8 @@ def update_from_step(step: StepRecord, memory: str) -> MemoryUpdate:
         chunk_index=step["chunk_index"] or 0,
         start_char=step["start_char"],
         end_char=step["end_char"],
+        start_byte=step["start_byte"],
+        end_byte=step["end_byte"],
         chunk_tokens=step["chunk_tokens"],
         memory=memory,
         changed=step["changed"],

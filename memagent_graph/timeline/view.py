@@ -1,0 +1,47 @@
+"""A run as it can be looked at, wherever it comes from: a run log, or a result at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from memagent_graph.documents import DocumentRef, SourceMark
+from memagent_graph.results import MemoryUpdate, ReadEvent
+
+
+@dataclass(frozen=True)
+class RewardView:
+    """One reward that a run was given."""
+
+    name: str
+    value: float
+    source: str
+    time: float
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What the timeline is drawn from. Times are seconds since 1970."""
+
+    run_id: str
+    question: str
+    document: DocumentRef
+    model: str
+    updates: tuple[MemoryUpdate, ...]
+    """Every memory update that counts, in order; empty for a run that has read nothing yet."""
+    answer: str | None
+    raw_answer: str | None
+    stop_reason: str | None
+    """None while it runs, or after a crash."""
+    answer_events: tuple[ReadEvent, ...] = ()
+    answer_prompt_tokens: int = 0
+    answer_completion_tokens: int = 0
+    answer_seconds: float = 0.0
+    began: float | None = None
+    ended: float | None = None
+    rewards: tuple[RewardView, ...] = ()
+    sections: Sequence[SourceMark] = ()
+    """Where the document's pages or sources begin."""
+    chunk_text: Callable[[MemoryUpdate], str | None] = field(default=lambda _: None, repr=False)
+    """The text that an update read; None where it is no longer stored."""
