@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from memagent_graph.budget import Budget
 from memagent_graph.chunking import Boundary
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import TokenizerError
-from memagent_graph.model_info import ModelInfo
+from memagent_graph.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts, load_prompts
+from memagent_graph.run_log import RunLog
 from memagent_graph.state import Limits, ReaderContext, UpdateRules
 from memagent_graph.tokenizers import Tokenizer
 
@@ -31,10 +33,18 @@ class Wishes:
     limits: Limits = field(default_factory=Limits)
     boundary: Boundary | None = None
     replace_undecodable: bool = False
+    run_log: RunLog | None = None
+    log_settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing has to be asked of the policy."""
+        asks = self.run_log is not None and self.sampling.logprobs is None and isinstance(self.policy, SelfDescribing)
+        return self.is_sufficient and not asks
+
+    @property
+    def is_sufficient(self) -> bool:
+        """Whether one could read without asking the policy anything."""
         return self.tokenizer is not None and self.budget is not None and self.prompts is not None
 
 
@@ -58,13 +68,22 @@ def assemble(wishes: Wishes, info: ModelInfo) -> ReaderContext:
         store=wishes.store,
         prompts=replace(prompts, control_tokens=prompts.control_tokens | tokenizer.special_tokens),
         budget=_budget(wishes, info, tokenizer, prompts),
-        sampling=wishes.sampling,
+        sampling=_sampling(wishes, info),
         rules=wishes.rules,
         limits=wishes.limits,
         boundary=wishes.boundary or (info.profile.boundary if info.profile else "token"),
         shape=info.shape,
         replace_undecodable=wishes.replace_undecodable,
+        run_log=wishes.run_log,
+        log_settings=wishes.log_settings,
     )
+
+
+def _sampling(wishes: Wishes, info: ModelInfo) -> SamplingParams:
+    """A run that is logged is logged exactly, where the policy can give ids, unless the user wants it otherwise."""
+    if wishes.sampling.logprobs is not None:
+        return wishes.sampling
+    return replace(wishes.sampling, logprobs=wishes.run_log is not None and info.gives_token_ids)
 
 
 def _budget(wishes: Wishes, info: ModelInfo, tokenizer: Tokenizer, prompts: Prompts) -> Budget:

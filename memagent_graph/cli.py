@@ -89,6 +89,7 @@ Checkpoints = Annotated[
 Log = Annotated[
     Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")
 ]
+NoLog = Annotated[bool, typer.Option("--no-log", help="Keep no log; `memagent resume` then cannot find the run.")]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 MaxChunks = Annotated[int | None, typer.Option(min=1, help="Stop after this many chunks; can be resumed.")]
@@ -125,7 +126,12 @@ def read(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
-    logprobs: Annotated[bool, typer.Option("--logprobs", help="Ask for token ids and log-probs.")] = False,
+    logprobs: Annotated[
+        bool | None,
+        typer.Option(
+            "--logprobs/--no-logprobs", help="Ask for token ids and log-probs.", show_default="if logged, from vLLM"
+        ),
+    ] = None,
     boundary: Annotated[
         Literal["token", "sentence", "paragraph"] | None,
         typer.Option(help="Where chunks may end.", show_default="the profile's, or token"),
@@ -148,6 +154,7 @@ def read(
     run_id: Annotated[str | None, typer.Option(help="An id of your own for the run.")] = None,
     checkpoints: Checkpoints = None,
     log: Log = None,
+    no_log: NoLog = False,
     updates: WithUpdates = False,
     as_json: AsJSON = False,
     quiet: Quiet = False,
@@ -171,7 +178,7 @@ def read(
         console.run_id = run_id or new_run_id()
         # The document comes first: it costs little to find out that it cannot be read, and a policy may take seconds.
         reference = DocumentStore(default_store()).add(source, replace_undecodable=replace_undecodable)
-        async with _reader(settings, api_key, checkpoints, log) as reader:
+        async with _reader(settings, api_key, checkpoints, False if no_log else log) as reader:
             stream = reader.astream(
                 reference, question, run_id=console.run_id, limits=_limits(max_chunks, max_tokens_total, max_seconds)
             )
@@ -246,7 +253,7 @@ def doctor(
     console = Console(as_json=as_json)
 
     async def run() -> list[Finding]:
-        async with settings.with_server_of_environment().make_reader(api_key=api_key) as reader:
+        async with settings.with_server_of_environment().make_reader(api_key=api_key, run_log=False) as reader:
             findings = []
             async for finding in examine(reader):
                 console.finding(finding)
@@ -283,7 +290,7 @@ def demo(
     settings = ReaderSettings(model=model, base_url=base_url, profile=profile or ("embedded" if base_url else None))
 
     async def run(folder: Path) -> None:
-        async with settings.make_reader(store=folder) as reader:
+        async with settings.make_reader(store=folder, run_log=False) as reader:
             context = await reader.aprepare()
             document = compose(context.tokenizer, tokens=tokens, questions=questions, seed=seed)
             reference = reader.store.add(Document.from_text(document.text, name="demo"))
@@ -308,14 +315,15 @@ def main() -> None:
     app()
 
 
-def _reader(settings: ReaderSettings, api_key: str | None, checkpoints: Path | None, log: Path | None) -> MemAgent:
-    from memagent_graph.paths import default_checkpoints, default_run_log  # noqa: PLC0415
-    from memagent_graph.run_log import RunLog  # noqa: PLC0415
+def _reader(
+    settings: ReaderSettings, api_key: str | None, checkpoints: Path | None, log: Path | Literal[False] | None
+) -> MemAgent:
+    from memagent_graph.paths import default_checkpoints  # noqa: PLC0415
 
     return settings.with_server_of_environment().make_reader(
         api_key=api_key,
         checkpoints=checkpoints or default_checkpoints(),
-        run_log=RunLog(log or default_run_log()),
+        run_log=True if log is None else log,
     )
 
 

@@ -18,7 +18,8 @@
     │   └── PolicyResponseError         an answer that is not what the protocol promises
     ├── RunError                    something about a run's identity or state
     │   ├── RunNotFoundError            no run of that id in this log
-    │   └── RunMismatchError            resumed with another document, question or settings
+    │   ├── RunMismatchError            resumed with another document, question or settings
+    │   └── RunLogError                 the log of runs cannot be read or written
     └── MissingExtraError           an optional dependency is not installed
 
 Messages say what happened; `hint` says what to do next, and `str(error)` holds both.
@@ -141,6 +142,10 @@ class RunNotFoundError(RunError):
 
 class RunMismatchError(RunError):
     """A run resumed with another document, question or settings."""
+
+
+class RunLogError(RunError):
+    """The log of runs cannot be read or written: no log, of a newer version, corrupt, locked, or its disk is full."""
 
 
 class MissingExtraError(MemAgentError):

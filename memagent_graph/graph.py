@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -14,7 +13,7 @@ from langgraph.types import Checkpointer, Durability
 
 from memagent_graph.documents import Document
 from memagent_graph.errors import BudgetError, MemAgentError
-from memagent_graph.state import Meter, ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
+from memagent_graph.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.strategies import Overwrite, Strategy
 
 _RECURSION_LIMIT = 2**31 - 1
@@ -96,7 +95,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
 
     def _for_this_call(self, context: ReaderContext | None) -> ReaderContext:
         chosen = context if isinstance(context, ReaderContext) else self.reader_context
-        return replace(chosen, meter=Meter())
+        return chosen.for_one_call()
 
     def _durability(self, config: RunnableConfig | None, asked: Durability | None) -> Durability | None:
         nested = _PARENT_CHECKPOINTER in (config or {}).get("configurable", {})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
 
 from memagent_graph.flops import ModelShape
 from memagent_graph.profile import Profile
@@ -20,6 +22,29 @@ class ModelInfo:
     shape: ModelShape | None = None
     profile: Profile | None = None
     """The budget and prompts that the model was trained with."""
+    gives_token_ids: bool = False
+    """Whether its completions can carry token ids and log-probs."""
+
+
+_SAMPLE_BYTES: Final = 1 << 20
+
+
+def weights_version(folder: Path) -> str:
+    """A short name for the weights in a folder; empty where there are none (a hub id, say).
+
+    Files of several gigabytes are not read through: each counts with its name, its size, and the megabytes at its
+    beginning, middle and end, of which any training step changes some.
+    """
+    digest = hashlib.sha256()
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            for start in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
+                stream.seek(start)
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:12] if files else ""
 
 
 @runtime_checkable

@@ -16,20 +16,20 @@ from langgraph.runtime import get_runtime
 
 from memagent_graph.background import run_sync
 from memagent_graph.chunking import Chunk, Chunker, Cursor, start_cursor
+from memagent_graph.drafts import Drafts
 from memagent_graph.errors import MemAgentError
-from memagent_graph.policy import Completion, FinishReason, Messages, TokenUsage, strip_reasoning
-from memagent_graph.results import EventKind, StopReason, UpdateRule
+from memagent_graph.results import EventKind, StopReason
+from memagent_graph.run_log.recording import Recording
 from memagent_graph.state import (
     NO_COST,
     ChunkSpan,
-    Counters,
-    EventRecord,
     ReaderContext,
     ReaderState,
     StepRecord,
     event_record,
     new_run_id,
 )
+from memagent_graph.tracing import trace_ids
 
 Change: TypeAlias = dict[str, Any]
 """What a step changes in the state."""
@@ -40,8 +40,11 @@ Route: TypeAlias = Callable[[ReaderState], str]
 
 async def open_document(state: ReaderState, context: ReaderContext) -> Change:
     """Begin a run: set everything that an earlier run on the same thread may have left behind."""
+    run_id = state.get("run_id") or new_run_id()
+    if recording := context.meter.recording:
+        recording.begin(run_id, state["question"], state["document"], context.prompts)
     return {
-        "run_id": state.get("run_id") or new_run_id(),
+        "run_id": run_id,
         "settings": context.settings,
         "cursor": start_cursor(),
         "span": None,
@@ -61,6 +64,8 @@ async def read_chunk(state: ReaderState, context: ReaderContext) -> Change:
     """
     cursor = state.get("cursor") or start_cursor()
     if reason := context.meter.exceeded(context.limits):
+        if recording := context.meter.recording:
+            recording.end(state.get("run_id", ""), reason.value, None)
         return {"span": None, "stop_reason": reason.value, "step": _stopped(reason, cursor)}
     return await _choose_chunk(cursor, state, context) or {"span": None, "cursor": cursor}
 
@@ -80,7 +85,7 @@ async def update_memory(state: ReaderState, context: ReaderContext) -> Change:
     previous = state.get("memory", "")
     chunk = _text(span, state, context)
     messages = context.prompts.update_messages(state["question"], previous, chunk)
-    drafts = _Drafts(context, span["index"])
+    drafts = Drafts(state, context, span)
     if span["shortened"]:
         drafts.note(EventKind.SHORTENED_CHUNK, "escaping made the chunk longer than its budget")
     memory = await drafts.memory(messages, previous)
@@ -114,13 +119,11 @@ async def answer(state: ReaderState, context: ReaderContext) -> Change:
     """Ask for the answer from the memory alone."""
     begin = time.perf_counter()
     messages = context.prompts.answer_messages(state["question"], state.get("memory", ""))
-    drafts = _Drafts(context, None)
-    text = await drafts.answer(messages)
-    extracted = context.prompts.extract_answer(text)
-    if extracted is None and text:
-        drafts.note(EventKind.UNBOXED_ANSWER, "the completion has no \\boxed{...}; it was taken whole")
-        extracted = text
+    drafts = Drafts(state, context)
+    text, extracted = await drafts.answer(messages)
     reason = StopReason.ANSWERED if text else StopReason.NO_ANSWER
+    if recording := context.meter.recording:
+        recording.end(state.get("run_id", ""), reason.value, extracted)
     cursor = state.get("cursor") or start_cursor()
     return {
         "answer": extracted,
@@ -145,123 +148,6 @@ async def answer(state: ReaderState, context: ReaderContext) -> Change:
             events=drafts.events,
         ),
     }
-
-
-class _Drafts:
-    """The completions asked for in one step: what they cost, and which of them counts."""
-
-    def __init__(self, context: ReaderContext, chunk_index: int | None) -> None:
-        self._context = context
-        self._chunk_index = chunk_index
-        self.events: list[EventRecord] = []
-        self.prompt_tokens = self.completion_tokens = self.cached_tokens = self.turns = 0
-        self.flops = 0.0
-        self.finish_reason = ""
-        self.model = ""
-        self.raw_text = ""
-
-    def note(self, kind: EventKind, detail: str, rule: UpdateRule | None = None) -> None:
-        self.events.append(event_record(kind, self._chunk_index, detail, rule))
-
-    async def memory(self, messages: Messages, previous: str) -> str:
-        """The new memory, by the rules for what the policy wrote."""
-        rules = self._context.rules
-        for remaining in range(rules.retries, -1, -1):
-            completion = await self._ask(messages, self._context.budget.memory_tokens)
-            text = strip_reasoning(completion.text).strip()
-            trouble = self._trouble(completion, text)
-            if trouble is None:
-                return text
-            kind, detail = trouble
-            rule = rules.rule_for(kind)
-            if rule is UpdateRule.RETRY and remaining:
-                self.note(kind, detail, rule)
-                self.note(EventKind.RESAMPLED, f"{remaining} more tries")
-                continue
-            if rule is UpdateRule.ACCEPT:
-                self.note(kind, detail, rule)
-                return self._cut(text)
-            self.note(kind, detail, UpdateRule.KEEP_PREVIOUS)
-            return previous
-        raise AssertionError("the last try always returns")
-
-    async def answer(self, messages: Messages) -> str:
-        """The answer completion without its reasoning; empty when the policy keeps writing nothing, or refuses."""
-        for remaining in range(self._context.rules.retries, -1, -1):
-            completion = await self._ask(messages, self._context.budget.answer_tokens)
-            text = strip_reasoning(completion.text).strip()
-            if completion.finish_reason is FinishReason.REFUSED:
-                self.note(EventKind.REFUSED, "the policy refused to answer")
-                return ""
-            if completion.finish_reason is FinishReason.LENGTH:
-                self.note(EventKind.TRUNCATED, f"the answer was cut at {self._context.budget.answer_tokens} tokens")
-            if text:
-                return text
-            self.note(EventKind.EMPTY, "the policy wrote no answer")
-            if remaining:
-                self.note(EventKind.RESAMPLED, f"{remaining} more tries")
-        return ""
-
-    def add_to(self, total: Counters, seconds: float, document_tokens: int = 0) -> Counters:
-        """The running totals with this step's cost added."""
-        return Counters(
-            prompt_tokens=total["prompt_tokens"] + self.prompt_tokens,
-            completion_tokens=total["completion_tokens"] + self.completion_tokens,
-            cached_tokens=total["cached_tokens"] + self.cached_tokens,
-            turns=total["turns"] + self.turns,
-            seconds=total["seconds"] + seconds,
-            flops=total["flops"] + self.flops,
-            document_tokens=total["document_tokens"] + document_tokens,
-        )
-
-    async def _ask(self, messages: Messages, max_tokens: int) -> Completion:
-        context = self._context
-        sampling = context.sampling.with_max_tokens(max_tokens)
-        context.meter.turn.end()
-        completion = await context.policy.complete(messages, sampling)
-        await context.meter.turn.begin()
-        usage = completion.usage or self._count(messages, completion)
-        self.prompt_tokens += usage.prompt_tokens
-        self.completion_tokens += usage.completion_tokens
-        self.cached_tokens += usage.cached_tokens
-        self.turns += 1
-        context.meter.tokens += usage.prompt_tokens + usage.completion_tokens
-        if context.shape is not None:
-            self.flops += context.shape.forward_flops(usage.prompt_tokens, usage.completion_tokens)
-        if completion.retries:
-            self.note(EventKind.REQUEST_RETRIED, f"the request was sent {completion.retries + 1} times")
-        self.finish_reason, self.model, self.raw_text = (
-            completion.finish_reason.value,
-            completion.model,
-            completion.text,
-        )
-        return completion
-
-    def _count(self, messages: Messages, completion: Completion) -> TokenUsage:
-        """Our own count, for servers that report none."""
-        count = self._context.tokenizer.count
-        return TokenUsage(sum(count(message["content"]) for message in messages), count(completion.text))
-
-    def _trouble(self, completion: Completion, text: str) -> tuple[EventKind, str] | None:
-        bound = self._context.budget.memory_tokens
-        if completion.finish_reason is FinishReason.REFUSED:
-            return EventKind.REFUSED, "the policy refused to update the memory"
-        if not text:
-            return EventKind.EMPTY, "the policy wrote no memory"
-        if completion.finish_reason is FinishReason.LENGTH:
-            return EventKind.TRUNCATED, f"the memory was cut off at {bound} tokens"
-        written = completion.usage.completion_tokens if completion.usage else None
-        if (written is None or written > bound) and (tokens := self._context.tokenizer.count(text)) > bound:
-            return EventKind.OVERLONG, f"the memory has {tokens} tokens, {tokens - bound} beyond its budget"
-        return None
-
-    def _cut(self, text: str) -> str:
-        tokenizer, bound = self._context.tokenizer, self._context.budget.memory_tokens
-        ids = tokenizer.encode(text)
-        if len(ids) <= bound:
-            return text
-        lengths = (tokenizer.prefix_chars(text, ids, kept) for kept in range(bound, 0, -1))
-        return text[: next((length for length in lengths if length is not None), 0)].rstrip()
 
 
 async def _choose_chunk(cursor: Cursor, state: ReaderState, context: ReaderContext) -> Change | None:
@@ -352,6 +238,15 @@ def _stopped(reason: StopReason, cursor: Cursor) -> StepRecord:
     )
 
 
+async def _settle(recording: Recording, change: Change) -> None:
+    """See that what the step logged is in the file before the step counts; that it is not is an event."""
+    await recording.settle()
+    step: StepRecord | None = change.get("step")
+    if recording.failure is not None and step is not None and not recording.told:
+        recording.told = True
+        step["events"].append(event_record(EventKind.LOGGING_STOPPED, step["chunk_index"], recording.failure))
+
+
 @dataclass(frozen=True)
 class _Node(Runnable[ReaderState, Change]):
     """A step as a graph node: finds its context, reports progress, and says where in the read an error happened."""
@@ -360,19 +255,25 @@ class _Node(Runnable[ReaderState, Change]):
 
     async def ainvoke(self, input: ReaderState, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002
         runtime = get_runtime(ReaderContext)
-        change = await self._run(input, runtime.context)
+        change = await self._run(input, runtime.context, config)
         self._report(change, input, runtime.stream_writer)
         return change
 
     def invoke(self, input: ReaderState, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002
         runtime = get_runtime(ReaderContext)
-        change = run_sync(self._run(input, runtime.context))
+        change = run_sync(self._run(input, runtime.context, config))
         self._report(change, input, runtime.stream_writer)
         return change
 
-    async def _run(self, state: ReaderState, context: ReaderContext) -> Change:
+    async def _run(self, state: ReaderState, context: ReaderContext, config: RunnableConfig | None) -> Change:
+        recording = context.meter.recording
+        if recording is not None:
+            recording.trace = trace_ids(config)
         try:
-            return await self.step(state, context)
+            change = await self.step(state, context)
+            if recording is not None:
+                await _settle(recording, change)
+            return change
         except MemAgentError as error:
             error.run_id = error.run_id or state.get("run_id")
             if error.chunk_index is None and (span := state.get("span")):

@@ -51,8 +51,11 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    logprobs: bool = False
-    """Ask for token ids and for the log-probabilities of the sampled tokens (natural log, before temperature)."""
+    logprobs: bool | None = None
+    """Ask for token ids and for the log-probabilities of the sampled tokens (natural log, before temperature).
+
+    None leaves it to the reader, which asks for them where runs are logged and the policy can give them.
+    """
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -93,6 +96,8 @@ class Completion:
     logprobs: Sequence[float] | None = field(default=None, repr=False)
     retries: int = 0
     """How many times the request was sent again before this answer came."""
+    policy_version: str = ""
+    """Which weights wrote it, where the policy can tell."""
 
 
 @runtime_checkable

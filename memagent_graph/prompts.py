@@ -118,11 +118,21 @@ class Prompts:
         self.update.require(needed=everything, allowed=everything)
         self.answer.require(needed=everything - {"chunk"}, allowed=everything - {"chunk"})
 
+    @property
+    def wording(self) -> dict[str, str]:
+        """Everything that a prompt is made of besides its fields, JSON-ready."""
+        return {
+            "update": self.update.text,
+            "answer": self.answer.text,
+            "answer_format": self.answer_format.value,
+            "empty_memory": self.empty_memory,
+        }
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of all wording; runs with different fingerprints are not comparable, nor trained on together."""
         digest = hashlib.sha256()
-        for text in (self.update.text, self.answer.text, self.answer_format.value, self.empty_memory):
+        for text in self.wording.values():
             digest.update(text.encode() + b"\0")
         return digest.hexdigest()[:16]
 

@@ -22,12 +22,13 @@ from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import (
     DocumentMismatchError,
     MemAgentError,
+    PolicyError,
     RunMismatchError,
 )
 from memagent_graph.graph import ReaderGraph, build_graph, check_question
 from memagent_graph.history import edit_memory, memory_updates, newest_snapshot, thread
 from memagent_graph.model_info import ModelInfo, SelfDescribing
-from memagent_graph.paths import default_store
+from memagent_graph.paths import default_run_log, default_store
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.results import MemoryUpdate, ReadResult, StopReason
@@ -74,7 +75,8 @@ class MemAgent:
         store: where documents' text is kept; by default a folder in the user's cache.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
             or a LangGraph checkpointer. Without it nothing is saved.
-        run_log: where runs are entered, with `settings`.
+        run_log: where runs are entered: a log, its file's path, or True for the one in the user's data folder; False
+            for none. With a log, and a policy that can give them, token ids and log-probs are asked for.
         settings: what this reader was built from, for the log; no secrets.
         replace_undecodable: put U+FFFD for bytes that are no text, instead of raising.
 
@@ -97,12 +99,13 @@ class MemAgent:
         strategy: Strategy | None = None,
         store: DocumentStore | Path | None = None,
         checkpoints: BaseCheckpointSaver[Any] | Path | str | None = None,
-        run_log: RunLog | None = None,
+        run_log: RunLog | Path | str | bool = True,
         settings: Mapping[str, Any] | None = None,
         replace_undecodable: bool = False,
     ) -> None:
         self.policy = policy if policy is not None else _embedded_policy()
         self.store = store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
+        self.run_log = _open_log(run_log)
         self._wishes = Wishes(
             policy=self.policy,
             store=self.store,
@@ -115,14 +118,17 @@ class MemAgent:
             limits=limits or Limits(),
             boundary=boundary,
             replace_undecodable=replace_undecodable,
+            run_log=self.run_log,
+            log_settings=dict(settings or {}),
         )
         self._strategy = strategy
-        self._run_log = run_log
-        self._settings = dict(settings or {})
         self._checkpoints = checkpoints
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
-        self._context = assemble(self._wishes, ModelInfo()) if self._wishes.is_complete else None
+        self._context: ReaderContext | None = None
+        if self._wishes.is_sufficient:
+            context = assemble(self._wishes, ModelInfo())
+            self._context = context if self._wishes.is_complete else None
 
     # Reading
 
@@ -177,8 +183,6 @@ class MemAgent:
         check_question(question, graph.reader_context)
         run_id = run_id or new_run_id()
         reference = await self._reference(document)
-        if self._run_log is not None:
-            await asyncio.to_thread(self._run_log.begin, run_id, question, reference, self._settings)
         given = {"question": question, "document": reference, "run_id": run_id}
         async with aclosing(self._run(graph, given, given, limits, [])) as parts:
             async for part in parts:
@@ -276,8 +280,6 @@ class MemAgent:
             return
         if reason:
             await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node="update_memory")
-        if self._run_log is not None:
-            await asyncio.to_thread(self._run_log.begin, run_id, state["question"], state["document"], self._settings)
         async with aclosing(self._run(graph, None, state, limits, done)) as parts:
             async for part in parts:
                 yield part
@@ -306,6 +308,8 @@ class MemAgent:
         graph = await self._graph()
         await newest_snapshot(graph, run_id)
         await edit_memory(graph, run_id, chunk, text)
+        if self.run_log is not None:
+            await asyncio.to_thread(self.run_log.wait, self.run_log.edit(run_id, chunk, text))
 
     def edit_memory(self, run_id: str, chunk: int, text: str) -> None:
         """`aedit_memory` for synchronous code."""
@@ -321,10 +325,19 @@ class MemAgent:
         """
         async with self._preparing.get():
             if self._context is None:
-                described = isinstance(self.policy, SelfDescribing)
-                info = await cast("SelfDescribing", self.policy).describe() if described else ModelInfo()
-                self._context = assemble(self._wishes, info)
+                self._context = assemble(self._wishes, await self._told())
         return self._context
+
+    async def _told(self) -> ModelInfo:
+        """What the policy tells of itself."""
+        if not isinstance(self.policy, SelfDescribing):
+            return ModelInfo()
+        try:
+            return await self.policy.describe()
+        except PolicyError:
+            if self._wishes.is_sufficient:
+                return ModelInfo()
+            raise
 
     async def agraph(self) -> ReaderGraph:
         """The LangGraph graph, without a checkpointer of its own: as a node it takes its parent's."""
@@ -399,8 +412,6 @@ class MemAgent:
                     updates.append(update_from_step(step, change["memory"]))
                     yield updates[-1]
         result = result_from_state(state, updates, context)
-        if self._run_log is not None:
-            await asyncio.to_thread(self._run_log.end, run_id, result.stop_reason.value, result.answer)
         yield result
 
     async def _require_same(
@@ -428,6 +439,14 @@ class MemAgent:
                 hint="Resume with the same document, or start a new run.",
                 run_id=run_id,
             ) from error
+
+
+def _open_log(given: RunLog | Path | str | bool) -> RunLog | None:
+    if isinstance(given, RunLog):
+        return given
+    if isinstance(given, bool):
+        return RunLog(default_run_log()) if given else None
+    return RunLog(given)
 
 
 def _embedded_policy() -> Policy:

@@ -59,6 +59,8 @@ class EventKind(StrEnum):
     """The answer did not have the form asked for; the whole completion was taken."""
     MEMORY_EDITED = "memory_edited"
     """A person replaced the memory."""
+    LOGGING_STOPPED = "logging_stopped"
+    """The run log could not be written; the read went on without it."""
 
 
 @dataclass(frozen=True, slots=True)

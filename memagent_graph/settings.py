@@ -44,7 +44,7 @@ class ReaderSettings:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
-    logprobs: bool = False
+    logprobs: bool | None = None
     boundary: Boundary | None = None
     on_truncated: str = UpdateRule.ACCEPT.value
     on_empty: str = UpdateRule.KEEP_PREVIOUS.value
@@ -121,7 +121,7 @@ class ReaderSettings:
         api_key: str | None = None,
         store: Path | None = None,
         checkpoints: Path | str | None = None,
-        run_log: RunLog | None = None,
+        run_log: RunLog | Path | str | bool = True,
         limits: Limits | None = None,
     ) -> MemAgent:
         """The reader that these settings describe.

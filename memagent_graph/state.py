@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
@@ -21,6 +22,8 @@ from memagent_graph.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.results import EventKind, StopReason, UpdateRule
+from memagent_graph.run_log import RunLog
+from memagent_graph.run_log.recording import Recording
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.turns import Turn
 
@@ -167,6 +170,8 @@ class Meter:
     started: float = field(default_factory=time.monotonic)
     chunks: int = 0
     tokens: int = 0
+    recording: Recording | None = field(default=None, repr=False)
+    """The run's side of the log, where runs are logged."""
     turn: Turn = field(default_factory=Turn, repr=False)
     """This read's turn on the event loop; see `memagent_graph.turns`."""
     chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
@@ -201,7 +206,15 @@ class ReaderContext:
     shape: ModelShape | None = None
     """The model's size, where it is known; for estimates of arithmetic."""
     replace_undecodable: bool = False
+    run_log: RunLog | None = field(default=None, repr=False)
+    log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What the log says of how the reader was made."""
     meter: Meter = field(default_factory=Meter)
+
+    def for_one_call(self) -> ReaderContext:
+        """A copy with a meter, and a recording, of its own."""
+        recording = Recording(self.run_log, self.log_settings) if self.run_log is not None else None
+        return replace(self, meter=Meter(recording=recording))
 
     @property
     def settings(self) -> str:

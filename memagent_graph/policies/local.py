@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
 from memagent_graph.flops import ModelShape
-from memagent_graph.model_info import ModelInfo
+from memagent_graph.model_info import ModelInfo, weights_version
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.profile import EMBEDDED_FOLDER, load_profile
 from memagent_graph.tokenizers import load_tokenizer
@@ -47,6 +47,7 @@ class LocalPolicy:
         self._folder = Path(model)
         self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
         self._engine = _Engine(str(model), device, dtype)
+        self._version = weights_version(self._folder)
         self._max_batch = max_batch
         self._waiting: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
@@ -69,6 +70,7 @@ class LocalPolicy:
             tokenizer=load_tokenizer("embedded" if self._name == "embedded" else self._folder),
             shape=ModelShape.from_config(self._folder),
             profile=load_profile(self._folder),
+            gives_token_ids=True,
         )
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
@@ -131,6 +133,7 @@ class LocalPolicy:
             prompt_token_ids=request.ids if asked else None,
             token_ids=draft.ids if asked else None,
             logprobs=draft.logprobs if asked else None,
+            policy_version=self._version,
         )
 
 

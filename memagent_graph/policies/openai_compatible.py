@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ class OpenAICompatiblePolicy:
         read_timeout: seconds that one completion may take.
         max_retries: how often a failed request is sent again.
         extra_body: further fields of every request, such as a server's own sampling options.
+        policy_version: which weights the server runs, for the run log; servers do not tell. It may be changed while
+            the policy is in use, as when weights are swapped.
     """
 
     def __init__(
@@ -62,9 +64,11 @@ class OpenAICompatiblePolicy:
         read_timeout: float = 300.0,
         max_retries: int = 4,
         extra_body: Mapping[str, Any] | None = None,
+        policy_version: str = "",
     ) -> None:
         self.base_url = base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
         self.max_concurrency = max_concurrency
+        self.policy_version = policy_version
         self._model = model
         self._api_key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
         self._timeout = httpx2.Timeout(read_timeout, connect=connect_timeout)
@@ -97,10 +101,11 @@ class OpenAICompatiblePolicy:
             body["logprobs"] = True if as_messages else 0
         connection = self._connections.get()
         async with connection.slots:
+            version = self.policy_version
             path = "/chat/completions" if as_messages else "/completions"
             content, retries = await self._post(connection, path, body)
         try:
-            return decode_completion(content, model=self.name, retries=retries)
+            return decode_completion(content, model=self.name, retries=retries, policy_version=version)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._garbage(f"{content[:200]!r} ({error})") from error
 
@@ -109,7 +114,8 @@ class OpenAICompatiblePolicy:
         served = await self.served_model()
         name, root = str(served.get("id", "")), str(served.get("root") or "")
         window = served.get("max_model_len")
-        return await asyncio.to_thread(_told_by_origin, name, root, window if isinstance(window, int) else None)
+        info = await asyncio.to_thread(_told_by_origin, name, root, window if isinstance(window, int) else None)
+        return replace(info, gives_token_ids=_is_vllm(served))
 
     async def served_model(self) -> dict[str, Any]:
         """The server's own entry for the model (asked once).
@@ -163,7 +169,7 @@ class OpenAICompatiblePolicy:
             body["seed"] = sampling.seed
         if sampling.stop:
             body["stop"] = list(sampling.stop)
-        if sampling.logprobs and (await self.served_model()).get("owned_by") == "vllm":
+        if sampling.logprobs and _is_vllm(await self.served_model()):
             body["return_token_ids"] = True
         return {**body, **self._extra_body}
 
@@ -260,6 +266,10 @@ class _Connection:
 
     client: openai.AsyncOpenAI
     slots: asyncio.Semaphore
+
+
+def _is_vllm(served: Mapping[str, Any]) -> bool:
+    return served.get("owned_by") == "vllm"
 
 
 def _root_cause(error: BaseException) -> BaseException:

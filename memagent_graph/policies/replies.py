@@ -73,13 +73,14 @@ class _Reply(msgspec.Struct):
 _decoder: Final = msgspec.json.Decoder(_Reply)
 
 
-def decode_completion(content: bytes, *, model: str, retries: int) -> Completion:
+def decode_completion(content: bytes, *, model: str, retries: int, policy_version: str = "") -> Completion:
     """The completion in a reply's body.
 
     Args:
         content: the body.
         model: the model's name, where the server gives none.
         retries: how many times the request was sent again.
+        policy_version: which weights the server runs.
 
     Raises:
         msgspec.DecodeError, UnicodeDecodeError: the body is no completion; the words say what is wrong with it.
@@ -100,6 +101,7 @@ def decode_completion(content: bytes, *, model: str, retries: int) -> Completion
         token_ids=choice.token_ids,
         logprobs=choice.logprobs.values() if choice.logprobs else None,
         retries=retries,
+        policy_version=policy_version,
     )
 
 

@@ -1,0 +1,34 @@
+"""The log of runs: what the policy saw and said, exactly, in one SQLite file that many processes write to.
+
+schema      the tables, and how a file of an older version becomes one of this
+records     what is in it, as data: runs, conversations, events, rewards
+packing     token ids, log-probs and texts as small blobs
+writer      one thread per log that commits what many reads hand in
+log         RunLog: write, query, reward, delete
+recording   one run's side of it: what the graph's steps call
+"""
+
+from __future__ import annotations
+
+from memagent_graph.run_log.log import RunFilter, RunLog
+from memagent_graph.run_log.records import (
+    Conversation,
+    ConversationKind,
+    LoggedEvent,
+    Outcome,
+    Reward,
+    RunRecord,
+    TextKind,
+)
+
+__all__ = [
+    "Conversation",
+    "ConversationKind",
+    "LoggedEvent",
+    "Outcome",
+    "Reward",
+    "RunFilter",
+    "RunLog",
+    "RunRecord",
+    "TextKind",
+]

@@ -1,0 +1,471 @@
+"""`RunLog`: one SQLite file of runs. Many threads, event loops and processes may write to it while others read."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memagent_graph.documents import DocumentRef
+from memagent_graph.errors import RunLogError, RunNotFoundError
+from memagent_graph.prompts import Prompts
+from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
+from memagent_graph.run_log.records import (
+    Conversation,
+    ConversationKind,
+    LoggedEvent,
+    Outcome,
+    Redaction,
+    Reward,
+    RunRecord,
+    TextKind,
+)
+from memagent_graph.run_log.schema import connect, migrate
+from memagent_graph.run_log.writer import Job, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs are meant; what is None does not matter. All that is given must hold."""
+
+    run_ids: Sequence[str] | None = None
+    question: str | None = None
+    """Part of the question."""
+    document: str | None = None
+    """Part of the document's name."""
+    policy: str | None = None
+    """Part of the name of a policy that wrote one of its conversations."""
+    stop_reason: str | None = None
+    """A value of `StopReason`, or "unfinished"."""
+    reward: str | None = None
+    """The name of a reward it was given."""
+    since: float | None = None
+    """Begun at or after this time (seconds since 1970)."""
+    until: float | None = None
+    """Begun before this time."""
+    newest: int | None = None
+    """At most so many, the newest."""
+
+    def sql(self) -> tuple[str, list[Any]]:
+        """The query's end, from WHERE on, and its parameters."""
+        terms, values = ["1"], list[Any]()
+        if self.run_ids is not None:
+            terms.append(f"run_id IN ({', '.join('?' * len(self.run_ids))})")
+            values += self.run_ids
+        for column, part in (("question", self.question), ("json_extract(document, '$.name')", self.document)):
+            if part is not None:
+                terms.append(f"instr(lower({column}), lower(?)) > 0")
+                values.append(part)
+        if self.policy is not None:
+            terms.append(
+                "EXISTS (SELECT 1 FROM conversations c JOIN configurations f ON f.id = c.configuration "
+                "WHERE c.run_id = runs.run_id AND instr(lower(f.policy), lower(?)) > 0)"
+            )
+            values.append(self.policy)
+        if self.stop_reason == "unfinished":
+            terms.append("stop_reason IS NULL")
+        elif self.stop_reason is not None:
+            terms.append("stop_reason = ?")
+            values.append(self.stop_reason)
+        if self.reward is not None:
+            terms.append("EXISTS (SELECT 1 FROM rewards w WHERE w.run_id = runs.run_id AND w.name = ?)")
+            values.append(self.reward)
+        for comparison, bound in ((">=", self.since), ("<", self.until)):
+            if bound is not None:
+                terms.append(f"began {comparison} ?")
+                values.append(bound)
+        return f"WHERE {' AND '.join(terms)} ORDER BY began DESC, run_id DESC LIMIT ?", [*values, self.newest or -1]
+
+
+class RunLog:
+    """A log of runs.
+
+    Args:
+        path: the SQLite file; it and its folder are made where they do not exist.
+        redact: masks texts before they are written.
+
+    Raises:
+        RunLogError: the file is no run log, is of a newer version of this package, or cannot be written.
+    """
+
+    def __init__(self, path: Path | str, *, redact: Redaction | None = None) -> None:
+        self.path = Path(path)
+        self._redact = redact
+        self._writer = Writer(self.path)
+        with self._translated():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(connect(self.path)) as connection:
+                migrate(connection, self.path)
+
+    # Writing. Each returns a future that is done once the entry is in the file; see `RunLog.wait`.
+
+    def begin(
+        self,
+        run_id: str,
+        question: str,
+        document: DocumentRef,
+        settings: Mapping[str, Any],
+        *,
+        prompts: Prompts | None = None,
+        trace: Mapping[str, str] | None = None,
+    ) -> Future[None]:
+        """Enter a run as begun. A run that goes on keeps its entry, with its end taken back."""
+        kept_document = {**document, "name": self._kept(TextKind.DOCUMENT_NAME, document["name"]) or ""}
+        values = (
+            run_id,
+            time.time(),
+            self._kept(TextKind.QUESTION, question) or "",
+            json.dumps(kept_document),
+            json.dumps(dict(settings)),
+            json.dumps(dict(trace)) if trace else None,
+        )
+
+        def job(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT INTO runs (run_id, began, question, document, settings, trace) VALUES (?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (run_id) DO UPDATE SET ended = NULL, stop_reason = NULL",
+                values,
+            )
+            if prompts is not None:
+                connection.execute(
+                    "INSERT OR IGNORE INTO templates (hash, content) VALUES (?, ?)",
+                    (prompts.fingerprint, json.dumps(prompts.wording)),
+                )
+
+        return self._writer.submit(job)
+
+    def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
+        """Enter how a run ended."""
+        values = time.time(), stop_reason, self._kept(TextKind.ANSWER, answer), run_id
+
+        def job(connection: sqlite3.Connection) -> None:
+            connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
+
+        return self._writer.submit(job)
+
+    def record(self, conversation: Conversation, prompt_texts: Sequence[str] = ()) -> Future[int]:
+        """Enter a conversation; the future gives its row. Its run must have begun.
+
+        What stands at its position or behind it from an earlier execution (the run was resumed, or edited) is marked
+        as superseded in the same transaction.
+
+        Args:
+            conversation: what was said.
+            prompt_texts: the prompt's messages, for the redaction hook alone; they are not stored.
+        """
+        if self._redact is not None:
+            conversation = self._redacted(conversation, prompt_texts)
+        return self._writer.submit(_insertion(conversation))
+
+    def edit(self, run_id: str, position: int, memory: str) -> Future[None]:
+        """Enter that a person replaced the memory after a chunk: all that came behind it is superseded.
+
+        A run that this log does not hold is left alone.
+        """
+        kept = pack_text(self._kept(TextKind.MEMORY, memory))
+
+        def job(connection: sqlite3.Connection) -> None:
+            if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
+                return
+            connection.execute(
+                "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND position > ? AND superseded = 0",
+                (run_id, position),
+            )
+            connection.execute(
+                "INSERT INTO events (run_id, position, time, kind, detail, text) VALUES (?, ?, ?, ?, ?, ?)",
+                (run_id, position, time.time(), "memory_edited", "a person replaced the memory", kept),
+            )
+            connection.execute(
+                "UPDATE runs SET ended = NULL, stop_reason = NULL, answer = NULL WHERE run_id = ?", (run_id,)
+            )
+
+        return self._writer.submit(job)
+
+    def reward(
+        self,
+        run_id: str,
+        value: float,
+        *,
+        name: str = "reward",
+        source: str = "person",
+        conversation: int | None = None,
+        note: str | None = None,
+    ) -> None:
+        """Give a run, or one of its conversations, a reward. Earlier ones stay; see `latest_rewards`.
+
+        Raises:
+            RunNotFoundError: there is no such run, or it has no such conversation.
+            RunLogError: the value is no number, or the file cannot be written.
+        """
+        value = float(value)
+        if not math.isfinite(value):
+            raise RunLogError(f"a reward must be a finite number, not {value}", run_id=run_id)
+        self.get(run_id)
+
+        def job(connection: sqlite3.Connection) -> None:
+            if conversation is not None:
+                row = connection.execute("SELECT run_id FROM conversations WHERE id = ?", (conversation,)).fetchone()
+                if row is None or row["run_id"] != run_id:
+                    raise RunNotFoundError(f"run {run_id} has no conversation {conversation}", run_id=run_id)
+            connection.execute(
+                "INSERT INTO rewards (run_id, conversation, name, value, source, time, note) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (run_id, conversation, name, value, source, time.time(), note),
+            )
+
+        self.wait(self._writer.submit(job))
+
+    def delete(self, run_ids: Iterable[str]) -> int:
+        """Delete runs with all that belongs to them, and give the space back; returns how many there were."""
+        ids = list(run_ids)
+
+        def job(connection: sqlite3.Connection) -> int:
+            # On an older entry of a configuration nothing depends but conversations.
+            deleted = sum(connection.execute("DELETE FROM runs WHERE run_id = ?", (each,)).rowcount for each in ids)
+            connection.execute(
+                "DELETE FROM configurations WHERE id NOT IN (SELECT DISTINCT configuration FROM conversations)"
+            )
+            return deleted
+
+        count: int = self.wait(self._writer.submit(job))
+        with self._connection() as connection:
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return count
+
+    def wait(self, future: Future[Any]) -> Any:
+        """The future's result; blocks. Use `asyncio.wrap_future` in an event loop.
+
+        Raises:
+            RunLogError: the entry could not be written.
+        """
+        with self._translated():
+            return future.result()
+
+    def close(self) -> None:
+        """Finish what was handed in and close the file. The log can be used again."""
+        self._writer.close()
+
+    # Reading
+
+    @property
+    def size_bytes(self) -> int:
+        """What the log takes on disk, its write-ahead part included."""
+        files = (self.path, self.path.with_name(self.path.name + "-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    def get(self, run_id: str) -> RunRecord:
+        """One run.
+
+        Raises:
+            RunNotFoundError: there is none of that id; the newest ids are named.
+        """
+        for record in self.runs(RunFilter(run_ids=[run_id])):
+            return record
+        known = ", ".join(record.run_id for record in self.runs(RunFilter(newest=3)))
+        raise RunNotFoundError(
+            f"there is no run {run_id!r} in {self.path}",
+            hint=f"The newest are {known}." if known else "It holds no runs yet.",
+        )
+
+    def runs(self, chosen: RunFilter | None = None) -> Iterator[RunRecord]:
+        """The runs, newest first."""
+        condition, values = (chosen or RunFilter()).sql()
+        with self._connection() as connection:
+            for row in connection.execute(f"SELECT * FROM runs {condition}", values):  # noqa: S608  our own words
+                yield _run_record(row)
+
+    def conversations(self, run_id: str, *, superseded: bool = False) -> Iterator[Conversation]:
+        """A run's conversations in order of position and attempt; with `superseded` those that no longer count, too."""
+        with self._connection() as connection:
+            events: dict[int, list[LoggedEvent]] = {}
+            for row in connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,)):
+                if row["conversation"] is not None:
+                    events.setdefault(row["conversation"], []).append(_event(row))
+            query = (
+                "SELECT c.*, f.policy, f.policy_version, f.tokenizer, f.template, f.sampling FROM conversations c "
+                "JOIN configurations f ON f.id = c.configuration WHERE c.run_id = ? AND c.superseded <= ? "
+                "ORDER BY c.position, c.id"
+            )
+            for row in connection.execute(query, (run_id, int(superseded))):
+                yield _conversation(row, tuple(events.get(row["id"], ())))
+
+    def events(self, run_id: str) -> list[LoggedEvent]:
+        """What happened in a run that no conversation caused: memories that a person edited."""
+        with self._connection() as connection:
+            query = "SELECT * FROM events WHERE run_id = ? AND conversation IS NULL ORDER BY id"
+            return [_event(row) for row in connection.execute(query, (run_id,))]
+
+    def rewards(self, run_id: str) -> list[Reward]:
+        """All rewards of a run and its conversations, oldest first."""
+        with self._connection() as connection:
+            rows = connection.execute("SELECT * FROM rewards WHERE run_id = ? ORDER BY time, id", (run_id,))
+            return [Reward(**row) for row in rows]
+
+    def latest_rewards(self, run_id: str) -> dict[str, float]:
+        """The newest value of each of a run's own rewards, by name."""
+        return {each.name: each.value for each in self.rewards(run_id) if each.conversation is None}
+
+    def template(self, fingerprint: str) -> dict[str, str]:
+        """The wording that a fingerprint stands for.
+
+        Raises:
+            RunLogError: the log has not seen it.
+        """
+        with self._connection() as connection:
+            row = connection.execute("SELECT content FROM templates WHERE hash = ?", (fingerprint,)).fetchone()
+        if row is None:
+            raise RunLogError(f"{self.path} does not hold the prompts {fingerprint!r}")
+        content: dict[str, str] = json.loads(row["content"])
+        return content
+
+    # Within
+
+    def _kept(self, kind: TextKind, text: str | None) -> str | None:
+        return text if self._redact is None or text is None else self._redact(kind, text)
+
+    def _redacted(self, conversation: Conversation, prompt_texts: Sequence[str]) -> Conversation:
+        text = self._kept(TextKind.COMPLETION, conversation.text)
+        if any(self._kept(TextKind.PROMPT, each) != each for each in prompt_texts):
+            conversation = replace(conversation, prompt_token_ids=None)
+        if text != conversation.text:
+            conversation = replace(conversation, token_ids=None, logprobs=None)
+        return replace(conversation, text=text, memory=self._kept(TextKind.MEMORY, conversation.memory))
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """A connection of the call's own, for reading."""
+        with self._translated(), closing(connect(self.path)) as connection:
+            yield connection
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise log_error(self.path, error) from error
+
+
+def log_error(path: Path, error: BaseException) -> RunLogError:
+    """A database's failure in this package's words."""
+    words = str(error)
+    if "locked" in words or "busy" in words:
+        hint = "Another program holds it. Close that one, name another file with --log, or read with --no-log."
+    elif "full" in words:
+        hint = "Make room, delete old runs (memagent runs --delete), or name a file on another disk with --log."
+    elif isinstance(error, sqlite3.DatabaseError) and ("not a database" in words or "malformed" in words):
+        hint = "Restore it from a copy, or move it away and a new one is made; --log names another."
+    else:
+        hint = "Name another file with --log, or read without a log (--no-log)."
+    return RunLogError(f"{path} cannot be used as a run log: {words}", hint=hint)
+
+
+def _insertion(new: Conversation) -> Job:
+    configuration = (
+        new.policy,
+        new.policy_version,
+        new.tokenizer,
+        new.template,
+        json.dumps(dict(new.sampling), sort_keys=True),
+    )
+
+    def job(connection: sqlite3.Connection) -> int:
+        if new.attempt == 0:
+            connection.execute(
+                "UPDATE conversations SET superseded = 1 "
+                "WHERE run_id = ? AND position >= ? AND step <> ? AND superseded = 0",
+                (new.run_id, new.position, new.step),
+            )
+        find = (
+            "SELECT id FROM configurations "
+            "WHERE policy = ? AND policy_version = ? AND tokenizer = ? AND template = ? AND sampling = ?"
+        )
+        found = connection.execute(find, configuration).fetchone()
+        if found is None:
+            connection.execute(
+                "INSERT INTO configurations (policy, policy_version, tokenizer, template, sampling) "
+                "VALUES (?, ?, ?, ?, ?)",
+                configuration,
+            )
+            found = connection.execute(find, configuration).fetchone()
+        values = {
+            "run_id": new.run_id,
+            "position": new.position,
+            "kind": new.kind.value,
+            "step": new.step,
+            "attempt": new.attempt,
+            "outcome": new.outcome.value,
+            "configuration": found["id"],
+            "began": new.began,
+            "seconds": new.seconds,
+            "start_char": new.start_char,
+            "end_char": new.end_char,
+            "start_byte": new.start_byte,
+            "end_byte": new.end_byte,
+            "chunk_tokens": new.chunk_tokens,
+            "prompt_tokens": new.prompt_tokens,
+            "completion_tokens": new.completion_tokens,
+            "cached_tokens": new.cached_tokens,
+            "finish_reason": new.finish_reason,
+            "prompt_ids": pack_ids(new.prompt_token_ids),
+            "completion_ids": pack_ids(new.token_ids),
+            "logprobs": pack_logprobs(new.logprobs),
+            "text": pack_text(new.text),
+            "memory": pack_text(new.memory),
+            "trace": json.dumps(dict(new.trace)) if new.trace else None,
+        }
+        names = ", ".join(values)
+        inserted = connection.execute(
+            f"INSERT INTO conversations ({names}) VALUES ({', '.join('?' * len(values))})",  # noqa: S608  our own names
+            tuple(values.values()),
+        )
+        row = inserted.lastrowid or 0
+        for event in new.events:
+            connection.execute(
+                "INSERT INTO events (run_id, conversation, position, time, kind, detail, rule) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (new.run_id, row, new.position, event.time, event.kind, event.detail, event.rule),
+            )
+        return row
+
+    return job
+
+
+def _run_record(row: sqlite3.Row) -> RunRecord:
+    values = dict(row)
+    for name in ("document", "settings", "trace"):
+        values[name] = json.loads(values[name] or "{}")
+    return RunRecord(**values)
+
+
+def _event(row: sqlite3.Row) -> LoggedEvent:
+    return LoggedEvent(row["time"], row["kind"], row["detail"], row["position"], row["rule"], unpack_text(row["text"]))
+
+
+def _conversation(row: sqlite3.Row, events: tuple[LoggedEvent, ...]) -> Conversation:
+    values = dict(row)
+    del values["configuration"]
+    prompt_ids, completion_ids = values.pop("prompt_ids"), values.pop("completion_ids")
+    return Conversation(
+        **{
+            **values,
+            "kind": ConversationKind(values["kind"]),
+            "outcome": Outcome(values["outcome"]),
+            "superseded": bool(values["superseded"]),
+            "sampling": json.loads(values["sampling"]),
+            "trace": json.loads(values["trace"] or "{}"),
+            "text": unpack_text(values["text"]),
+            "memory": unpack_text(values["memory"]),
+            "prompt_token_ids": unpack_ids(prompt_ids),
+            "token_ids": unpack_ids(completion_ids),
+            "logprobs": unpack_logprobs(values["logprobs"]),
+            "events": events,
+        }
+    )

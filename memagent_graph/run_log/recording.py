@@ -1,0 +1,70 @@
+"""One run's side of the log: what the graph's steps call.
+
+A read never fails because its log does. At the first failure the recording ends, for good: a trajectory in the log has
+no holes, it only stops early, and an event in the result says that it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sqlite3
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from memagent_graph.documents import DocumentRef
+from memagent_graph.prompts import Prompts
+from memagent_graph.run_log.log import RunLog, log_error
+from memagent_graph.run_log.records import Conversation
+
+
+@dataclass
+class Recording:
+    """What one call of the graph enters into a log."""
+
+    log: RunLog
+    settings: Mapping[str, Any]
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """Ids of the trace that the running step belongs to; the graph's nodes keep it up to date."""
+    failure: str | None = None
+    """Why nothing more is written."""
+    told: bool = False
+    """Whether the run's result says so."""
+    _pending: list[Future[Any]] = field(default_factory=list)
+    _begun: bool = False
+
+    def begin(self, run_id: str, question: str, document: DocumentRef, prompts: Prompts) -> None:
+        """Enter the run, once per call of the graph."""
+        if not self._begun:
+            self._begun = True
+            self._hand_in(self.log.begin(run_id, question, document, self.settings, prompts=prompts, trace=self.trace))
+
+    def record(self, conversation: Conversation, prompt_texts: list[str]) -> None:
+        """Enter a conversation."""
+        if self.failure is None:
+            self._hand_in(self.log.record(conversation, prompt_texts))
+
+    def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
+        """Enter how the run ended."""
+        if self.failure is None:
+            self._hand_in(self.log.end(run_id, stop_reason, answer))
+
+    async def settle(self) -> None:
+        """Wait until all that was handed in is in the file."""
+        pending, self._pending = self._pending, []
+        for future in pending:
+            try:
+                await asyncio.wrap_future(future)
+            except (sqlite3.Error, OSError) as error:
+                self.failure = self.failure or log_error(self.log.path, error).message
+
+    def _hand_in(self, future: Future[Any]) -> None:
+        self._pending.append(future)
+
+
+def new_step() -> str:
+    """A name for one execution of one step."""
+    return f"{time.time_ns():x}-{secrets.token_hex(3)}"

@@ -1,0 +1,154 @@
+"""What a run log holds, as data. All times are seconds since 1970."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from memagent_graph.documents import DocumentRef
+
+
+class ConversationKind(StrEnum):
+    """What a conversation was for."""
+
+    UPDATE = "update"
+    ANSWER = "answer"
+
+
+class Outcome(StrEnum):
+    """What became of a completion."""
+
+    ACCEPTED = "accepted"
+    """It became the memory, or the answer."""
+    KEPT_PREVIOUS = "kept_previous"
+    """The memory stayed as it was."""
+    DISCARDED = "discarded"
+    """It was thrown away and asked for again; the next attempt of the same step follows."""
+
+
+class TextKind(StrEnum):
+    """Which text a redaction hook is shown."""
+
+    QUESTION = "question"
+    DOCUMENT_NAME = "document_name"
+    PROMPT = "prompt"
+    """A rendered message. It is not stored as text, but its token ids are."""
+    COMPLETION = "completion"
+    MEMORY = "memory"
+    ANSWER = "answer"
+
+
+class Redaction(Protocol):
+    """Masks texts before they are written. Returns the text as it may be kept, or None to drop it.
+
+    Token ids spell the text they stand for. So where the hook changes a prompt or a completion, its ids are dropped,
+    and with a completion's ids their log-probs; such a run cannot be trained on.
+    """
+
+    def __call__(self, kind: TextKind, text: str) -> str | None:
+        """The text as it may be kept."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run. `ended` and `stop_reason` are None while it runs, or after a crash."""
+
+    run_id: str
+    began: float
+    ended: float | None
+    question: str
+    document: DocumentRef
+    settings: Mapping[str, Any]
+    """What its reader was built from; empty where it was not made from settings."""
+    stop_reason: str | None
+    answer: str | None
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """Ids of the LangSmith run and the OpenTelemetry span it ran under, where there were any."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """Something that happened in a run: an event of a completion, or one that no completion caused, as an edit."""
+
+    time: float
+    kind: str
+    """A value of `EventKind`."""
+    detail: str
+    position: int | None = None
+    rule: str | None = None
+    text: str | None = None
+    """The new memory, where a person replaced it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One prompt and what the policy wrote, exactly.
+
+    `prompt_token_ids`, `token_ids` and `logprobs` are None where the policy could not tell them, or a redaction hook
+    changed the text. Texts are never derived from ids, nor ids from texts.
+    """
+
+    run_id: str
+    position: int
+    """The chunk's index; for the answer the number of chunks."""
+    kind: ConversationKind
+    step: str
+    """Names one execution of one step of the graph; its attempts share it."""
+    attempt: int
+    """Counted from 0. All but a step's last are `DISCARDED`."""
+    outcome: Outcome
+    began: float
+    seconds: float
+    policy: str
+    policy_version: str
+    """Empty where the policy tells none."""
+    tokenizer: str
+    """The tokenizer's fingerprint."""
+    template: str
+    """The prompts' fingerprint; `RunLog.template` has their wording."""
+    sampling: Mapping[str, Any]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    finish_reason: str
+    text: str | None
+    """The completion as it was written, reasoning included; None where it was redacted away."""
+    memory: str | None = None
+    """The memory after the step, where it is not the completion's text itself (stripped of white space)."""
+    prompt_token_ids: Sequence[int] | None = field(default=None, repr=False)
+    token_ids: Sequence[int] | None = field(default=None, repr=False)
+    logprobs: Sequence[float] | None = field(default=None, repr=False)
+    start_char: int | None = None
+    end_char: int | None = None
+    start_byte: int | None = None
+    end_byte: int | None = None
+    chunk_tokens: int | None = None
+    events: tuple[LoggedEvent, ...] = ()
+    superseded: bool = False
+    """Whether a resume or an edit replaced it; it no longer belongs to the run's trajectory."""
+    trace: Mapping[str, str] = field(default_factory=dict)
+    id: int | None = None
+    """Its row, once it is stored."""
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether it can be trained on: ids of prompt and completion, and log-probs."""
+        return self.prompt_token_ids is not None and self.token_ids is not None and self.logprobs is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward of a run, or of one of its conversations. There may be many: of several names, sources and times."""
+
+    run_id: str
+    name: str
+    value: float
+    source: str
+    """Who gave it: a scorer's name, "person", ..."""
+    time: float
+    conversation: int | None = None
+    note: str | None = None
+    id: int | None = None
