@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from memagent_graph.documents import DocumentRef
+
+if TYPE_CHECKING:
+    from memagent_graph.evidence import Evidence
+    from memagent_graph.timeline.view import RunView
 
 
 class StopReason(StrEnum):
@@ -119,7 +125,7 @@ class MemoryUpdate:
     events: tuple[ReadEvent, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReadResult:
     """The outcome of reading one document with one question."""
 
@@ -139,6 +145,33 @@ class ReadResult:
     updates: tuple[MemoryUpdate, ...] = field(default=(), repr=False)
     """Every memory update, in order."""
     answer_events: tuple[ReadEvent, ...] = ()
+    store_root: Path | None = field(default=None, repr=False, compare=False)
+    """The folder that keeps the document's text."""
+
+    @cached_property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """What in the document the final memory's lines rest on: chunk, character span, quote, and page where known.
+
+        Computed when it is asked for, from words that line and chunk have in common; empty where the document's text
+        is no longer stored.
+        """
+        from memagent_graph.evidence import trace  # noqa: PLC0415  it needs this module
+
+        view = self.view()
+        return trace(view.updates, view.chunk_text, view.sections).evidence
+
+    def view(self) -> RunView:
+        """The result as timelines take it; see `memagent_graph.timeline`."""
+        from memagent_graph.documents import DocumentStore  # noqa: PLC0415
+        from memagent_graph.timeline.sources import view_of_result  # noqa: PLC0415  it needs this module
+
+        return view_of_result(self, DocumentStore(self.store_root) if self.store_root else None)
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        from memagent_graph.timeline import build_timeline, render_notebook  # noqa: PLC0415  they need this module
+
+        return render_notebook(build_timeline(self.view()))
 
     @property
     def events(self) -> tuple[ReadEvent, ...]:
@@ -159,6 +192,7 @@ class ReadResult:
             "chunks_read": self.chunks_read,
             "usage": {**asdict(self.usage), "total_tokens": self.usage.total_tokens},
             "events": [asdict(event) for event in self.events],
+            "evidence": [asdict(each) for each in self.evidence],
         }
         if updates:
             values["updates"] = [asdict(update) for update in self.updates]

@@ -57,6 +57,7 @@ def result_from_state(state: Mapping[str, Any], updates: Sequence[MemoryUpdate],
         chunks_read=state["chunks_read"],
         updates=tuple(updates),
         answer_events=events_from_step(step) if step and step["type"] == "answer" else (),
+        store_root=context.store.root,
     )
 
 

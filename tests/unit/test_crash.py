@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -71,6 +72,83 @@ def test_a_read_killed_at_twenty_random_moments_ends_with_the_same_answer(tmp_pa
     assert sum(asked.values()) <= len(asked) + KILLS
     assert int(chunks_read) == -(-tokenizer.count(text) // CHUNK_TOKENS)
     assert RunLog(tmp_path / "runs.sqlite").get("r").answer == "4711"
+
+
+READERS = """
+import asyncio, sys
+from pathlib import Path
+from memagent_graph import Budget, Completion, FinishReason, MemAgent, MemoryUpdate, ScriptedPolicy, load_prompts
+from memagent_graph.errors import RunNotFoundError
+
+folder, name = Path(sys.argv[1]), sys.argv[2]
+
+class Slow(ScriptedPolicy):
+    async def complete(self, prompt, sampling):
+        await asyncio.sleep(0.002)
+        ids = list(prompt[0]["content"].encode())
+        return Completion("memory", FinishReason.STOP, "s", None, ids, [1, 2], [-1.0, -2.0])
+
+reader = MemAgent(
+    Slow(lambda prompt: ""),
+    tokenizer="embedded",
+    budget=Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60),
+    prompts=load_prompts(),
+    store=folder / "documents",
+    checkpoints=folder / f"{name}.sqlite",
+    run_log=folder / "runs.sqlite",
+)
+
+async def read(run_id):
+    try:
+        stream = reader.astream_resume(run_id)
+        first = await anext(stream)
+    except RunNotFoundError:
+        stream = reader.astream("some plain words " * 2000, "what?", run_id=run_id)
+        first = await anext(stream)
+    if isinstance(first, MemoryUpdate):
+        print(run_id, first.chunk_index, flush=True)
+    async for part in stream:
+        if isinstance(part, MemoryUpdate):
+            print(run_id, part.chunk_index, flush=True)
+
+async def main():
+    print("reading", flush=True)
+    await asyncio.gather(*(read(f"{name}-{number}") for number in range(4)))
+
+asyncio.run(main())
+"""
+ROUNDS = 25
+
+
+def test_the_log_of_readers_killed_at_fifty_random_moments_has_every_finished_conversation_once(tmp_path: Path) -> None:
+    """Two processes of four readers each, both killed in every round; what they printed, they had finished."""
+    (tmp_path / "readers.py").write_text(READERS)
+    moments = random.Random(11)
+    finished: set[tuple[str, int]] = set()
+    for _ in range(ROUNDS):
+        command = [sys.executable, str(tmp_path / "readers.py"), str(tmp_path)]
+        processes = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("a", "b")]
+        for process in processes:
+            assert process.stdout.readline() == "reading\n"
+        time.sleep(moments.uniform(0.0, 0.5))
+        for process in processes:
+            assert process.poll() is None, "the reads were over before they could be killed"
+            os.kill(process.pid, signal.SIGKILL)
+            lines = process.communicate()[0].splitlines(keepends=True)
+            finished |= {(run, int(chunk)) for run, chunk in (line.split() for line in lines if line.endswith("\n"))}
+        log = RunLog(tmp_path / "runs.sqlite")
+        with sqlite3.connect(log.path) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        connection.close()
+        counted = Counter(
+            (record.run_id, each.position) for record in log.runs() for each in log.conversations(record.run_id)
+        )
+        assert finished <= set(counted), "a finished conversation is missing"
+        assert not counted or max(counted.values()) == 1, "a conversation counts twice"
+    assert len({run for run, _ in finished}) == 8
+    for record in log.runs():
+        positions = [each.position for each in log.conversations(record.run_id)]
+        assert positions == list(range(len(positions)))
 
 
 def test_a_process_that_closes_nothing_still_ends(tmp_path: Path) -> None:

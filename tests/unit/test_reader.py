@@ -16,7 +16,6 @@ from memagent_graph import (
     MemoryUpdate,
     ReadRequest,
     ReadResult,
-    RunLog,
     ScriptedPolicy,
     StopReason,
     UpdateRule,
@@ -323,35 +322,6 @@ def test_a_run_is_not_resumed_with_another_document_or_other_settings(make_reade
     with pytest.raises(RunMismatchError, match="chunk size"):
         changed.resume("r")
     assert reader.resume("r", document=TEXT).answer == "4711"
-
-
-def test_a_run_log_knows_runs_and_how_they_ended(make_reader, tmp_path) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
-    reader = make_reader(run_log=log, checkpoints=tmp_path / "c.sqlite", settings={"model": "scripted"})
-    reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
-    assert log.get("r").stop_reason == "max_chunks"
-    reader.resume("r")
-    record = log.get("r")
-    assert (record.stop_reason, record.answer, record.question) == ("answered", "4711", QUESTION)
-    assert record.settings == {"model": "scripted"}
-    assert [each.run_id for each in log.runs()] == ["r"]
-    with pytest.raises(RunNotFoundError, match="The newest are r"):
-        log.get("s")
-
-
-def test_a_run_log_of_a_newer_version_and_a_file_that_is_none_are_refused(tmp_path) -> None:
-    import sqlite3
-
-    path = tmp_path / "runs.sqlite"
-    RunLog(path)
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(RunError, match="newer version"):
-        RunLog(path)
-    (tmp_path / "text").write_text("not a database, but long enough to look at" * 10)
-    with pytest.raises(RunError, match="--log"):
-        RunLog(tmp_path / "text")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,506 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.scripts import document_with, perfect_reader
+
+from memagent_graph import (
+    Completion,
+    EventKind,
+    FinishReason,
+    Limits,
+    RunLog,
+    SamplingParams,
+    ScriptedPolicy,
+    UpdateRule,
+    UpdateRules,
+)
+from memagent_graph.errors import PolicyError, RunError, RunLogError, RunNotFoundError
+from memagent_graph.policy import TokenUsage
+from memagent_graph.run_log import Conversation, ConversationKind, Outcome, RunFilter, TextKind
+from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
+from memagent_graph.run_log.schema import MIGRATIONS
+
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
+QUESTION = "What is the key of harbor?"
+REF = {"key": "sha256:" + "0" * 64, "name": "a.txt", "size": 10}
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = RunLog(tmp_path / "runs.sqlite")
+    yield log
+    log.close()
+
+
+def exactly(prompt: str) -> Completion:
+    """A policy that tells ids, made up from the text, and log-probs."""
+    text = perfect_reader(prompt)
+    ids = list(text.encode())
+    return Completion(
+        text=text,
+        finish_reason=FinishReason.STOP,
+        model="scripted",
+        usage=TokenUsage(len(prompt), len(ids)),
+        prompt_token_ids=list(prompt.encode()),
+        token_ids=ids,
+        logprobs=[-0.25] * len(ids),
+        policy_version="v7",
+    )
+
+
+def conversation(position: int, step: str = "s", **changes) -> Conversation:
+    values = {
+        "run_id": "r",
+        "position": position,
+        "kind": ConversationKind.UPDATE,
+        "step": step,
+        "attempt": 0,
+        "outcome": Outcome.ACCEPTED,
+        "began": 1.0,
+        "seconds": 0.5,
+        "policy": "p",
+        "policy_version": "",
+        "tokenizer": "t",
+        "template": "w",
+        "sampling": {"temperature": 0.0},
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "cached_tokens": 0,
+        "finish_reason": "stop",
+        "text": f"memory {position}",
+    }
+    return Conversation(**(values | changes))
+
+
+def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader, log) -> None:
+    policy = ScriptedPolicy(exactly)
+    reader = make_reader(policy, run_log=log, settings={"model": "scripted"})
+    result = reader.read(TEXT, QUESTION, run_id="r")
+    rows = list(log.conversations("r"))
+    assert [row.position for row in rows] == list(range(result.chunks_read + 1))
+    assert [row.kind for row in rows] == [ConversationKind.UPDATE] * result.chunks_read + [ConversationKind.ANSWER]
+    for row, prompt in zip(rows, policy.prompts, strict=True):
+        assert bytes(row.prompt_token_ids).decode() == prompt
+        assert bytes(row.token_ids).decode() == row.text
+        assert row.logprobs == [-0.25] * row.completion_tokens
+        assert (row.policy, row.policy_version, row.finish_reason, row.attempt) == ("scripted", "v7", "stop", 0)
+        assert row.sampling["max_tokens"] == 60
+        assert row.has_ids
+    assert {row.tokenizer for row in rows} == {reader.graph().reader_context.tokenizer.fingerprint}
+    (template,) = {row.template for row in rows}
+    assert log.template(template)["update"] == reader.graph().reader_context.prompts.update.text
+    spans = [(row.start_char, row.end_char) for row in rows[:-1]]
+    assert spans == [(update.start_char, update.end_char) for update in result.updates]
+    record = log.get("r")
+    assert (record.stop_reason, record.answer, record.question) == ("answered", "4711", QUESTION)
+    assert record.settings == {"model": "scripted"}
+    assert record.began <= record.ended
+
+
+def test_a_policy_without_ids_has_rows_that_say_so(make_reader, log) -> None:
+    make_reader(run_log=log).read(TEXT, QUESTION, run_id="r")
+    rows = list(log.conversations("r"))
+    assert not any(row.has_ids for row in rows)
+    assert all(row.prompt_token_ids is row.token_ids is row.logprobs is None for row in rows)
+
+
+def test_logging_is_on_unless_it_is_turned_off(make_reader, own_home) -> None:
+    make_reader(run_log=False).read(TEXT, QUESTION)
+    assert not (own_home / "runs.sqlite").exists()
+    result = make_reader().read(TEXT, QUESTION)
+    assert RunLog(own_home / "runs.sqlite").get(result.run_id).answer == "4711"
+
+
+def test_a_bare_graph_logs_as_the_facade_does(make_reader, log) -> None:
+    state = make_reader(run_log=log).graph().invoke({"question": QUESTION, "document": TEXT})
+    assert log.get(state["run_id"]).answer == "4711"
+    assert len(list(log.conversations(state["run_id"]))) == state["chunks_read"] + 1
+
+
+def test_a_resumed_run_has_one_trajectory(make_reader, log, tmp_path) -> None:
+    reader = make_reader(run_log=log, checkpoints=tmp_path / "c.sqlite")
+    reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
+    assert log.get("r").stop_reason == "max_chunks"
+    result = reader.resume("r")
+    rows = list(log.conversations("r", superseded=True))
+    assert [row.position for row in rows] == list(range(result.chunks_read + 1))
+    assert log.get("r").stop_reason == "answered"
+
+
+def test_what_a_resume_reads_again_supersedes_what_was_logged_before(log) -> None:
+    log.begin("r", QUESTION, REF, {})
+    for position in range(4):
+        log.record(conversation(position, f"first {position}"))
+    log.wait(log.record(conversation(2, "second 2", text="anew")))
+    assert [(row.position, row.text) for row in log.conversations("r")] == [
+        (0, "memory 0"),
+        (1, "memory 1"),
+        (2, "anew"),
+    ]
+    everything = list(log.conversations("r", superseded=True))
+    assert [(row.position, row.superseded) for row in everything] == [
+        (0, False), (1, False), (2, True), (2, False), (3, True),
+    ]  # fmt: skip
+
+
+def test_an_edit_supersedes_what_came_of_the_memory_it_replaced(make_reader, log, tmp_path) -> None:
+    reader = make_reader(run_log=log, checkpoints=tmp_path / "c.sqlite")
+    first = reader.read(TEXT, QUESTION, run_id="r")
+    reader.edit_memory("r", 3, "harbor 99")
+    assert [row.position for row in log.conversations("r")] == [0, 1, 2, 3]
+    assert log.get("r").stop_reason is None
+    (edit,) = log.events("r")
+    assert (edit.kind, edit.position, edit.text) == ("memory_edited", 3, "harbor 99")
+    reader.resume("r")
+    rows = list(log.conversations("r"))
+    assert [row.position for row in rows] == list(range(first.chunks_read + 1))
+    assert len(list(log.conversations("r", superseded=True))) == 2 * (first.chunks_read + 1) - 4
+
+
+def test_discarded_attempts_are_kept_apart_and_events_stand_by_their_attempt(make_reader, log) -> None:
+    asked = 0
+
+    def script(prompt: str) -> str:
+        nonlocal asked
+        asked += 1
+        return "" if asked in {2, 3} else perfect_reader(prompt)
+
+    rules = UpdateRules(empty=UpdateRule.RETRY)
+    reader = make_reader(ScriptedPolicy(script), run_log=log, rules=rules)
+    reader.read(TEXT, QUESTION, run_id="r")
+    rows = [row for row in log.conversations("r") if row.position == 1]
+    assert [(row.attempt, row.outcome) for row in rows] == [
+        (0, Outcome.DISCARDED),
+        (1, Outcome.DISCARDED),
+        (2, Outcome.ACCEPTED),
+    ]
+    assert len({row.step for row in rows}) == 1
+    assert [[event.kind for event in row.events] for row in rows] == [["empty", "resampled"]] * 2 + [[]]
+
+
+def test_a_kept_memory_and_a_cut_one_can_be_told_from_what_was_written(make_reader, log) -> None:
+    def script(prompt: str) -> str:
+        if "<section>" not in prompt:
+            return "\\boxed{1}"
+        return "" if "word0 " in prompt else "<think>hm</think> " + "long " * 200
+
+    make_reader(ScriptedPolicy(script), run_log=log).read(TEXT, QUESTION, run_id="r")
+    first, second, *_ = log.conversations("r")
+    assert (first.outcome, first.memory) == (Outcome.KEPT_PREVIOUS, None)
+    assert second.outcome is Outcome.ACCEPTED
+    assert second.text.startswith("<think>")
+    assert second.memory.startswith("long")
+    assert len(second.memory) < len(second.text)
+    assert [event.kind for event in second.events] == ["overlong"]
+
+
+def test_a_failed_read_leaves_what_it_had_read(make_reader, log) -> None:
+    def script(prompt: str):
+        return PolicyError("gone") if "4711" in prompt else perfect_reader(prompt)
+
+    with pytest.raises(PolicyError) as caught:
+        make_reader(ScriptedPolicy(script), run_log=log).read(TEXT, QUESTION, run_id="r")
+    assert len(list(log.conversations("r"))) == caught.value.chunk_index
+    assert log.get("r").stop_reason is None
+
+
+def test_redacted_texts_take_their_ids_with_them(make_reader, tmp_path) -> None:
+    def redact(kind: TextKind, text: str) -> str | None:
+        if kind is TextKind.DOCUMENT_NAME:
+            return None
+        return text.replace("4711", "[number]")
+
+    log = RunLog(tmp_path / "redacted.sqlite", redact=redact)
+    make_reader(ScriptedPolicy(exactly), run_log=log).read(TEXT, QUESTION + " 4711?", run_id="r")
+    assert log.get("r").question.endswith("[number]?")
+    assert log.get("r").document["name"] == ""
+    rows = list(log.conversations("r"))
+    assert all(row.prompt_token_ids is None for row in rows)  # the question is in every prompt
+    said = [row for row in rows if "[number]" in row.text]
+    assert said
+    assert all(row.token_ids is row.logprobs is None for row in said)
+    assert all(row.token_ids is not None for row in rows if row not in said)
+    assert log.get("r").answer == "[number]"
+    log.close()
+    raw = b"".join(path.read_bytes() for path in tmp_path.glob("redacted.sqlite*"))
+    assert b"4711" not in raw
+
+
+def test_keys_never_reach_the_file(tmp_path, monkeypatch) -> None:
+    from memagent_graph.settings import ReaderSettings
+
+    settings = ReaderSettings(model="m", base_url="http://user:hunter2@host/v1", tokenizer="embedded", chunk_tokens=100)
+    reader = settings.make_reader(api_key="sk-secret", run_log=tmp_path / "k.sqlite", store=tmp_path / "d")
+    reader.run_log.wait(reader.run_log.begin("r", QUESTION, REF, settings.for_log()))
+    reader.run_log.close()
+    raw = b"".join(path.read_bytes() for path in tmp_path.glob("k.sqlite*"))
+    assert b"host/v1" in raw
+    assert b"hunter2" not in raw
+    assert b"sk-secret" not in raw
+
+
+def test_rewards_pile_up_and_the_newest_of_a_name_counts(log) -> None:
+    log.begin("r", QUESTION, REF, {})
+    row = log.wait(log.record(conversation(0)))
+    log.reward("r", 0.0, name="exact", source="scorer")
+    log.reward("r", 1.0, name="exact", source="scorer", note="relabelled")
+    log.reward("r", 1, name="thumbs")
+    log.reward("r", 0.5, name="step", conversation=row)
+    assert log.latest_rewards("r") == {"exact": 1.0, "thumbs": 1.0}
+    assert [(each.name, each.value, each.conversation) for each in log.rewards("r")][-1] == ("step", 0.5, row)
+    with pytest.raises(RunNotFoundError):
+        log.reward("other", 1.0)
+    with pytest.raises(RunNotFoundError, match="no conversation 99"):
+        log.reward("r", 1.0, conversation=99)
+    with pytest.raises(RunLogError, match="finite"):
+        log.reward("r", float("nan"))
+
+
+def test_runs_are_found_by_what_is_known_of_them_and_deleted_with_all_they_have(log) -> None:
+    for index, name in enumerate(("a.txt", "b.txt", "c.txt")):
+        log.begin(f"r{index}", f"Question {index}?", {**REF, "name": name}, {})
+        log.record(conversation(0, run_id=f"r{index}", policy=f"policy {index}"))
+    log.wait(log.end("r1", "answered", "yes"))
+    log.reward("r2", 1.0)
+
+    def found(**terms) -> list[str]:
+        return [record.run_id for record in log.runs(RunFilter(**terms))]
+
+    assert found() == ["r2", "r1", "r0"]
+    assert found(newest=1) == ["r2"]
+    assert found(question="QUESTION 1") == found(document="B.txt") == found(policy="Policy 1") == ["r1"]
+    assert found(stop_reason="answered") == ["r1"]
+    assert found(stop_reason="unfinished") == ["r2", "r0"]
+    assert found(reward="reward") == ["r2"]
+    assert found(run_ids=["r0", "r9"]) == ["r0"]
+    assert found(until=0.0) == []
+    assert log.delete(["r0", "r2", "r9"]) == 2
+    assert found() == ["r1"]
+    with sqlite3.connect(log.path) as connection:
+        counts = [
+            connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            for table in ("conversations", "rewards", "configurations")
+        ]
+    connection.close()
+    assert counts == [1, 0, 1]
+
+
+def test_one_conversation_counts_at_each_position_whatever_is_written(log) -> None:
+    log.begin("r", QUESTION, REF, {})
+    log.wait(log.record(conversation(0)))
+    with pytest.raises(RunLogError, match="UNIQUE"):
+        log.wait(log.record(conversation(0)))
+    assert len(list(log.conversations("r"))) == 1
+
+
+def test_a_row_that_fails_takes_no_other_with_it(log) -> None:
+    log.wait(log.begin("r", QUESTION, REF, {}))
+    futures = [log.record(conversation(at, "one", run_id=run)) for at, run in enumerate(["r", "nobody", "r"])]
+    log.wait(futures[0])
+    log.wait(futures[2])
+    with pytest.raises(RunLogError, match="FOREIGN KEY"):
+        log.wait(futures[1])
+    assert [row.position for row in log.conversations("r")] == [0, 2]
+
+
+async def test_readers_read_while_writers_write(make_reader, log) -> None:
+    reader = make_reader(run_log=log)
+    seen: list[int] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            seen.append(sum(len(list(log.conversations(record.run_id))) for record in log.runs()))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    results = await asyncio.gather(*(reader.aread(TEXT, QUESTION) for _ in range(12)))
+    done.set()
+    looking.join()
+    assert seen == sorted(seen)
+    assert all(len(list(log.conversations(result.run_id))) == result.chunks_read + 1 for result in results)
+
+
+def test_several_processes_write_to_one_log(tmp_path) -> None:
+    script = """
+import sys
+from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
+budget = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60)
+reader = MemAgent(ScriptedPolicy(lambda prompt: "x"), tokenizer="embedded", budget=budget, prompts=load_prompts(),
+                  store=sys.argv[1] + "/documents", run_log=sys.argv[1] + "/new/runs.sqlite")
+for _ in range(5):
+    print(reader.read("some text " * 200, "what?").run_id)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    ids = [run_id for process in processes for run_id in process.communicate(timeout=60)[0].split()]
+    log = RunLog(tmp_path / "new" / "runs.sqlite")
+    assert sorted(record.run_id for record in log.runs()) == sorted(ids)
+    assert len(ids) == 15
+    assert {len(list(log.conversations(run_id))) for run_id in ids} == {len(list(log.conversations(ids[0])))}
+
+
+def test_a_full_disk_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
+    from memagent_graph.run_log import writer
+
+    def small(path: Path, **options) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection.row_factory = sqlite3.Row
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+        return connection
+
+    monkeypatch.setattr(writer, "connect", small)
+    noise = "".join(chr(0x4E00 + index * 7919 % 20000) for index in range(3000))
+    policy = ScriptedPolicy(
+        lambda prompt: Completion(
+            perfect_reader(prompt), FinishReason.STOP, "s", TokenUsage(1, 1), list(noise.encode()), [1], [-1.0]
+        )
+    )
+    result = make_reader(policy, run_log=log).read(TEXT, QUESTION, run_id="r")
+    assert result.answer == "4711"
+    (event,) = [event for event in result.events if event.kind is EventKind.LOGGING_STOPPED]
+    assert "full" in event.detail
+    logged = [row.position for row in log.conversations("r")]
+    assert logged == list(range(len(logged)))
+    assert len(logged) < result.chunks_read
+
+
+def test_a_locked_file_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
+    from memagent_graph.run_log import writer
+    from memagent_graph.run_log.schema import connect
+
+    monkeypatch.setattr(writer, "connect", lambda path: connect(path, timeout=0.05))
+    with sqlite3.connect(log.path, isolation_level=None) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        result = make_reader(run_log=log).read(TEXT, QUESTION, run_id="r")
+        holder.execute("ROLLBACK")
+    holder.close()
+    assert result.answer == "4711"
+    assert [event.kind for event in result.events] == [EventKind.LOGGING_STOPPED]
+    assert list(log.runs()) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: path.write_text("this is no database" * 100), "not a database.*Restore it"),
+        (lambda path: path.write_bytes(path.read_bytes()[:100] + b"\xff" * 5000), "malformed|not a database"),
+    ],
+)
+def test_a_file_that_is_no_log_is_refused_and_left_alone(tmp_path, damage, words) -> None:
+    path = tmp_path / "runs.sqlite"
+    RunLog(path).close()
+    damage(path)
+    before = path.read_bytes()
+    with pytest.raises(RunLogError, match=words):
+        list(RunLog(path).runs())
+    assert path.read_bytes() == before
+
+
+def test_a_log_of_a_newer_version_is_refused_and_an_older_one_is_brought_up(tmp_path) -> None:
+    newer = tmp_path / "newer.sqlite"
+    RunLog(newer)
+    with sqlite3.connect(newer) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(RunError, match=r"newer version.*schema 99.*Upgrade"):
+        RunLog(newer)
+    older = tmp_path / "older.sqlite"
+    with sqlite3.connect(older) as connection:
+        connection.executescript(MIGRATIONS[0])
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute("INSERT INTO runs VALUES ('old', 1.0, 2.0, 'q', '{}', '{}', 'answered', 'a')")
+    connection.close()
+    log = RunLog(older)
+    assert log.get("old").answer == "a"
+    assert list(log.conversations("old")) == []
+    log.begin("r", QUESTION, REF, {})
+    log.wait(log.record(conversation(0)))
+    log.close()
+
+
+def test_a_path_that_cannot_be_written_is_refused(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunLogError, match="cannot be used as a run log"):
+        RunLog(tmp_path / "file" / "runs.sqlite")
+    with pytest.raises(RunLogError, match="unable to open"):
+        RunLog(tmp_path)
+
+
+def test_an_unknown_run_is_named_with_the_newest(log) -> None:
+    with pytest.raises(RunNotFoundError, match="It holds no runs yet"):
+        log.get("s")
+    log.wait(log.begin("r", QUESTION, REF, {}))
+    with pytest.raises(RunNotFoundError, match="The newest are r"):
+        log.get("s")
+
+
+def test_traces_are_kept_where_someone_traces(make_reader, log) -> None:
+    from langchain_core.callbacks import BaseCallbackHandler
+
+    class Tracer(BaseCallbackHandler):
+        ids: list[str] = []
+
+        def on_chain_start(self, serialized, inputs, *, run_id, **more) -> None:
+            self.ids.append(str(run_id))
+
+    graph = make_reader(run_log=log).graph()
+    state = graph.invoke({"question": QUESTION, "document": TEXT}, {"callbacks": [Tracer()]})
+    rows = list(log.conversations(state["run_id"]))
+    assert {row.trace["langchain_run_id"] for row in rows} <= set(Tracer.ids)
+    assert len({row.trace["langchain_run_id"] for row in rows}) == len(rows)
+    untraced = make_reader(run_log=log).read(TEXT, QUESTION, run_id="u")
+    assert all(not row.trace for row in log.conversations(untraced.run_id))
+
+
+def test_the_embedded_policy_logs_ids_that_spell_its_text(tmp_path) -> None:
+    from memagent_graph import MemAgent, load_tokenizer
+
+    log = RunLog(tmp_path / "runs.sqlite")
+    with MemAgent(store=tmp_path / "documents", run_log=log) as reader:
+        reader.read("The harbor is quiet. " * 60, "What is the access code of the quiet falcon?", run_id="r")
+    tokenizer = load_tokenizer("embedded")
+    rows = list(log.conversations("r"))
+    assert all(row.has_ids and len(row.logprobs) == len(row.token_ids) for row in rows)
+    assert all(tokenizer.decode(list(row.token_ids)).startswith(row.text) for row in rows)
+    assert {len(row.policy_version) for row in rows} == {12}
+    log.close()
+
+
+def test_the_user_decides_whether_ids_are_asked_for(make_reader, log) -> None:
+    asked: list[bool | None] = []
+
+    class Watching(ScriptedPolicy):
+        async def complete(self, prompt, sampling):
+            asked.append(sampling.logprobs)
+            return await super().complete(prompt, sampling)
+
+    for wish in (True, False, None):
+        sampling = SamplingParams(logprobs=wish)
+        make_reader(Watching(perfect_reader), run_log=log, sampling=sampling).read("short", QUESTION)
+    assert asked == [True, True, False, False, False, False]
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)), st.lists(st.floats(width=32, allow_nan=False)), st.text())
+def test_packing_loses_nothing(ids, logprobs, text) -> None:
+    assert unpack_ids(pack_ids(ids)) == ids
+    assert unpack_logprobs(pack_logprobs(logprobs)) == logprobs
+    assert unpack_text(pack_text(text)) == text
+
+
+def test_log_probs_are_kept_as_32_bit_floats() -> None:
+    (kept,) = unpack_logprobs(pack_logprobs([-0.1]))
+    assert kept == struct.unpack("f", struct.pack("f", -0.1))[0]
+    assert unpack_text(pack_text("\ud800")) == "\ud800"
+    assert pack_ids(None) is pack_logprobs(None) is pack_text(None) is None
