@@ -1,1 +1,23 @@
 """One run, looked at: how its memory came to be, chunk by chunk, and what supports its answer."""
+
+from __future__ import annotations
+
+from memagent_graph.timeline.compare import RunComparison, compare_runs, render_comparison
+from memagent_graph.timeline.model import Timeline, build_timeline
+from memagent_graph.timeline.notebook import render_notebook
+from memagent_graph.timeline.page import render_page
+from memagent_graph.timeline.terminal import render_timeline
+from memagent_graph.timeline.view import RewardView, RunView
+
+__all__ = [
+    "RewardView",
+    "RunComparison",
+    "RunView",
+    "Timeline",
+    "build_timeline",
+    "compare_runs",
+    "render_comparison",
+    "render_notebook",
+    "render_page",
+    "render_timeline",
+]

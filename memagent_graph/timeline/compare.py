@@ -1,0 +1,129 @@
+"""Two runs side by side: what they were given, where their memories part, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from memagent_graph.timeline.model import Timeline, build_timeline
+from memagent_graph.timeline.terminal import DiffText, plain
+from memagent_graph.timeline.view import RunView
+from memagent_graph.word_diff import Change, word_diff
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """What differs between two runs."""
+
+    a: Timeline
+    b: Timeline
+    same_question: bool
+    same_document: bool
+    """Whether the text is the same, whatever it is called."""
+    settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """The settings that differ, by name; None where a run does not have one."""
+    first_parting: int | None = None
+    """The first chunk after which the memories differ, where both runs read it; None where they never do."""
+    same_chunks: bool = True
+    """Whether the chunks that both runs read have the same bounds."""
+    memory_diff: tuple[Change, ...] = ()
+    """From the final memory of `a` to that of `b`."""
+
+    @property
+    def same_answer(self) -> bool:
+        """Whether the answers are the same, letter by letter."""
+        return self.a.view.answer == self.b.view.answer
+
+
+def compare_runs(
+    a: RunView,
+    b: RunView,
+    *,
+    settings_a: Mapping[str, Any] | None = None,
+    settings_b: Mapping[str, Any] | None = None,
+) -> RunComparison:
+    """Compare two runs, of one question and document or of several."""
+    left, right = build_timeline(a), build_timeline(b)
+    pairs = list(zip(a.updates, b.updates, strict=False))
+    parted = next((one.chunk_index for one, other in pairs if one.memory != other.memory), None)
+    given_a, given_b = dict(settings_a or {}), dict(settings_b or {})
+    return RunComparison(
+        a=left,
+        b=right,
+        same_question=a.question == b.question,
+        same_document=a.document["key"] == b.document["key"],
+        settings={
+            name: (given_a.get(name), given_b.get(name))
+            for name in given_a | given_b
+            if given_a.get(name) != given_b.get(name)
+        },
+        first_parting=parted,
+        same_chunks=all((one.start_char, one.end_char) == (other.start_char, other.end_char) for one, other in pairs),
+        memory_diff=tuple(word_diff(left.memory, right.memory)),
+    )
+
+
+def render_comparison(comparison: RunComparison) -> RenderableType:
+    """The comparison for `rich.console.Console.print`; green is what only the second run has."""
+    parts: list[RenderableType] = [_table(comparison), Text(), Text(_parting(comparison))]
+    if comparison.a.memory == comparison.b.memory:
+        parts.append(Text("The final memories are the same.", style="green"))
+    else:
+        parts += [Text("Final memories, from A to B", style="bold underline"), DiffText(comparison.memory_diff)]
+    return Group(*parts)
+
+
+def _table(comparison: RunComparison) -> Table:
+    a, b = comparison.a, comparison.b
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+    table.add_column("", style="dim", no_wrap=True)
+    table.add_column(Text(f"A  {plain(a.view.run_id)}"), overflow="fold", ratio=1)
+    table.add_column(Text(f"B  {plain(b.view.run_id)}"), overflow="fold", ratio=1)
+
+    def row(name: str, left: str, right: str, *, same: bool | None = None) -> None:
+        same = left == right if same is None else same
+        table.add_row(name, Text(plain(left)), Text("same", style="dim") if same else Text(plain(right)))
+
+    row("question", a.view.question, b.view.question)
+    row("document", a.view.document["name"], b.view.document["name"], same=comparison.same_document)
+    row("model", a.view.model, b.view.model)
+    for name, (left, right) in comparison.settings.items():
+        row(name, _value(left), _value(right), same=False)
+    table.add_row("answer", _answer(a), _answer(b))
+    row("ended", a.view.stop_reason or "not yet", b.view.stop_reason or "not yet", same=False)
+    for name, left, right in (
+        ("chunks", a.totals.chunks, b.totals.chunks),
+        ("changes", a.totals.changes, b.totals.changes),
+        ("tokens in", a.totals.prompt_tokens, b.totals.prompt_tokens),
+        ("tokens out", a.totals.completion_tokens, b.totals.completion_tokens),
+    ):
+        row(name, f"{left:,}", f"{right:,}", same=False)
+    row("seconds", f"{a.totals.seconds:,.1f}", f"{b.totals.seconds:,.1f}", same=False)
+    for kind in dict.fromkeys((*a.totals.events, *b.totals.events)):
+        row(kind.value, str(a.totals.events.get(kind, 0)), str(b.totals.events.get(kind, 0)), same=False)
+    rewards_a = {reward.name: reward.value for reward in a.view.rewards}
+    rewards_b = {reward.name: reward.value for reward in b.view.rewards}
+    for name in dict.fromkeys((*rewards_a, *rewards_b)):
+        row(f"reward {plain(name)}", _value(rewards_a.get(name)), _value(rewards_b.get(name)), same=False)
+    return table
+
+
+def _answer(timeline: Timeline) -> Text:
+    answer = timeline.view.answer
+    return Text("none", style="yellow") if answer is None else Text(plain(answer), style="bold")
+
+
+def _value(value: object) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _parting(comparison: RunComparison) -> str:
+    if comparison.first_parting is None:
+        return "The memories are the same as far as both runs read."
+    bounds = "" if comparison.same_chunks else " (the chunks have other bounds)"
+    return f"The memories part at chunk {comparison.first_parting}{bounds}."

@@ -1,0 +1,85 @@
+"""A result as a notebook shows it: a static fragment of HTML without script, styled in line."""
+
+from __future__ import annotations
+
+from html import escape
+
+from memagent_graph.timeline.model import Timeline
+from memagent_graph.timeline.terminal import plain
+
+_COLUMNS = 240
+_STRIP_WIDTH, _STRIP_HEIGHT = 480, 28
+_MOST_LINES = 40
+_LONGEST_QUOTE = 240
+# Half-transparent text and borders of the current color are readable on light and dark pages alike.
+_MUTED = "opacity:.65;font-size:.875em"
+_RULE = "border-top:1px solid rgba(128,128,128,.3)"
+
+
+def render_notebook(timeline: Timeline) -> str:
+    """A fragment for `_repr_html_`: question, answer, memory with its sources, where it changed, and the cost."""
+    view, totals = timeline.view, timeline.totals
+    answer = "no answer" if view.answer is None else view.answer
+    cost = (
+        f"{_text(view.document['name'])} · {_text(view.model)} · {totals.chunks:,} chunks, {totals.changes:,} changed "
+        f"memory · {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out · {totals.seconds:.1f} s · run "
+        f"{_text(view.run_id)}"
+    )
+    return (
+        '<div style="max-width:60em;line-height:1.5;font-variant-numeric:tabular-nums">'
+        f'<div style="{_MUTED}">{_text(view.question)}</div>'
+        '<div style="font-size:1.15em;font-weight:600;margin:.25em 0 .75em;white-space:pre-wrap">'
+        f"{_text(answer)}</div>{_strip(timeline)}{_memory(timeline)}"
+        f'<div style="{_MUTED};margin-top:.75em">{cost}</div></div>'
+    )
+
+
+def _strip(timeline: Timeline) -> str:
+    values = timeline.density(_COLUMNS)
+    if not values:
+        return ""
+    each = _STRIP_WIDTH / len(values)
+    bars = "".join(
+        f'<rect x="{index * each:.2f}" y="{_STRIP_HEIGHT - height:.1f}" width="{max(1.0, each - 0.4):.2f}" '
+        f'height="{height:.1f}"/>'
+        for index, value in enumerate(values)
+        if value and (height := max(3.0, value**0.5 * _STRIP_HEIGHT))
+    )
+    label = f"where memory changed, over {timeline.totals.chunks} chunks"
+    return (
+        f'<svg role="img" aria-label="{label}" viewBox="0 0 {_STRIP_WIDTH} {_STRIP_HEIGHT}" '
+        f'preserveAspectRatio="none" style="display:block;width:100%;height:{_STRIP_HEIGHT}px">'
+        f'<rect width="{_STRIP_WIDTH}" height="{_STRIP_HEIGHT}" fill="rgba(128,128,128,.14)"/>'
+        f'<g fill="#4b87c2">{bars}</g></svg>'
+    )
+
+
+def _memory(timeline: Timeline) -> str:
+    lines = timeline.provenance.lines
+    if not lines:
+        return ""
+    rows = "".join(_row(timeline, index) for index in range(min(len(lines), _MOST_LINES)))
+    more = len(lines) - _MOST_LINES
+    rest = f'<div style="{_MUTED}">and {more} more lines</div>' if more > 0 else ""
+    return (
+        f'<details open style="margin-top:.75em"><summary style="{_MUTED};cursor:pointer">Final memory</summary>'
+        f"{rows}{rest}</details>"
+    )
+
+
+def _row(timeline: Timeline, index: int) -> str:
+    line = timeline.provenance.lines[index]
+    pieces = timeline.supported(index)
+    text = "".join(f"<b>{_text(piece)}</b>" if repeated else _text(piece) for piece, repeated in pieces)
+    origin = f"{'edited by a person at' if line.edited else 'from'} chunk {line.first_chunk}"
+    quotes = timeline.quotes(index)
+    if quotes:
+        quote = " ".join(quotes[0].quote.split())
+        shown = quote if len(quote) <= _LONGEST_QUOTE else quote[: _LONGEST_QUOTE - 1] + "…"
+        where = quotes[0].section or f"chunk {quotes[0].chunk_index}"
+        origin += f" · “{_text(shown)}” ({_text(where)})"
+    return f'<div style="{_RULE};padding:.3em 0">{text}<div style="{_MUTED}">{origin}</div></div>'
+
+
+def _text(text: str) -> str:
+    return escape(plain(text))

@@ -1,0 +1,652 @@
+"use strict";
+// Draws the timeline from the JSON in #data. Text becomes text nodes and nothing else: no markup is ever parsed here.
+(() => {
+  const NEAR = 1200;            // pixels around the window in which steps are filled in
+  const KEPT = 160;             // at most so many characters of unchanged memory beside a change
+  const SHORTEST_FOLD = 3;      // dull chunks in a row that become one line
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const $ = (id) => document.getElementById(id);
+  const steps = data.steps;
+  const indexOf = new Map(steps.map((step, index) => [step.chunk, index]));
+  const memories = rebuilt();
+  const passages = new Map();   // chunk -> the quotes from it, with their memory lines
+  data.lines.forEach((line, index) => line.quotes.forEach((quote) => {
+    if (!passages.has(quote.chunk)) passages.set(quote.chunk, []);
+    passages.get(quote.chunk).push({ line: index, quote });
+  }));
+  const state = {
+    filter: "all", selected: -1, query: "", hits: [], hit: -1, hovered: -1,
+    unfolded: new Set(), whole: new Set(), items: new Map(), passage: null, holding: [],
+  };
+  const found = typeof Highlight === "function" && CSS.highlights ? new Highlight() : null;
+  if (found) CSS.highlights.set("found", found);
+
+  // ---- small tools
+
+  function el(tag, attributes, ...children) {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (value === null || value === undefined || value === false) continue;
+      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+      else if (name === "class") node.className = value;
+      else node.setAttribute(name, value);
+    }
+    node.append(...children.filter((child) => child !== null && child !== ""));
+    return node;
+  }
+  const number = (value) => value.toLocaleString("en");
+  const plural = (count, one, many = one + "s") => `${number(count)} ${count === 1 ? one : many}`;
+  const span = ([start, end]) => `characters ${number(start)}–${number(end)}`;
+  const chunkLink = (chunk, text = `chunk ${chunk}`) => el("a", { href: `#chunk-${chunk}` }, text);
+  function duration(seconds) {
+    if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
+    const minutes = Math.round(seconds / 60);
+    return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  }
+  const changed = (step) => step.diff !== undefined;
+  const notable = (step) => changed(step) || step.events !== undefined || passages.has(step.chunk);
+
+  /** The memory after every step, put together from the differences. */
+  function rebuilt() {
+    const all = [];
+    let memory = "";
+    for (const step of steps) {
+      if (step.diff) {
+        let at = 0, next = "";
+        for (const part of step.diff) {
+          if (typeof part === "string") next += part;
+          else if (part < 0) at -= part;
+          else { next += memory.slice(at, at + part); at += part; }
+        }
+        memory = next;
+      }
+      all.push(memory);
+    }
+    return all;
+  }
+
+  // ---- head
+
+  function drawHead() {
+    const began = data.began === null ? "" : `, ${new Date(data.began * 1000).toLocaleString()}`;
+    $("run").textContent = `Run ${data.run}${began}`;
+    $("question").textContent = data.question;
+    $("answer").textContent = data.answer === null ? "The run has not answered." : data.answer;
+    document.querySelector(".answer").classList.toggle("none", data.answer === null);
+    $("answer-notes").append(...(data.answerEvents || []).map(eventNode));
+    if (data.rawAnswer) {
+      $("answer-notes").append(el("details", {}, el("summary", {}, "The whole completion"), el("p", {}, data.rawAnswer)));
+    }
+    const totals = data.totals;
+    const events = Object.entries(totals.events).map(([kind, count]) => `${kind} ${count}`).join(", ");
+    const facts = [
+      ["Document", data.document], ["Model", data.model],
+      ["Read", `${plural(totals.chunks, "chunk")}, ${number(totals.changes)} changed memory`],
+      ["Tokens", `${number(totals.promptTokens)} in, ${number(totals.completionTokens)} out`],
+      ["Time", duration(totals.seconds)],
+      ["Ended", data.stopReason === null ? "not yet" : data.stopReason],
+      ["Events", events], ["Rewards", data.rewards.map((each) => `${each.name} ${each.value}`).join(", ")],
+    ];
+    for (const [name, value] of facts) {
+      if (value) $("facts").append(el("div", {}, el("dt", {}, name), el("dd", {}, value)));
+    }
+  }
+  function eventNode(event) {
+    const rule = event.rule ? `, ${event.rule}` : "";
+    return el("span", { class: "event" }, `${event.kind}${rule}${event.detail ? `: ${event.detail}` : ""}`);
+  }
+
+  // ---- final memory
+
+  function drawMemory() {
+    const quoted = data.lines.filter((line) => line.quotes.length).length;
+    $("memory-hint").textContent = data.lines.length
+      ? `${number(quoted)} of ${plural(data.lines.length, "line")} ${quoted === 1 ? "quotes" : "quote"} the document. Choose a line to see where it came from.`
+      : "The memory is empty.";
+    data.lines.forEach((line, index) => {
+      const text = el("button", { type: "button", class: "line-text", onclick: () => follow(index, 0) },
+        ...line.parts.map(([part, supports]) => supports
+          ? el("mark", { class: "supports", title: "The answer repeats this" }, part) : part));
+      const meta = el("div", { class: "line-meta" },
+        el("span", {}, line.edited ? el("span", { class: "edited" }, "edited by a person at ") : "from ", chunkLink(line.chunk)));
+      if (line.reworded.length) meta.append(rewordings(line.reworded));
+      meta.append(el("span", {}, line.quotes.length
+        ? `${Math.round(line.coverage * 100)}% of its words quoted` : "no verbatim quote"));
+      const quotes = el("ul", { class: "quotes", role: "list" }, ...line.quotes.map((quote, which) => el("li", {},
+        `“${shortened(quote.text, 220)}” `,
+        el("a", { class: "where", href: `#chunk-${quote.chunk}`, "data-line": index, "data-quote": which },
+          quote.section || `chunk ${quote.chunk}`))));
+      $("lines").append(el("li", {
+        class: "line", "data-line": index, onmouseenter: () => hover(index), onmouseleave: () => hover(-1),
+      }, text, meta, line.quotes.length ? quotes : null));
+    });
+    if (data.lost.length) drawLost();
+  }
+  function rewordings(chunks) {
+    const shown = chunks.slice(0, 4);
+    const node = el("span", {}, "reworded at ");
+    shown.forEach((chunk, index) => node.append(index ? ", " : "", chunkLink(chunk, String(chunk))));
+    if (chunks.length > shown.length) node.append(` and ${chunks.length - shown.length} more`);
+    return node;
+  }
+  function drawLost() {
+    const more = data.lostTotal - data.lost.length;
+    $("lost").hidden = false;
+    $("lost-title").textContent = `Lost on the way: ${plural(data.lostTotal, "line")}`;
+    $("lost").addEventListener("toggle", () => {
+      if ($("lost-lines").childElementCount) return;
+      $("lost-lines").append(...data.lost.map((line) => el("li", {}, el("del", {}, line.text),
+        el("span", { class: "where" }, "from ", chunkLink(line.chunk), ", gone after ", chunkLink(line.gone)))),
+        more > 0 ? el("li", { class: "hint" }, `and ${number(more)} that were there for fewer chunks`) : "");
+    });
+  }
+  function shortened(text, most) {
+    const flat = text.replace(/\s+/g, " ");
+    return flat.length <= most ? flat : `${flat.slice(0, most / 2)} … ${flat.slice(-most / 2)}`;
+  }
+  function hover(line) {
+    state.hovered = line;
+    drawStrip();
+  }
+  function follow(line, which) {
+    const quote = data.lines[line].quotes[which];
+    state.passage = quote ? { line, quote } : null;
+    goTo(quote ? quote.chunk : data.lines[line].chunk, { push: true });
+    markLine(line);
+  }
+  function markLine(line) {
+    document.querySelectorAll(".line").forEach((node, index) => node.classList.toggle("current", index === line));
+  }
+
+  // ---- the list of chunks
+
+  function shown(step) {
+    if (state.filter === "changed") return changed(step);
+    if (state.filter === "events") return step.events !== undefined;
+    return true;
+  }
+  const observer = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) fill(Number(entry.target.dataset.index));
+  }, { rootMargin: `${NEAR}px 0px` });
+
+  function drawSteps() {
+    observer.disconnect();
+    state.items.clear();
+    const list = document.createDocumentFragment();
+    for (let index = 0; index < steps.length; index++) {
+      if (!shown(steps[index])) continue;
+      let end = index;
+      if (state.filter === "all") while (end < steps.length && !notable(steps[end])) end++;
+      if (end - index >= SHORTEST_FOLD && !state.unfolded.has(index)) {
+        list.append(fold(index, end));
+        index = end - 1;
+        continue;
+      }
+      for (const last = Math.max(end, index + 1); index < last; index++) list.append(stepNode(index));
+      index--;
+    }
+    $("steps").replaceChildren(list);
+    $("nothing").hidden = $("steps").childElementCount > 0;
+    for (const node of state.items.values()) if (node.dataset.empty) observer.observe(node);
+    mark();
+  }
+  function fold(from, to) {
+    const text = `Chunks ${steps[from].chunk}–${steps[to - 1].chunk}: unchanged`;
+    return el("li", { class: "fold", "data-from": from, "data-to": to },
+      el("button", { type: "button", "aria-expanded": "false", onclick: () => unfold(from, to) }, text));
+  }
+  function unfold(from, to) {
+    state.unfolded.add(from);
+    const old = $("steps").querySelector(`.fold[data-from="${from}"]`);
+    if (!old) return;
+    const nodes = [];
+    for (let index = from; index < to; index++) nodes.push(stepNode(index));
+    const focused = old.contains(document.activeElement);
+    old.replaceWith(...nodes);
+    if (focused) nodes[0].querySelector("a").focus({ preventScroll: true });
+  }
+  function stepNode(index) {
+    const step = steps[index];
+    const [chunk, prompt, completion] = step.tokens;
+    const head = el("div", { class: "step-head" },
+      el("h3", {}, el("a", { href: `#chunk-${step.chunk}` }, `Chunk ${step.chunk}`)),
+      changed(step)
+        ? el("span", {}, step.words[0] ? el("span", { class: "plus" }, `+${number(step.words[0])} `) : null,
+          step.words[1] ? el("span", { class: "minus" }, `−${number(step.words[1])} `) : null,
+          step.words[0] || step.words[1] ? "words" : "only spacing or punctuation changed")
+        : el("span", {}, "unchanged"),
+      step.section ? el("span", {}, step.section) : null);
+    const meta = el("div", { class: "step-meta" }, el("span", {}, span(step.span)),
+      el("span", {}, `${number(chunk)} tokens read`),
+      el("span", {}, `${number(prompt)} in, ${number(completion)} out`), el("span", {}, duration(step.seconds)));
+    if (!notable(step)) head.append(meta.firstChild, meta.lastChild);
+    const node = el("li", { class: notable(step) ? "step" : "step dull", id: `chunk-${step.chunk}`, "data-index": index },
+      head, notable(step) ? meta : null);
+    if (step.events) node.append(el("div", { class: "events" }, ...step.events.map(eventNode)));
+    if (changed(step) || passages.has(step.chunk)) {
+      node.dataset.empty = "yes";
+      if (changed(step)) node.append(el("div", { class: "body pending" }));
+    }
+    state.items.set(index, node);
+    return node;
+  }
+  /** Give a step its memory and its passages, once it is near the window. */
+  function fill(index) {
+    const node = state.items.get(index);
+    if (!node || !node.dataset.empty) return;
+    delete node.dataset.empty;
+    observer.unobserve(node);
+    const body = node.querySelector(".body");
+    if (body) drawBody(index, body);
+    const here = passages.get(steps[index].chunk);
+    if (here) {
+      node.append(el("div", { class: "sources" }, el("h4", {}, "Quoted in the final memory"), ...here.map(passage)));
+    }
+    findIn(node);
+  }
+  function passage({ line, quote }) {
+    const node = el("blockquote", {
+      class: "passage", onmouseenter: () => { markLine(line); hover(line); }, onmouseleave: () => hover(-1),
+    },
+    el("span", { class: "where" }, `${span(quote.span)}${quote.section ? `, ${quote.section}` : ""}`),
+    quote.before ? `…${quote.before}` : "", el("mark", {}, quote.text), quote.after ? `${quote.after}…` : "");
+    quote.node = node;
+    return node;
+  }
+  function drawBody(index, body) {
+    const step = steps[index];
+    const before = index ? memories[index - 1] : "";
+    const whole = state.whole.has(index);
+    const sought = (text) => state.query !== "" && text.toLowerCase().includes(state.query);
+    const nodes = [];
+    let at = 0, cut = false;
+    step.diff.forEach((part, position) => {
+      if (typeof part === "string") {
+        const text = part.replace(/^\n+/, "");
+        return nodes.push(part.slice(0, part.length - text.length), text ? el("ins", {}, text) : "");
+      }
+      const text = before.slice(at, at + Math.abs(part));
+      at += Math.abs(part);
+      if (part < 0) return nodes.push(el("del", {}, text));
+      const head = position ? lineEnd(text) : "", tail = position < step.diff.length - 1 ? lineStart(text) : "";
+      const left = text.slice(head.length, text.length - tail.length);
+      if (whole || head.length + tail.length >= text.length || left.length < KEPT || sought(left)) {
+        return nodes.push(el("span", { class: "kept" }, text));
+      }
+      cut = true;
+      const lines = left.trim().split("\n").length;
+      return nodes.push(el("span", { class: "kept" }, head.trimEnd(),
+        el("span", { class: "elided" }, lines > 1 ? `⋯ ${lines} lines as before` : "⋯"), tail.trimStart()));
+    });
+    body.classList.remove("pending");
+    body.replaceChildren(...nodes);
+    if (cut || state.whole.has(index)) {
+      body.append(" ", el("button", { type: "button", class: "more", onclick: () => {
+        state.whole[cut ? "add" : "delete"](index);
+        drawBody(index, body);
+        findAll();
+      } }, cut ? "Show the whole memory" : "Show only what changed"));
+    }
+    if (!memories[index]) body.append(el("span", { class: "kept" }, " (memory is empty now)"));
+  }
+  /** The rest of the line that a change stands on, or as much of it as is worth showing. */
+  function lineEnd(text) {
+    const end = text.indexOf("\n");
+    return end >= 0 && end <= KEPT ? text.slice(0, end) : text.slice(0, Math.max(0, text.lastIndexOf(" ", KEPT)));
+  }
+  function lineStart(text) {
+    const start = text.lastIndexOf("\n") + 1;
+    if (start && text.length - start <= KEPT) return text.slice(start);
+    const space = text.indexOf(" ", text.length - KEPT);
+    return space < 0 ? "" : text.slice(space + 1);
+  }
+  function setFilter(filter) {
+    state.filter = filter;
+    document.querySelectorAll("[data-filter]").forEach((button) =>
+      button.setAttribute("aria-pressed", String(button.dataset.filter === filter)));
+    drawSteps();
+    if (state.items.has(state.selected)) scrollTo(state.selected);
+    else findAll();
+  }
+
+  // ---- moving
+
+  function goTo(chunk, { push = false } = {}) {
+    const index = indexOf.get(chunk);
+    if (index === undefined) return false;
+    if (!shown(steps[index])) setFilter("all");
+    const folded = [...$("steps").querySelectorAll(".fold")].find((node) => index >= node.dataset.from && index < node.dataset.to);
+    if (folded) unfold(Number(folded.dataset.from), Number(folded.dataset.to));
+    state.selected = index;
+    try {
+      history[push ? "pushState" : "replaceState"](null, "", `#chunk-${chunk}`);
+    } catch { /* some viewers give pages no history */ }
+    scrollTo(index);
+    return true;
+  }
+  function scrollTo(index) {
+    // What stands near must have its height before the window moves there.
+    for (let near = index - 6; near <= index + 6; near++) fill(near);
+    const node = state.items.get(index);
+    mark();
+    const quote = state.passage && state.passage.quote;
+    document.querySelectorAll(".passage.current").forEach((each) => each.classList.remove("current"));
+    node.scrollIntoView({ block: "start" });
+    if (quote && quote.chunk === steps[index].chunk && quote.node) {
+      quote.node.classList.add("current");
+      if (quote.node.getBoundingClientRect().bottom > window.innerHeight) quote.node.scrollIntoView({ block: "center" });
+    }
+    state.passage = null;
+  }
+  function mark() {
+    document.querySelectorAll(".step.current").forEach((node) => {
+      node.classList.remove("current");
+      node.removeAttribute("aria-current");
+    });
+    const node = state.items.get(state.selected);
+    if (node) {
+      node.classList.add("current");
+      node.setAttribute("aria-current", "true");
+    }
+    const strip = $("strip"), step = steps[Math.max(0, state.selected)];
+    if (step) {
+      strip.setAttribute("aria-valuenow", step.chunk);
+      strip.setAttribute("aria-valuetext", describe(Math.max(0, state.selected)));
+    }
+    drawStrip();
+  }
+  /** Where the reader is: the selected step while it can be seen, else the one at the top of the window. */
+  function position() {
+    const node = state.items.get(state.selected);
+    const top = $("bar").getBoundingClientRect().bottom;
+    if (node) {
+      const box = node.getBoundingClientRect();
+      if (box.bottom > top && box.top < window.innerHeight) return state.selected;
+    }
+    for (const [index, each] of state.items) {
+      if (each.getBoundingClientRect().bottom > top + 8) return window.scrollY < 10 ? -1 : index - 1;
+    }
+    return steps.length;
+  }
+  function move(direction) {
+    const wanted = state.filter === "events" ? (step) => step.events !== undefined : changed;
+    for (let index = position() + direction; index >= 0 && index < steps.length; index += direction) {
+      if (wanted(steps[index])) return goTo(steps[index].chunk);
+    }
+    return false;
+  }
+
+  // ---- the strip
+
+  const strip = $("strip");
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  let stripDue = false;
+  function drawStrip() {
+    if (stripDue) return;
+    stripDue = true;
+    requestAnimationFrame(() => { stripDue = false; paintStrip(); });
+  }
+  function paintStrip() {
+    const width = strip.clientWidth, height = strip.clientHeight, scale = window.devicePixelRatio || 1;
+    strip.width = Math.round(width * scale);
+    strip.height = Math.round(height * scale);
+    const pen = strip.getContext("2d");
+    pen.scale(scale, scale);
+    const each = width / Math.max(1, steps.length);
+    const at = (index) => index * each;
+    const center = (index) => at(index) + each / 2;
+    const top = 9, bottom = height - 9;
+    pen.fillStyle = color("--sunken");
+    pen.fillRect(0, top, width, bottom - top);
+    pen.fillStyle = color("--change-mark");
+    // A few steps that rewrite everything, the first among them, shall not flatten the others.
+    const densities = steps.filter(changed).map((step) => step.density).sort((a, b) => a - b);
+    const full = Math.max(0.05, densities[Math.floor(densities.length * 0.98)] || 0);
+    const bar = Math.max(1, each > 4 ? each - 1 : each);
+    steps.forEach((step, index) => {
+      if (!changed(step)) return;
+      const tall = Math.max(3, Math.sqrt(Math.min(1, step.density / full)) * (bottom - top));
+      pen.fillRect(at(index), bottom - tall, bar, tall);
+    });
+    pen.fillStyle = color("--found-mark");
+    for (const index of state.holding) pen.fillRect(at(index), bottom - 3, Math.max(1, each), 3);
+    pen.fillStyle = color("--event-mark");
+    steps.forEach((step, index) => { if (step.events) diamond(pen, center(index), 4); });
+    const lit = new Set(state.hovered < 0 ? [] : lineChunks(data.lines[state.hovered]));
+    for (const chunk of passages.keys()) dot(pen, center(indexOf.get(chunk)), height - 4, 2.5, color("--source-mark"));
+    for (const chunk of lit) {
+      const x = center(indexOf.get(chunk));
+      pen.fillStyle = color("--source-mark");
+      pen.fillRect(x - 0.75, top, 1.5, bottom - top);
+      dot(pen, x, height - 4, 4, color("--source-mark"));
+    }
+    if (state.selected >= 0) {
+      pen.fillStyle = color("--ink");
+      pen.fillRect(center(state.selected) - 1, top - 2, 2, bottom - top + 4);
+    }
+  }
+  const lineChunks = (line) => [line.chunk, ...line.quotes.map((quote) => quote.chunk)];
+  function diamond(pen, x, y) {
+    pen.beginPath();
+    pen.moveTo(x, y - 3.5); pen.lineTo(x + 3.5, y); pen.lineTo(x, y + 3.5); pen.lineTo(x - 3.5, y);
+    pen.fill();
+  }
+  function dot(pen, x, y, radius, fill) {
+    pen.fillStyle = fill;
+    pen.beginPath();
+    pen.arc(x, y, radius, 0, 2 * Math.PI);
+    pen.fill();
+  }
+  function describe(index) {
+    const step = steps[index], said = [`Chunk ${step.chunk}`];
+    if (step.section) said.push(step.section);
+    said.push(changed(step) ? `${Math.max(1, Math.round(step.density * 100))}% of the words changed` : "unchanged");
+    if (step.events) said.push(plural(step.events.length, "event"));
+    const here = passages.get(step.chunk);
+    if (here) said.push(`source of ${plural(new Set(here.map((each) => each.line)).size, "memory line")}`);
+    return said.join(" · ");
+  }
+  /** The step under the pointer, or a notable one within a few pixels of it. */
+  function pointed(event) {
+    const box = strip.getBoundingClientRect(), each = box.width / steps.length;
+    const index = Math.min(steps.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / each)));
+    for (let away = 0; away * each <= 3; away++) {
+      for (const near of [index - away, index + away]) if (steps[near] && notable(steps[near])) return near;
+    }
+    return index;
+  }
+  function listenToStrip() {
+    if (!steps.length) {
+      strip.setAttribute("aria-disabled", "true");
+      return;
+    }
+    strip.setAttribute("aria-valuemin", steps[0].chunk);
+    strip.setAttribute("aria-valuemax", steps[steps.length - 1].chunk);
+    strip.addEventListener("click", (event) => goTo(steps[pointed(event)].chunk, { push: true }));
+    strip.addEventListener("mousemove", (event) => {
+      const tip = $("tip"), box = strip.getBoundingClientRect();
+      tip.textContent = describe(pointed(event));
+      tip.hidden = false;
+      const left = event.clientX - box.left - tip.offsetWidth / 2;
+      tip.style.left = `${Math.max(0, Math.min(box.width - tip.offsetWidth, left))}px`;
+    });
+    strip.addEventListener("mouseleave", () => { $("tip").hidden = true; });
+    strip.addEventListener("keydown", (event) => {
+      const moves = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageUp: 10, PageDown: -10, Home: -Infinity, End: Infinity };
+      if (!(event.key in moves)) return;
+      event.preventDefault();
+      const index = Math.min(steps.length - 1, Math.max(0, Math.max(0, state.selected) + moves[event.key]));
+      goTo(steps[index].chunk);
+    });
+  }
+
+  // ---- search
+
+  const ANSWER = -1;
+  let lowered = null;
+  /** Hits are the steps at which the query came into memory or went from it, those whose events say it, and the answer. */
+  function search(query) {
+    state.query = query.toLowerCase();
+    state.hits = [];
+    state.holding = [];
+    state.hit = -1;
+    if (state.query) {
+      lowered = lowered || memories.map((memory) => memory.toLowerCase());
+      if (`${data.answer || ""}\n${data.rawAnswer || ""}`.toLowerCase().includes(state.query)) state.hits.push(ANSWER);
+      let before = 0;
+      steps.forEach((step, index) => {
+        const count = changed(step) ? lowered[index].split(state.query).length - 1 : before;
+        if (count) state.holding.push(index);
+        const said = (step.events || []).some((event) => `${event.kind} ${event.detail}`.toLowerCase().includes(state.query));
+        if (count !== before || said) state.hits.push(index);
+        before = count;
+      });
+    }
+    state.items.forEach((node, index) => {
+      const body = node.querySelector(".body");
+      if (body && !node.dataset.empty) drawBody(index, body);
+    });
+    findAll();
+    drawStrip();
+    sayHits();
+  }
+  function sayHits() {
+    const count = state.hits.length;
+    $("hits").textContent = !state.query ? "" : !count ? "not found"
+      : `${state.hit < 0 ? plural(count, "place") : `${number(state.hit + 1)} of ${number(count)}`}, `
+        + `in memory at ${plural(state.holding.length, "chunk")}`;
+    $("previous-hit").disabled = $("next-hit").disabled = !count;
+    $("key-hit").hidden = !state.holding.length;
+  }
+  function moveHit(direction) {
+    const count = state.hits.length;
+    if (!count) return;
+    state.hit = state.hit < 0 ? (direction > 0 ? 0 : count - 1) : (state.hit + direction + count) % count;
+    const hit = state.hits[state.hit];
+    if (hit === ANSWER) {
+      state.selected = -1;
+      mark();
+      window.scrollTo(0, 0);
+    } else {
+      goTo(steps[hit].chunk);
+      showFirstFound(state.items.get(hit));
+    }
+    sayHits();
+  }
+  function showFirstFound(node) {
+    const first = node && rangesIn(node)[0];
+    if (!first) return;
+    const box = first.getBoundingClientRect();
+    if (box.bottom > window.innerHeight - 16) window.scrollBy(0, box.bottom - window.innerHeight / 2);
+  }
+  function findAll() {
+    if (!found) return;
+    found.clear();
+    if (!state.query) return;
+    [$("answer"), $("lines"), ...$("steps").querySelectorAll(".step:not([data-empty])")].forEach(findIn);
+  }
+  function findIn(root) {
+    if (found && state.query) for (const range of rangesIn(root)) found.add(range);
+  }
+  /** Where the query stands under a node. A hit may cross elements, but does not begin or end in deleted text. */
+  function rangesIn(root) {
+    const ranges = [...root.querySelectorAll("del")].flatMap((node) => rangesOver(node, () => true));
+    return [...rangesOver(root, (node) => !node.parentElement.closest("del, .more, .elided, .step-head, .step-meta")), ...ranges];
+  }
+  function rangesOver(root, wanted) {
+    const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT, {
+      acceptNode: (node) => wanted(node) ? NodeFilter.FILTER_ACCEPT : NodeFilter.FILTER_REJECT,
+    });
+    const nodes = [], starts = [];
+    let text = "";
+    while (walker.nextNode()) {
+      nodes.push(walker.currentNode);
+      starts.push(text.length);
+      text += walker.currentNode.data.toLowerCase();
+    }
+    const ranges = [];
+    const place = (offset, last) => {
+      let low = 0;
+      while (low + 1 < starts.length && starts[low + 1] + (last ? 1 : 0) <= offset) low++;
+      return [nodes[low], Math.min(nodes[low].length, offset - starts[low])];
+    };
+    for (let at = text.indexOf(state.query); at >= 0 && state.query; at = text.indexOf(state.query, at + state.query.length)) {
+      const range = document.createRange();
+      range.setStart(...place(at, false));
+      range.setEnd(...place(at + state.query.length, true));
+      ranges.push(range);
+    }
+    return ranges;
+  }
+  function endSearch() {
+    $("query").value = "";
+    search("");
+    $("query").blur();
+  }
+
+  // ---- what the reader does
+
+  function openGo() {
+    if (!steps.length) return;
+    const input = $("go-number");
+    input.min = steps[0].chunk;
+    input.max = steps[steps.length - 1].chunk;
+    input.value = state.selected >= 0 ? steps[state.selected].chunk : "";
+    $("go").showModal();
+    input.select();
+  }
+  function listen() {
+    $("previous").addEventListener("click", () => move(-1));
+    $("next").addEventListener("click", () => move(1));
+    document.querySelectorAll("[data-filter]").forEach((button) =>
+      button.addEventListener("click", () => setFilter(button.dataset.filter)));
+    $("query").addEventListener("input", () => search($("query").value.trim()));
+    $("query").addEventListener("keydown", (event) => {
+      if (event.key === "Escape") endSearch();
+      if (event.key === "Enter" && event.shiftKey) { event.preventDefault(); moveHit(-1); }
+    });
+    $("search").addEventListener("submit", (event) => { event.preventDefault(); moveHit(1); });
+    $("previous-hit").addEventListener("click", () => moveHit(-1));
+    $("help-button").addEventListener("click", () => $("help").showModal());
+    $("go-cancel").addEventListener("click", () => $("go").close());
+    $("go-form").addEventListener("submit", () => goTo(Number($("go-number").value), { push: true }));
+    document.addEventListener("click", (event) => {
+      const link = event.target.closest('a[href^="#chunk-"]');
+      if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      if (link.dataset.line) follow(Number(link.dataset.line), Number(link.dataset.quote));
+      else goTo(Number(link.getAttribute("href").slice(7)), { push: true });
+    });
+    document.addEventListener("keydown", onKey);
+    window.addEventListener("popstate", openFragment);
+    window.addEventListener("beforeprint", () => steps.forEach((_, index) => fill(index)));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawStrip);
+    new ResizeObserver(() => {
+      document.documentElement.style.setProperty("--bar-height", `${Math.round($("bar").offsetHeight)}px`);
+      drawStrip();
+    }).observe($("bar"));
+  }
+  function onKey(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (event.target.closest("input, textarea, select")) return;
+    const keys = {
+      j: () => move(1), k: () => move(-1), g: openGo, "/": () => $("query").focus(), "?": () => $("help").showModal(),
+      a: () => setFilter("all"), c: () => setFilter("changed"), e: () => setFilter("events"), Escape: endSearch,
+    };
+    if (!Object.hasOwn(keys, event.key)) return;
+    event.preventDefault();
+    keys[event.key]();
+  }
+  function openFragment() {
+    const match = /^#chunk-(\d+)$/.exec(location.hash);
+    return match !== null && goTo(Number(match[1]));
+  }
+
+  drawHead();
+  drawMemory();
+  listen();
+  listenToStrip();
+  drawSteps();
+  openFragment();
+  performance.mark("timeline-ready");
+})();

@@ -1,0 +1,178 @@
+"""The timeline as one HTML file that needs nothing else: no network, no server, and no script but its own.
+
+Text of documents and models goes in as JSON that cannot end its element, and the script shows it as text only. The
+content security policy names the one style sheet and the one script by their hashes, and allows nothing to be loaded.
+Memories are stored as differences; the script puts them together again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from memagent_graph.evidence import Evidence
+from memagent_graph.results import ReadEvent
+from memagent_graph.timeline.model import Step, Timeline
+from memagent_graph.word_diff import Change, DiffOp
+
+_CONTEXT_CHARACTERS = 200
+_LONGEST_QUOTE = 2000
+_MOST_LOST_LINES = 300
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+# Besides what could end the element, code points that no file in UTF-8 can hold.
+_ESCAPED_IN_JSON = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
+
+
+def render_page(timeline: Timeline) -> str:
+    """The page as text, to be written in UTF-8."""
+    style, script = _resource("page.css"), _resource("page.js")
+    question = timeline.view.question
+    return _filled(
+        _resource("page.html"),
+        {
+            "policy": "; ".join(
+                (
+                    "default-src 'none'",
+                    f"style-src '{_hash(style)}'",
+                    f"script-src '{_hash(script)}'",
+                    "img-src data:",
+                    "base-uri 'none'",
+                    "form-action 'none'",
+                )
+            ),
+            "title": _escaped(question if len(question) <= 80 else question[:79] + "…"),
+            "question": _escaped(question),
+            "answer": _escaped(timeline.view.answer or "none"),
+            "memory": _escaped(timeline.memory),
+            "style": style,
+            "script": script,
+            "data": _json(_payload(timeline)),
+        },
+    )
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    """The template with its placeholders replaced in one pass, so that no value is searched for placeholders."""
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
+
+
+def _resource(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _escaped(text: str) -> str:
+    return html.escape(re.sub("[\ud800-\udfff\x00]", "\ufffd", text))
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _ESCAPED_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _payload(timeline: Timeline) -> dict[str, Any]:
+    view, totals = timeline.view, timeline.totals
+    lost = timeline.provenance.lost
+    kept = sorted(range(len(lost)), key=lambda index: lost[index].first_chunk - lost[index].gone_chunk)
+    return {
+        "run": view.run_id,
+        "question": view.question,
+        "answer": view.answer,
+        "rawAnswer": None if view.raw_answer == view.answer else view.raw_answer,
+        "answerEvents": _events(view.answer_events),
+        "document": view.document["name"],
+        "documentBytes": view.document["size"],
+        "model": view.model,
+        "stopReason": view.stop_reason,
+        "began": view.began,
+        "rewards": [{"name": each.name, "value": f"{each.value:g}", "source": each.source} for each in view.rewards],
+        "totals": {
+            "chunks": totals.chunks,
+            "changes": totals.changes,
+            "promptTokens": totals.prompt_tokens,
+            "completionTokens": totals.completion_tokens,
+            "seconds": totals.seconds,
+            "events": {kind.value: count for kind, count in totals.events.items()},
+        },
+        "steps": [_step(step) for step in timeline.steps],
+        "lines": [
+            {
+                "parts": timeline.supported(index),
+                "chunk": line.first_chunk,
+                "reworded": line.reworded,
+                "edited": line.edited,
+                "coverage": round(line.coverage, 3),
+                "quotes": [_quote(timeline, quote) for quote in timeline.quotes(index)],
+            }
+            for index, line in enumerate(timeline.provenance.lines)
+        ],
+        "lost": [
+            {"text": lost[index].line, "chunk": lost[index].first_chunk, "gone": lost[index].gone_chunk}
+            for index in sorted(kept[:_MOST_LOST_LINES])
+        ],
+        "lostTotal": len(lost),
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    update = step.update
+    values: dict[str, Any] = {
+        "chunk": update.chunk_index,
+        "span": (update.start_char, update.end_char),
+        "tokens": (update.chunk_tokens, update.prompt_tokens, update.completion_tokens),
+        "seconds": round(update.seconds, 3),
+    }
+    if step.section is not None:
+        values["section"] = step.section
+    if step.changed:
+        values |= {
+            "diff": _packed(step.diff),
+            "words": (step.inserted_words, step.deleted_words),
+            "density": round(step.density, 3),
+        }
+    if update.events:
+        values["events"] = _events(update.events)
+    return values
+
+
+def _packed(diff: Sequence[Change]) -> list[str | int]:
+    """A difference as the script applies it: a count of UTF-16 units to keep, a negative one to skip, a text to add."""
+    signs = {DiffOp.EQUAL: 1, DiffOp.DELETE: -1}
+    return [
+        change.text if change.op is DiffOp.INSERT else signs[change.op] * _utf16_units(change.text) for change in diff
+    ]
+
+
+def _utf16_units(text: str) -> int:
+    return len(text) + sum(character > "\uffff" for character in text)
+
+
+def _quote(timeline: Timeline, quote: Evidence) -> dict[str, Any]:
+    before, after = timeline.quote_context(quote, _CONTEXT_CHARACTERS)
+    text = quote.quote
+    if len(text) > _LONGEST_QUOTE:
+        text = f"{text[: _LONGEST_QUOTE // 2]} … {text[-_LONGEST_QUOTE // 2 :]}"
+    return {
+        "chunk": quote.chunk_index,
+        "span": (quote.start_char, quote.end_char),
+        "section": quote.section,
+        "before": before,
+        "text": text,
+        "after": after,
+    }
+
+
+def _events(events: Sequence[ReadEvent]) -> list[dict[str, str]]:
+    return [
+        {"kind": event.kind.value, "detail": event.detail, "rule": event.rule.value if event.rule else ""}
+        for event in events
+    ]

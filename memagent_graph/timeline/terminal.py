@@ -1,0 +1,290 @@
+"""The timeline on a terminal. Text of documents and models is shown as text: no markup, no control characters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from memagent_graph.evidence import Evidence
+from memagent_graph.results import ReadEvent
+from memagent_graph.timeline.model import Step, Timeline
+from memagent_graph.word_diff import Change, DiffOp
+
+_STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
+_BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}
+_BLOCKS = "▁▂▃▄▅▆▇█"
+# Control characters but tab and newline, and those that turn the direction of writing.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_KEPT_AROUND_CHANGE = 160
+_MOST_SUPPORTING_LINES = 4
+_MOST_LOST_LINES = 12
+
+
+def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> RenderableType:
+    """A run for `rich.console.Console.print`.
+
+    Args:
+        timeline: From `build_timeline`.
+        chunk: Show this chunk alone: its memory before and after, the difference, and its text in full.
+
+    Raises:
+        ValueError: The run has not read that chunk.
+    """
+    if chunk is not None:
+        return _chunk(timeline, chunk)
+    return Group(
+        _header(timeline),
+        Text(),
+        _answer(timeline),
+        *_titled("Where memory changed", [DensityStrip(timeline), *_steps(timeline)]),
+        *_titled("Final memory, and where it comes from", _memory_lines(timeline)),
+        *_titled("Lost on the way", _lost(timeline)),
+    )
+
+
+def plain(text: str) -> str:
+    """Text that cannot steer a terminal: control characters become U+FFFD."""
+    return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+class DiffText:
+    """A difference: in color where there is color, else with brackets, as in `[-old-]{+new+}`.
+
+    With `around`, what stayed is cut to about so many characters beside what changed.
+    """
+
+    def __init__(self, diff: Sequence[Change], *, around: int | None = None) -> None:
+        self._diff = diff
+        self._around = around
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        colored = console.color_system is not None and not console.no_color
+        text = Text()
+        for index, change in enumerate(self._diff):
+            words = plain(change.text)
+            if change.op is DiffOp.EQUAL and self._around is not None:
+                words = _shortened(words, self._around, before=index > 0, after=index < len(self._diff) - 1)
+            begin, end = ("", "") if colored else _BRACKETS[change.op]
+            text.append(f"{begin}{words}{end}", _STYLES[change.op])
+        yield text
+
+
+class DensityStrip:
+    """Where memory changed, over the width there is: a block's height is the share of words that changed."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        values = self._timeline.density(options.max_width)
+        for value in values:
+            block = _BLOCKS[min(len(_BLOCKS) - 1, int(value * len(_BLOCKS)))]
+            yield Segment(block, Style(color="cyan")) if value else Segment("·", Style(dim=True))
+        yield Segment.line()
+        if values:
+            first, last = (str(self._timeline.steps[index].update.chunk_index) for index in (0, -1))
+            space = " " * max(1, len(values) - len(first) - len(last))
+            yield Segment(f"{first}{space}{last}" if len(values) > 1 else first, Style(dim=True))
+            yield Segment.line()
+
+
+def _header(timeline: Timeline) -> RenderableType:
+    view, totals = timeline.view, timeline.totals
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = [
+        ("run", view.run_id + _period(view.began)),
+        ("document", view.document["name"]),
+        ("model", view.model),
+        ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
+        ("read", f"{totals.chunks:,} chunks, {totals.changes:,} changed the memory"),
+        (
+            "cost",
+            f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}",
+        ),
+        ("events", ", ".join(f"{kind.value} {count}" for kind, count in totals.events.items())),
+        ("rewards", ", ".join(f"{reward.name} {reward.value:g} ({reward.source})" for reward in view.rewards)),
+    ]
+    for name, value in rows:
+        if value:
+            table.add_row(name, Text(plain(value)))
+    return table
+
+
+def _answer(timeline: Timeline) -> RenderableType:
+    view = timeline.view
+    parts: list[RenderableType] = [Text(plain(view.question), style="bold")]
+    if view.answer is not None:
+        parts.append(Text(plain(view.answer), style="bold green"))
+    else:
+        parts.append(Text("no answer", style="yellow"))
+    parts += _events(view.answer_events)
+    repeated: dict[int, int] = {}
+    for each in timeline.support:
+        repeated[each.line_index] = repeated.get(each.line_index, 0) + each.end - each.start
+    if repeated:
+        most = sorted(repeated, key=lambda index: -repeated[index])[:_MOST_SUPPORTING_LINES]
+        parts.append(Text("In memory:", style="dim"))
+        parts += [Padding(_supported(timeline, index), (0, 0, 0, 2)) for index in most]
+    return Panel(Group(*parts), box=box.ROUNDED, border_style="dim")
+
+
+def _supported(timeline: Timeline, line_index: int) -> Text:
+    text = Text()
+    for piece, repeated in timeline.supported(line_index):
+        text.append(plain(piece), "bold green" if repeated else "")
+    return text
+
+
+def _steps(timeline: Timeline) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for notable, steps in timeline.stretches():
+        first, last = steps[0].update.chunk_index, steps[-1].update.chunk_index
+        if notable:
+            parts += _step(steps[0])
+        else:
+            name = f"chunk {first}" if first == last else f"chunks {first}-{last}"
+            parts.append(Text(f"{name}: unchanged", style="dim"))
+    return parts
+
+
+def _step(step: Step) -> list[RenderableType]:
+    parts: list[RenderableType] = [_step_title(step)]
+    if step.changed:
+        parts.append(Padding(DiffText(step.diff, around=_KEPT_AROUND_CHANGE), (0, 0, 0, 2)))
+    return parts + [Padding(event, (0, 0, 0, 2)) for event in _events(step.update.events)]
+
+
+def _step_title(step: Step) -> Text:
+    update = step.update
+    title = Text()
+    title.append(f"chunk {update.chunk_index}", "bold")
+    if step.changed:
+        title.append(f"  +{step.inserted_words}", "green")
+        title.append(f" -{step.deleted_words}", "red")
+        title.append(" words", "dim")
+    else:
+        title.append("  unchanged", "dim")
+    section = "" if step.section is None else f", {plain(step.section)}"
+    title.append(
+        f"  {update.prompt_tokens:,} in, {update.completion_tokens:,} out, {update.seconds:.1f} s{section}", "dim"
+    )
+    return title
+
+
+def _events(events: Iterable[ReadEvent]) -> list[Text]:
+    lines = []
+    for event in events:
+        line = Text(f"! {event.kind.value}", style="yellow")
+        if event.rule is not None:
+            line.append(f", {event.rule.value}")
+        if event.detail:
+            line.append(f": {plain(event.detail)}")
+        lines.append(line)
+    return lines
+
+
+def _memory_lines(timeline: Timeline) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for index, line in enumerate(timeline.provenance.lines):
+        parts.append(_supported(timeline, index))
+        origin = f"edited by a person at chunk {line.first_chunk}" if line.edited else f"chunk {line.first_chunk}"
+        if line.reworded:
+            origin += f", reworded at {_listed(line.reworded)}"
+        quotes = timeline.quotes(index)
+        origin += f"; {line.coverage:.0%} of its words quoted" if quotes else "; no verbatim quote"
+        parts.append(Padding(Text(origin, style="dim"), (0, 0, 0, 2)))
+        parts += [Padding(_quote(quote), (0, 0, 0, 4)) for quote in quotes]
+    return parts or [Text("(empty)", style="dim")]
+
+
+def _quote(quote: Evidence) -> Text:
+    section = "" if quote.section is None else f", {plain(quote.section)}"
+    text = Text("“", style="cyan")
+    text.append(" ".join(plain(quote.quote).split()))
+    text.append("”")
+    text.append(f"  chunk {quote.chunk_index}, characters {quote.start_char:,}-{quote.end_char:,}{section}", "dim")
+    return text
+
+
+def _lost(timeline: Timeline) -> list[RenderableType]:
+    lost = timeline.provenance.lost
+    shown = sorted(lost, key=lambda line: line.first_chunk - line.gone_chunk)[:_MOST_LOST_LINES]
+    parts: list[RenderableType] = []
+    for line in lost:
+        if line in shown:
+            text = Text(plain(line.line), style="strike dim")
+            text.append(f"  chunks {line.first_chunk} to {line.gone_chunk}", "not strike dim")
+            parts.append(text)
+    if len(lost) > len(shown):
+        parts.append(Text(f"and {len(lost) - len(shown):,} that were there for fewer chunks", style="dim"))
+    return parts
+
+
+def _chunk(timeline: Timeline, chunk: int) -> RenderableType:
+    step = next((step for step in timeline.steps if step.update.chunk_index == chunk), None)
+    if step is None:
+        indexes = [step.update.chunk_index for step in timeline.steps]
+        have = f"chunks {indexes[0]} to {indexes[-1]}" if indexes else "none yet"
+        raise ValueError(f"the run has not read chunk {chunk}; it has read {have}")
+    text = timeline.view.chunk_text(step.update)
+    update = step.update
+    where = f"{timeline.view.document['name']}, characters {update.start_char:,}-{update.end_char:,}"
+    difference = [DiffText(step.diff)] if step.changed else [Text("unchanged", style="dim")]
+    return Group(
+        Text(plain(f"run {timeline.view.run_id}, {where}"), style="dim"),
+        _step_title(step),
+        *_events(update.events),
+        *_titled("Memory before", [Text(plain(step.previous) or "(empty)")]),
+        *_titled("Difference", difference),
+        *_titled("Memory after", [Text(plain(update.memory) or "(empty)")]),
+        *_titled("Chunk", [Text("its text is no longer stored" if text is None else plain(text))]),
+    )
+
+
+def _titled(title: str, parts: Sequence[RenderableType]) -> list[RenderableType]:
+    return [Text(), Text(title, style="bold underline"), *parts] if parts else []
+
+
+def _shortened(text: str, around: int, *, before: bool, after: bool) -> str:
+    """What is left of an unchanged stretch beside the changes that stand before and after it."""
+    if len(text) <= around * (before + after) + around:
+        return text
+    head, tail = text[: around * before], text[len(text) - around * after :]
+    if "\n" in head:
+        head = head[: head.rindex("\n") + 1]
+    elif head:
+        head = head.rpartition(" ")[0] + " "
+    if "\n" in tail:
+        tail = tail[tail.index("\n") :]
+    elif tail:
+        tail = " " + tail.partition(" ")[2]
+    return f"{head}…{tail}"
+
+
+def _listed(numbers: Sequence[int], most: int = 8) -> str:
+    shown = ", ".join(map(str, numbers[:most]))
+    return shown if len(numbers) <= most else f"{shown} and {len(numbers) - most} more"
+
+
+def _period(began: float | None) -> str:
+    return "" if began is None else f", {datetime.fromtimestamp(began).astimezone():%Y-%m-%d %H:%M}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if not hours and not minutes:
+        return f"{seconds:.1f} s"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -1,0 +1,192 @@
+"""A headless Chromium, and pages to open in it. Without Chromium these tests are skipped."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent_graph.documents import SourceMark
+from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, UpdateRule
+from memagent_graph.timeline import RewardView, RunView, build_timeline, render_page
+
+CHUNKS = 700
+CHUNK_CHARACTERS = 20_000
+MEMORY_LINES = 30
+QUESTION = "Who built the lighthouse at Cape Verity, and in which year was it lit for the first time?"
+HOSTILE = (
+    "</script><script>window.attacked=1</script><img src=x onerror=window.attacked=1>"
+    "\"'><svg/onload=window.attacked=1><!-- {{data}} [link](javascript:window.attacked=1) \u2028 \u0000 \ud800 "
+)
+
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1360,900",
+)
+_PEOPLE = ("Anselm Varga", "Ilse Thornbury", "Marta Okonjo", "Per Lindqvist", "Dina Feld", "Tomas Hale", "Ruth Amadi")
+_PLACES = ("Cape Verity", "the Long Quay", "Port Ansgar", "the salt works", "Hollow Mill", "the north battery")
+_DEEDS = (
+    "paid for the repair of the {} after the flood of {}",
+    "was named keeper of the {} in {}, against the council's advice",
+    "sold the {} to the harbour company for {} crowns",
+    "wrote in a letter that the {} had stood empty since {}",
+)
+_THINGS = ("old lantern", "granary", "chapel roof", "signal tower", "west bridge", "ferry house", "tannery")
+
+
+def _fact(generator: random.Random) -> str:
+    deed = generator.choice(_DEEDS).format(generator.choice(_THINGS), generator.randrange(1650, 1890))
+    return f"{generator.choice(_PEOPLE)} of {generator.choice(_PLACES)} {deed}, as the parish register records."
+
+
+def long_run(*, chunks: int = CHUNKS, lines: int = MEMORY_LINES, seed: int = 1) -> RunView:
+    """A run of many chunks whose memory holds about 1000 tokens and changes at most of them."""
+    generator = random.Random(seed)
+    texts: list[str] = []
+    for _ in range(chunks):
+        sentences: list[str] = []
+        while sum(map(len, sentences)) < CHUNK_CHARACTERS:
+            sentences.append(_fact(generator))
+        texts.append(" ".join(sentences))
+    answer_at = chunks * 3 // 10
+    built = "The lighthouse at Cape Verity was built by Ilse Thornbury and lit for the first time in 1743."
+    middle = texts[answer_at].index(". ", CHUNK_CHARACTERS // 2) + 2
+    texts[answer_at] = (texts[answer_at][:middle] + built + " " + texts[answer_at][middle:])[: len(texts[answer_at])]
+    memory: list[str] = []
+    updates: list[MemoryUpdate] = []
+    for chunk, text in enumerate(texts):
+        events: tuple[ReadEvent, ...] = ()
+        if generator.random() < 0.7:
+            for _ in range(generator.randrange(1, 3)):
+                facts = text.split(". ")
+                fact = f"- {generator.choice(facts[:60])}."
+                if len(memory) < lines:
+                    memory.append(fact)
+                else:
+                    memory[generator.randrange(1, lines)] = fact
+            if chunk > 20:
+                number = generator.randrange(lines // 6, lines // 2)
+                memory[number] = memory[number].replace("as the parish register records", "so the register says")
+        if chunk == answer_at:
+            memory[0] = "- The lighthouse at Cape Verity was built by Ilse Thornbury; lit for the first time in 1743."
+        if generator.random() < 0.03:
+            events = (ReadEvent(EventKind.TRUNCATED, chunk, "cut at 1,024 tokens", UpdateRule.ACCEPT),)
+        start = updates[-1].end_char if updates else 0
+        updates.append(
+            MemoryUpdate(
+                chunk_index=chunk,
+                start_char=start,
+                end_char=start + len(text),
+                start_byte=0,
+                end_byte=0,
+                chunk_tokens=5000,
+                memory="\n".join(memory),
+                changed=True,
+                progress=(chunk + 1) / chunks,
+                prompt_tokens=6132,
+                completion_tokens=988,
+                seconds=1.4 + generator.random(),
+                events=events,
+            )
+        )
+    marks = [SourceMark(index * 40_000, f"page {index + 1}") for index in range(chunks // 2)]
+    return RunView(
+        run_id="20251104-harbour",
+        question=QUESTION,
+        document={"key": "sha256:" + "0" * 64, "name": "harbour-annals.pdf", "size": 14_000_000, "media_type": ""},
+        model="Qwen/Qwen2.5-7B-Instruct",
+        updates=tuple(updates),
+        answer="Ilse Thornbury built it; it was lit for the first time in 1743.",
+        raw_answer="From memory: \\boxed{Ilse Thornbury built it; it was lit for the first time in 1743.}",
+        stop_reason="answered",
+        began=1_762_240_000.0,
+        rewards=(RewardView("exact", 1.0, "judge", 1_762_250_000.0),),
+        sections=marks,
+        chunk_text=lambda update: texts[update.chunk_index],
+    )
+
+
+def hostile_run() -> RunView:
+    """A run in which everything that others wrote tries to run a script."""
+    text = f"{HOSTILE} the lighthouse keeper {HOSTILE}"
+    event = ReadEvent(EventKind.REFUSED, 0, HOSTILE)
+    updates = tuple(
+        MemoryUpdate(
+            index, index * len(text), (index + 1) * len(text), 0, 0, 9,
+            f"{HOSTILE} lighthouse keeper {index}", True, None, 1, 1, 0.1, (event,),
+        )
+        for index in range(3)
+    )  # fmt: skip
+    return RunView(
+        run_id=HOSTILE,
+        question=HOSTILE,
+        document={"key": "sha256:" + "0" * 64, "name": HOSTILE, "size": 1, "media_type": HOSTILE},
+        model=HOSTILE,
+        updates=updates,
+        answer=f"{HOSTILE} keeper",
+        raw_answer=f"raw {HOSTILE}",
+        stop_reason=HOSTILE,
+        answer_events=(event,),
+        rewards=(RewardView(HOSTILE, 1.0, HOSTILE, 0.0),),
+        sections=[SourceMark(0, HOSTILE)],
+        chunk_text=lambda _: text,
+    )
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Chromium under its driver, with the console and the network recorded."""
+    from selenium import webdriver
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver_path = shutil.which("chromedriver")
+    if chromium is None or driver_path is None:
+        pytest.skip("needs Chromium and its driver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*_FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_path))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="session")
+def long_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run of 700 chunks with memories of 1000 tokens."""
+    return _written(tmp_path_factory.mktemp("page") / "long.html", long_run())
+
+
+@pytest.fixture(scope="session")
+def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run made of attacks."""
+    return _written(tmp_path_factory.mktemp("page") / "hostile.html", hostile_run())
+
+
+@pytest.fixture
+def opened(browser: Any, long_page: Path) -> Callable[[str], Any]:
+    """Open the long page afresh, at a fragment."""
+
+    def open_at(fragment: str = "") -> Any:
+        browser.get("about:blank")
+        browser.get(long_page.as_uri() + fragment)
+        return browser
+
+    return open_at
+
+
+def _written(path: Path, view: RunView) -> Path:
+    path.write_text(render_page(build_timeline(view)), encoding="utf-8")
+    return path

@@ -1,0 +1,249 @@
+"""The timeline page in a real browser: `pytest tests/browser`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_REASON = "needs selenium: pip install selenium"
+By = pytest.importorskip("selenium.webdriver.common.by", reason=_REASON).By
+Keys = pytest.importorskip("selenium.webdriver.common.keys", reason=_REASON).Keys
+WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui", reason=_REASON).WebDriverWait
+
+LIGHTHOUSE_CHUNK = 210
+Opened = Callable[..., Any]
+
+
+def until(browser: Any, script: str, *arguments: Any) -> Any:
+    return WebDriverWait(browser, 5).until(lambda driver: driver.execute_script(f"return {script}", *arguments))
+
+
+def press(browser: Any, *keys: str) -> None:
+    browser.find_element(By.TAG_NAME, "body").send_keys(*keys)
+
+
+def current(browser: Any) -> str | None:
+    return browser.execute_script("return document.querySelector('.step.current')?.id ?? null")
+
+
+def is_below_the_bar(browser: Any, chunk: int) -> bool:
+    """Whether the chunk's first line can be seen."""
+    return bool(
+        browser.execute_script(
+            "const top = document.getElementById(arguments[0]).getBoundingClientRect().top;"
+            "return top >= document.getElementById('bar').getBoundingClientRect().bottom - 1 && top < innerHeight - 50",
+            f"chunk-{chunk}",
+        )
+    )
+
+
+def search(browser: Any, text: str) -> str:
+    browser.find_element(By.ID, "query").send_keys(text)
+    return str(until(browser, "document.getElementById('hits').textContent"))
+
+
+def changed_chunks(browser: Any) -> list[int]:
+    return list(
+        browser.execute_script(
+            "return JSON.parse(document.getElementById('data').textContent).steps.filter(s => s.diff).map(s => s.chunk)"
+        )
+    )
+
+
+def test_seven_hundred_chunks_open_within_two_seconds_from_less_than_five_megabytes(
+    opened: Opened, long_page: Path
+) -> None:
+    assert long_page.stat().st_size < 5_000_000
+    browser = opened()
+    ready = until(browser, "performance.getEntriesByName('timeline-ready')[0]?.startTime")
+    painted = until(browser, "performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+    print(f"{long_page.stat().st_size:,} bytes, ready after {ready:.0f} ms, painted after {painted:.0f} ms")
+    assert max(ready, painted) < 2000
+
+
+def test_nothing_is_requested_and_nothing_is_complained_of(opened: Opened, long_page: Path) -> None:
+    browser = opened()
+    browser.get_log("performance")
+    browser.get_log("browser")
+    browser.refresh()
+    until(browser, "performance.getEntriesByName('timeline-ready').length")
+    search(browser, "lighthouse")
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert [url for url in urls if not url.startswith("data:")] == [long_page.as_uri()]
+    assert browser.get_log("browser") == []
+
+
+def test_search_counts_the_places_and_goes_through_them(opened: Opened) -> None:
+    browser = opened()
+    assert search(browser, "Cape Verity was built").startswith("1 place, in memory at 490 chunks")
+    browser.find_element(By.ID, "query").send_keys(Keys.ENTER)
+    assert current(browser) == f"chunk-{LIGHTHOUSE_CHUNK}"
+    assert is_below_the_bar(browser, LIGHTHOUSE_CHUNK)
+    assert browser.execute_script("return CSS.highlights.get('found').size") > 0
+    assert browser.find_element(By.ID, "hits").text.startswith("1 of 1")
+
+
+def test_search_finds_answer_and_events_and_wraps_around(opened: Opened) -> None:
+    browser = opened()
+    assert search(browser, "ilse thornbury built it").startswith("1 place")
+    press(browser, Keys.ESCAPE)
+    places = int(search(browser, "truncated").split()[0])
+    assert places == browser.execute_script(
+        "return JSON.parse(document.getElementById('data').textContent).steps.filter(s => s.events).length"
+    )
+    query = browser.find_element(By.ID, "query")
+    query.send_keys(Keys.SHIFT, Keys.ENTER)
+    assert browser.find_element(By.ID, "hits").text.startswith(f"{places} of {places}")
+    last = current(browser)
+    query.send_keys(Keys.NULL, Keys.ENTER)
+    assert browser.find_element(By.ID, "hits").text.startswith(f"1 of {places}")
+    assert current(browser) != last
+    query.send_keys("nowhere")
+    assert browser.find_element(By.ID, "hits").text == "not found"
+
+
+@pytest.mark.parametrize("chunk", [0, 350, 699])
+def test_a_link_opens_at_its_chunk(opened: Opened, chunk: int) -> None:
+    browser = opened(f"#chunk-{chunk}")
+    assert current(browser) == f"chunk-{chunk}"
+    assert is_below_the_bar(browser, chunk)
+
+
+def test_the_go_dialog_jumps_to_a_chunk(opened: Opened) -> None:
+    browser = opened()
+    press(browser, "g")
+    browser.switch_to.active_element.send_keys("512", Keys.ENTER)
+    until(browser, "document.querySelector('.step.current')?.id === 'chunk-512'")
+    assert is_below_the_bar(browser, 512)
+    assert browser.current_url.endswith("#chunk-512")
+    browser.back()
+    assert not browser.current_url.endswith("#chunk-512")
+
+
+def test_a_memory_line_leads_to_its_source_and_marks_the_quote(opened: Opened) -> None:
+    browser = opened()
+    browser.find_element(By.CSS_SELECTOR, ".line-text").click()
+    assert current(browser) == f"chunk-{LIGHTHOUSE_CHUNK}"
+    quote = browser.find_element(By.CSS_SELECTOR, ".passage.current mark")
+    assert quote.text == "The lighthouse at Cape Verity was built by Ilse Thornbury and lit for the first time in 1743"
+    assert until(
+        browser,
+        "(box => box.bottom <= innerHeight && box.top >= document.getElementById('bar').getBoundingClientRect().bottom)"
+        "(arguments[0].getBoundingClientRect())",
+        quote,
+    )
+    assert browser.find_element(By.CSS_SELECTOR, ".line.current").text.startswith("- The lighthouse")
+
+
+def test_the_answers_words_are_marked_in_memory(opened: Opened) -> None:
+    supporting = [mark.text for mark in opened().find_elements(By.CSS_SELECTOR, ".line:first-child .supports")]
+    assert "Ilse Thornbury" in supporting
+    assert "lit for the first time in 1743" in supporting
+
+
+def test_keys_go_from_change_to_change(opened: Opened) -> None:
+    browser = opened()
+    chunks = changed_chunks(browser)
+    for chunk in chunks[:4]:
+        press(browser, "j")
+        assert current(browser) == f"chunk-{chunk}"
+        assert is_below_the_bar(browser, chunk)
+    press(browser, "k")
+    assert current(browser) == f"chunk-{chunks[2]}"
+
+
+def test_slash_focuses_the_search_and_the_question_mark_opens_help(opened: Opened) -> None:
+    browser = opened()
+    press(browser, "/")
+    assert browser.switch_to.active_element.get_attribute("id") == "query"
+    browser.switch_to.active_element.send_keys("j", Keys.ESCAPE)
+    assert current(browser) is None
+    press(browser, "?")
+    assert browser.find_element(By.ID, "help").is_displayed()
+
+
+def test_filters_show_changed_chunks_or_those_with_events(opened: Opened) -> None:
+    browser = opened()
+    count = "document.querySelectorAll('.step').length"
+    browser.find_element(By.CSS_SELECTOR, "[data-filter=changed]").click()
+    assert browser.execute_script(f"return {count}") == len(changed_chunks(browser))
+    press(browser, "e")
+    assert browser.execute_script(f"return {count} === document.querySelectorAll('.step .events').length")
+    assert browser.find_element(By.CSS_SELECTOR, "[data-filter=events]").get_attribute("aria-pressed") == "true"
+    press(browser, "a")
+    browser.execute_script("document.querySelectorAll('.fold button').forEach(button => button.click())")
+    assert browser.execute_script(f"return {count}") == 700
+
+
+def test_the_strip_is_a_slider_that_mouse_and_keys_move(opened: Opened) -> None:
+    browser = opened()
+    strip = browser.find_element(By.ID, "strip")
+    strip.send_keys(Keys.END)
+    assert (current(browser), strip.get_attribute("aria-valuenow")) == ("chunk-699", "699")
+    assert strip.get_attribute("aria-valuetext").startswith("Chunk 699")
+    strip.click()
+    number = int(str(current(browser)).removeprefix("chunk-"))
+    assert abs(number - 350) < 5
+
+
+def test_the_memory_shown_is_the_memory_there_was(opened: Opened) -> None:
+    from conftest import long_run
+
+    browser = opened("#chunk-600")
+    chunk = next(chunk for chunk in changed_chunks(browser) if chunk >= 600)
+    press(browser, "j") if chunk > 600 else None
+    for button in browser.find_elements(By.CSS_SELECTOR, f"#chunk-{chunk} .more"):
+        button.click()
+    shown = browser.execute_script(
+        "const body = document.querySelector(arguments[0]).cloneNode(true);"
+        "body.querySelectorAll('del, .more').forEach(node => node.remove()); return body.textContent.trimEnd()",
+        f"#chunk-{chunk} .body",
+    )
+    assert shown == long_run().updates[chunk].memory
+
+
+def test_hostile_text_runs_no_script(browser: Any, hostile_page: Path) -> None:
+    browser.get_log("browser")
+    browser.get("about:blank")
+    browser.get(hostile_page.as_uri())
+    press(browser, "j")
+    press(browser, "j")
+    browser.find_element(By.CSS_SELECTOR, ".line-text").click()
+    search(browser, "onerror")
+    assert browser.execute_script("return window.attacked") is None
+    assert browser.execute_script("return document.querySelectorAll('img, svg, iframe, object').length") == 0
+    assert browser.execute_script("return document.scripts.length") == 2
+    assert browser.execute_script(
+        "return document.getElementById('question').textContent.includes('<script>window.attacked=1</script>')"
+    )
+    assert browser.get_log("browser") == []
+
+
+def test_nothing_runs_even_if_markup_came_in(browser: Any, hostile_page: Path, tmp_path: Path) -> None:
+    """The policy is a second wall: markup put into the file by hand runs no script either."""
+    page = hostile_page.read_text(encoding="utf-8").replace(
+        "<noscript>", "<img src=x onerror='window.attacked=1'><script>window.attacked=1</script><noscript>", 1
+    )
+    (tmp_path / "broken.html").write_text(page, encoding="utf-8")
+    browser.get((tmp_path / "broken.html").as_uri())
+    until(browser, "performance.getEntriesByName('timeline-ready').length")
+    assert browser.execute_script("return window.attacked") is None
+    browser.get_log("browser")
+
+
+@pytest.mark.parametrize("width", [390, 1360])
+def test_nothing_is_wider_than_the_window(opened: Opened, width: int) -> None:
+    browser = opened()
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
+    try:
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

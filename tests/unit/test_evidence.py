@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memagent_graph.documents import SourceMark
+from memagent_graph.evidence import MOST_QUOTES, Provenance, evidence, memory_lines, quotes, support, trace
+from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent
+
+WORDS = st.sampled_from(
+    ["the", "keeper", "Keeper", "1743", "of", "灯", "塔", "是", "安", "ß", "SS", ".", "! ", "\n", "-", "İ"]
+)
+TEXTS = st.lists(WORDS | st.text(max_size=3), max_size=40).map(" ".join) | st.lists(WORDS, max_size=30).map("".join)
+
+
+def updates(memories: Sequence[str], chunks: Sequence[str], edited: Sequence[int] = ()) -> list[MemoryUpdate]:
+    made: list[MemoryUpdate] = []
+    for index, (memory, chunk) in enumerate(zip(memories, chunks, strict=True)):
+        start = made[-1].end_char if made else 0
+        events = (ReadEvent(EventKind.MEMORY_EDITED, index, ""),) if index in edited else ()
+        made.append(
+            MemoryUpdate(index, start, start + len(chunk), 0, 0, 1, memory, True, None, 1, 1, 0.0, events)
+        )  # fmt: skip
+    return made
+
+
+def traced(memories: Sequence[str], chunks: Sequence[str] | None = None, edited: Sequence[int] = ()) -> Provenance:
+    texts = chunks or [""] * len(memories)
+    return trace(updates(memories, texts, edited), lambda update: texts[update.chunk_index])
+
+
+@given(TEXTS, TEXTS, st.integers(0, 1000))
+def test_quotes_lie_in_their_chunk_whatever_the_text(line: str, chunk: str, start: int) -> None:
+    spans = quotes(line, chunk, start)
+    assert len(spans) <= MOST_QUOTES
+    assert all(start <= begin < end <= start + len(chunk) for begin, end in spans)
+    assert spans == sorted(spans, key=lambda span: span[0] - span[1])
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=6))
+def test_every_quote_is_the_documents_text_at_its_span(steps: list[tuple[str, str]]) -> None:
+    memories, chunks = zip(*steps, strict=True)
+    document = "".join(chunks)
+    made = updates(memories, chunks)
+    result = trace(made, lambda update: chunks[update.chunk_index], [SourceMark(0, "page 1")])
+    assert [line.line for line in result.lines] == memory_lines(memories[-1])
+    for quote in result.evidence:
+        assert quote.quote == document[quote.start_char : quote.end_char]
+        assert quote.line == result.lines[quote.line_index].line
+        assert made[quote.chunk_index].start_char <= quote.start_char < quote.end_char
+        assert quote.end_char <= made[quote.chunk_index].end_char
+        assert 0 < quote.coverage <= 1
+
+
+@given(TEXTS, st.lists(TEXTS, max_size=3))
+def test_support_lies_in_its_line_whatever_the_text(answer: str, lines: list[str]) -> None:
+    for each in support(answer, lines):
+        assert 0 <= each.start < each.end <= len(lines[each.line_index])
+
+
+def test_a_quote_ignores_case_punctuation_and_spaces_but_is_the_texts_own() -> None:
+    chunk = "It is said: the LIGHTHOUSE, at Cape\nVerity, was lit."
+    ((start, end),) = quotes("the lighthouse at cape verity", chunk)
+    assert chunk[start:end] == "the LIGHTHOUSE, at Cape\nVerity"
+
+
+def test_runs_a_few_words_apart_are_one_quote() -> None:
+    chunk = "Ilse Thornbury, who was rich, built the lighthouse. Nothing else is told of that whole year."
+    ((start, end),) = quotes("Ilse Thornbury built the lighthouse", chunk)
+    assert chunk[start:end] == "Ilse Thornbury, who was rich, built the lighthouse"
+
+
+def test_function_words_alone_are_no_quote() -> None:
+    assert quotes("it was of the", "it was of the") == []
+
+
+def test_a_number_alone_is_a_quote() -> None:
+    assert quotes("lit: 1743", "In 1743 they came.") == [(3, 7)]
+
+
+def test_four_characters_of_a_script_without_spaces_are_a_quote_and_three_are_not() -> None:
+    chunk = "他说东京的灯塔是安娜建造的。"
+    ((start, end),) = quotes("灯塔是安娜建造", chunk)
+    assert chunk[start:end] == "灯塔是安娜建造"
+    assert quotes("灯塔是", chunk) == []
+
+
+def test_a_line_keeps_the_chunk_that_first_wrote_it_through_rewordings() -> None:
+    memories = [
+        "Ilse Thornbury built the lighthouse at Verity",
+        "Ilse Thornbury built the lighthouse at Verity",
+        "Ilse Thornbury built the lighthouse at Verity in 1743",
+    ]
+    (line,) = traced(memories).lines
+    assert (line.first_chunk, line.reworded) == (0, (2,))
+
+
+def test_other_punctuation_is_no_rewording() -> None:
+    (line,) = traced(["Ilse built the lighthouse", "- Ilse built the lighthouse."]).lines
+    assert (line.line, line.first_chunk, line.reworded) == ("- Ilse built the lighthouse.", 0, ())
+
+
+def test_a_like_fact_beside_one_that_stays_is_a_new_line() -> None:
+    result = traced(["The code of Anna is 17", "The code of Anna is 17\nThe code of Anna is 18"])
+    assert [line.first_chunk for line in result.lines] == [0, 1]
+
+
+def test_quotes_come_from_the_chunks_that_brought_the_words() -> None:
+    chunks = ["Here Ilse Thornbury built the lighthouse. ", "Nothing of note. ", "It was lit in 1743 for the king. "]
+    memories = [
+        "Ilse Thornbury built the lighthouse",
+        "Ilse Thornbury built the lighthouse",
+        "Ilse Thornbury built the lighthouse, lit in 1743",
+    ]
+    result = traced(memories, chunks)
+    assert [(quote.chunk_index, quote.quote) for quote in result.evidence] == [
+        (0, "Ilse Thornbury built the lighthouse"),
+        (2, "lit in 1743"),
+    ]
+    assert {quote.coverage for quote in result.evidence} == {1.0}
+
+
+def test_a_quote_names_the_page_it_begins_in() -> None:
+    chunk = "x" * 50 + " Ilse built the lighthouse."
+    made = updates(["Ilse built the lighthouse"], [chunk])
+    marks = [SourceMark(0, "page 1"), SourceMark(50, "page 2"), SourceMark(60, "page 3")]
+    assert [quote.section for quote in evidence(made, lambda _: chunk, marks)] == ["page 2"]
+    assert [quote.section for quote in evidence(made, lambda _: chunk, marks[2:])] == [None]
+
+
+def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:
+    result = trace(updates(["Ilse built it"], ["gone"]), lambda _: None)
+    assert [line.first_chunk for line in result.lines] == [0]
+    assert result.evidence == ()
+
+
+def test_a_line_that_nobody_carries_on_is_lost_at_the_chunk_that_dropped_it() -> None:
+    result = traced(["Marta sold the granary", "Marta sold the granary", "Jonas keeps the ferry"])
+    assert [(lost.line, lost.first_chunk, lost.gone_chunk) for lost in result.lost] == [
+        ("Marta sold the granary", 0, 2)
+    ]
+
+
+def test_a_line_merged_into_another_or_written_again_is_not_lost() -> None:
+    merged = traced(
+        ["Ilse built the lighthouse\nMarta sold the granary", "Ilse built the lighthouse; Marta sold the granary"]
+    )
+    assert merged.lost == ()
+    assert (
+        traced(["Marta sold the granary", "Jonas keeps the ferry", "Marta sold the granary"])
+        .lost[0]
+        .line.startswith("Jonas")
+    )
+
+
+def test_what_a_person_wrote_is_said_to_be_so_unless_the_chunk_has_it() -> None:
+    memories = ["Ilse built it", "Ilse built it\nPer Lindqvist is the keeper"]
+    assert [line.edited for line in traced(memories, ["a", "b"], edited=[1]).lines] == [False, True]
+    supported = traced(memories, ["a", "Now Per Lindqvist is the keeper here."], edited=[1])
+    assert [line.edited for line in supported.lines] == [False, False]
+
+
+def test_sentences_of_a_paragraph_are_lines_of_their_own() -> None:
+    paragraph = (
+        "The lighthouse at Cape Verity was built by Dr. Ilse Thornbury. It was lit in 1743. 灯塔很高。安娜建造。"
+    )
+    assert memory_lines(f"# Notes\n\n---\n{paragraph}") == [
+        "# Notes",
+        "The lighthouse at Cape Verity was built by Dr. Ilse Thornbury.",
+        "It was lit in 1743. 灯塔很高。",
+        "安娜建造。",
+    ]
+
+
+def test_the_answers_words_are_found_in_memory() -> None:
+    line = "The lighthouse was built by Ilse Thornbury in 1743"
+    found = support("Ilse Thornbury", ["nothing here", line])
+    assert [(each.line_index, line[each.start : each.end]) for each in found] == [(1, "Ilse Thornbury")]
+
+
+def test_seven_hundred_updates_of_thirty_lines_are_traced_in_about_a_second() -> None:
+    lines = [f"fact {index} of keeper{index} and place{index} in year {1700 + index}" for index in range(30)]
+    memories, chunks = [], []
+    for chunk in range(700):
+        lines[chunk % 30] = f"fact {chunk} of keeper{chunk} and place{chunk} in year {1000 + chunk}"
+        memories.append("\n".join(lines))
+        chunks.append(" ".join(f"word{(chunk * 31 + index) % 4000}" for index in range(2500)) + " " + lines[chunk % 30])
+    begin = time.monotonic()
+    result = traced(memories, chunks)
+    assert time.monotonic() - begin < 3
+    assert all(line.coverage == 1 for line in result.lines)

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import StringIO
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from memagent_graph.documents import SourceMark
+from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, UpdateRule
+from memagent_graph.timeline import (
+    RewardView,
+    RunView,
+    build_timeline,
+    compare_runs,
+    render_comparison,
+    render_notebook,
+    render_page,
+    render_timeline,
+)
+
+CHUNKS = [
+    "Marta Okonjo sold the granary in 1716. ",
+    "Nothing of note came to pass. ",
+    "Nor in the year after that one. ",
+    "Ilse Thornbury built the lighthouse, lit in 1743. ",
+    "[bold]The harbour[/bold] froze. ",
+]
+GRANARY = "Marta Okonjo sold the granary in 1716."
+LIGHTHOUSE = "Ilse Thornbury built the lighthouse."
+MEMORIES = [GRANARY, GRANARY, GRANARY, LIGHTHOUSE, LIGHTHOUSE]
+EVENT = ReadEvent(EventKind.TRUNCATED, 4, "cut at 60 tokens", UpdateRule.ACCEPT)
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'><svg/onload=alert(1)> & {{data}} "
+    "\u2028\ud800\x00"
+)
+
+
+def run(memories: list[str] = MEMORIES, chunks: list[str] = CHUNKS, **changes: Any) -> RunView:
+    updates: list[MemoryUpdate] = []
+    for index, (memory, chunk) in enumerate(zip(memories, chunks, strict=True)):
+        start = updates[-1].end_char if updates else 0
+        previous = updates[-1].memory if updates else ""
+        events = (EVENT,) if index == 4 else ()
+        updates.append(
+            MemoryUpdate(
+                index, start, start + len(chunk), 0, 0, 10, memory, memory != previous, None, 100, 20, 0.5, events
+            )
+        )
+    view = RunView(
+        run_id="r1",
+        question="Who built the lighthouse?",
+        document={"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},
+        model="some-model",
+        updates=tuple(updates),
+        answer="Ilse Thornbury",
+        raw_answer="Ilse Thornbury",
+        stop_reason="answered",
+        answer_prompt_tokens=50,
+        answer_completion_tokens=5,
+        answer_seconds=1.0,
+        rewards=(RewardView("exact", 1.0, "judge", 0.0),),
+        sections=[SourceMark(0, "page 1"), SourceMark(100, "page 2")],
+        chunk_text=lambda update: chunks[update.chunk_index],
+    )
+    return replace(view, **changes)
+
+
+def printed(renderable: Any, *, color: bool = False, width: int = 100) -> str:
+    out = StringIO()
+    Console(file=out, width=width, force_terminal=color, color_system="truecolor" if color else None).print(renderable)
+    return out.getvalue()
+
+
+def page_data(page: str) -> Any:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match
+    return json.loads(match[1])
+
+
+def rebuilt(steps: list[dict[str, Any]]) -> list[str]:
+    """What page.js does: memories from differences, in UTF-16 units."""
+    memory, memories = b"", []
+    for step in steps:
+        if "diff" in step:
+            at, new = 0, b""
+            for part in step["diff"]:
+                if isinstance(part, str):
+                    new += part.encode("utf-16-le", "surrogatepass")
+                else:
+                    new += memory[at : at + 2 * part] if part > 0 else b""
+                    at += 2 * abs(part)
+            memory = new
+        memories.append(memory.decode("utf-16-le", "surrogatepass"))
+    return memories
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+def test_steps_say_what_changed_and_totals_add_up() -> None:
+    timeline = build_timeline(run())
+    assert [step.changed for step in timeline.steps] == [True, False, False, True, False]
+    assert (timeline.steps[0].inserted_words, timeline.steps[0].deleted_words) == (7, 0)
+    assert [step.section for step in timeline.steps] == ["page 1", "page 1", "page 1", "page 2", "page 2"]
+    totals = timeline.totals
+    assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (5, 2, 550, 105)
+    assert (totals.tokens, totals.seconds, totals.events) == (655, 3.5, {EventKind.TRUNCATED: 1})
+    assert timeline.memory == LIGHTHOUSE
+
+
+def test_density_takes_the_greatest_of_each_stretch() -> None:
+    timeline = build_timeline(run())
+    assert timeline.density(5) == [step.density for step in timeline.steps]
+    assert timeline.density(100) == timeline.density(5)
+    assert timeline.density(2) == [1.0, timeline.steps[3].density]
+    assert build_timeline(run([], [])).density(10) == []
+
+
+def test_the_terminal_shows_answer_changes_sources_and_losses_and_folds_what_is_dull() -> None:
+    text = printed(render_timeline(build_timeline(run())))
+    assert "chunks 1-2: unchanged" in text
+    assert "truncated, accept: cut at 60 tokens" in text
+    assert "“Ilse Thornbury built the lighthouse”  chunk 3, characters 101-136, page 2" in text
+    assert "Marta Okonjo sold the granary in 1716.  chunks 0 to 3" in text
+    assert "550 tokens in, 105 out" in text
+    assert "exact 1 (judge)" in text
+
+
+def test_a_difference_is_told_by_brackets_where_there_is_no_color() -> None:
+    timeline = build_timeline(run(["lit in 1743", "lit in 1744"], ["a", "b"]))
+    assert "lit in [-1743-]{+1744+}" in printed(render_timeline(timeline))
+    assert "[-1743-]" not in printed(render_timeline(timeline), color=True)
+
+
+def test_one_chunk_is_shown_with_its_memories_and_its_text() -> None:
+    text = printed(render_timeline(build_timeline(run()), chunk=4))
+    assert "[bold]The harbour[/bold] froze." in text
+    assert text.count(LIGHTHOUSE) == 2
+    with pytest.raises(ValueError, match=r"not read chunk 9; it has read chunks 0 to 4"):
+        render_timeline(build_timeline(run()), chunk=9)
+
+
+def test_text_cannot_steer_the_terminal() -> None:
+    attack = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e[link=http://x]y[/link][/nosuch]"
+    view = run([attack], [attack], question=attack, answer=attack, model=attack, run_id=attack, stop_reason=attack)
+    for renderable in (
+        render_timeline(build_timeline(view)),
+        render_timeline(build_timeline(view), chunk=0),
+        render_comparison(compare_runs(view, run())),
+    ):
+        text = printed(renderable)
+        assert not set(text) & set("\x1b\x07\x9b\u202e")
+        assert "[/nosuch]" in text
+
+
+@pytest.mark.parametrize("renderer", [render_timeline, render_page, render_notebook])
+@pytest.mark.parametrize(
+    "view",
+    [
+        run([], [], answer=None, raw_answer=None, stop_reason=None),
+        run(["", "", ""], ["a", "b", "c"], answer=""),
+        run(chunk_text=lambda _: None),
+    ],
+    ids=["nothing read", "empty memories", "text gone"],
+)
+def test_a_run_with_little_to_show_is_drawn(renderer: Any, view: RunView) -> None:
+    drawn = renderer(build_timeline(view))
+    assert printed(drawn)
+    compared = printed(render_comparison(compare_runs(view, run())))
+    assert "answer" in compared
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.text(max_size=30) | st.just("ein \U0001f600 Wort"), max_size=6))
+def test_the_page_holds_every_memory_as_differences(memories: list[str]) -> None:
+    page = render_page(build_timeline(run(memories, [""] * len(memories))))
+    assert rebuilt(page_data(page)["steps"]) == memories
+
+
+def test_the_page_is_one_file_that_can_load_and_run_nothing_else() -> None:
+    page = render_page(build_timeline(run()))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy
+    assert policy[1].startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy[1]
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page)
+    assert "innerHTML" not in page
+
+
+def test_hostile_text_adds_no_element_to_the_page_or_the_fragment() -> None:
+    hostile = run(
+        [f"{HOSTILE} keeper"],
+        [f"{HOSTILE} keeper"],
+        run_id=HOSTILE,
+        question=HOSTILE,
+        model=HOSTILE,
+        answer=HOSTILE,
+        raw_answer="x" + HOSTILE,
+        answer_events=(replace(EVENT, detail=HOSTILE),),
+        rewards=(RewardView(HOSTILE, 1.0, HOSTILE, 0.0),),
+        sections=[SourceMark(0, HOSTILE)],
+    )
+    plain = run(["a keeper"], ["a keeper"], answer="a keeper")
+    for renderer in (render_page, render_notebook):
+        expected, got = Tags(), Tags()
+        expected.feed(renderer(build_timeline(plain)))
+        text = renderer(build_timeline(hostile))
+        got.feed(text)
+        assert set(got.tags) == set(expected.tags)
+        assert got.tags.count("script") == expected.tags.count("script")
+        assert not {"onerror", "onload"} & got.attributes
+        text.encode()
+    page = render_page(build_timeline(hostile))
+    assert page_data(page)["question"] == HOSTILE
+
+
+def test_the_fragment_names_answer_source_and_cost_and_has_no_script() -> None:
+    fragment = render_notebook(build_timeline(run()))
+    assert "<b>Ilse Thornbury</b> built the lighthouse." in fragment
+    assert "“Ilse Thornbury built the lighthouse” (page 2)" in fragment
+    assert "550 tokens in, 105 out" in fragment
+    assert "<script" not in fragment
+
+
+def test_runs_are_compared_where_they_part_and_how_they_end() -> None:
+    other = run(
+        [GRANARY, GRANARY, "The harbour froze.", LIGHTHOUSE, "Per Lindqvist built it."], run_id="r2", answer="Per"
+    )
+    comparison = compare_runs(
+        run(), other, settings_a={"chunk_tokens": 5000, "seed": 1}, settings_b={"chunk_tokens": 4000, "seed": 1}
+    )
+    assert comparison.same_question
+    assert comparison.same_document
+    assert not comparison.same_answer
+    assert comparison.first_parting == 2
+    assert comparison.settings == {"chunk_tokens": (5000, 4000)}
+    text = printed(render_comparison(comparison))
+    assert "The memories part at chunk 2." in text
+    assert "[-Ilse Thornbury" in text
+    assert re.search(r"chunk_tokens\s+5000\s+4000", text)
+
+
+def test_equal_runs_are_said_to_be_the_same() -> None:
+    comparison = compare_runs(run(), run(run_id="r2"))
+    assert comparison.first_parting is None
+    assert "The final memories are the same." in printed(render_comparison(comparison))
+
+
+def test_importing_the_package_does_not_import_the_timeline() -> None:
+    code = "import sys, memagent_graph; sys.exit(any('timeline' in name or name == 'rich' for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import random
+import time
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memagent_graph.word_diff import Change, DiffOp, count_words, word_diff
+
+PIECES = st.sampled_from(["the ", "keeper", " ", "\n", "1743", ", ", "灯", "塔", "ß", "\U0001f600", "\r\n", "x"])
+TEXTS = st.lists(PIECES).map("".join) | st.text(max_size=60)
+
+
+def texts(changes: list[Change], *ops: DiffOp) -> str:
+    return "".join(change.text for change in changes if change.op in ops)
+
+
+@given(TEXTS, TEXTS)
+def test_both_texts_can_be_put_together_again(old: str, new: str) -> None:
+    changes = word_diff(old, new)
+    assert texts(changes, DiffOp.EQUAL, DiffOp.INSERT) == new
+    assert texts(changes, DiffOp.EQUAL, DiffOp.DELETE) == old
+    assert all(change.text for change in changes)
+    assert all(one.op is not other.op for one, other in pairwise(changes))
+
+
+def test_a_changed_word_alone_is_marked() -> None:
+    assert word_diff("lit in 1743 by Ilse", "lit in 1744 by Ilse") == [
+        Change(DiffOp.EQUAL, "lit in "),
+        Change(DiffOp.DELETE, "1743 "),
+        Change(DiffOp.INSERT, "1744 "),
+        Change(DiffOp.EQUAL, "by Ilse"),
+    ]
+
+
+def test_a_small_word_between_larger_changes_is_part_of_the_change() -> None:
+    changes = word_diff("Marta Okonjo of Saint Orrin", "Per Lindqvist of Hollow Mill")
+    assert [change.op for change in changes] == [DiffOp.DELETE, DiffOp.INSERT]
+
+
+def test_equal_texts_have_no_change_and_empty_ones_no_stretch() -> None:
+    assert word_diff("", "") == []
+    assert word_diff("as it was", "as it was") == [Change(DiffOp.EQUAL, "as it was")]
+
+
+def test_scripts_without_spaces_differ_by_characters() -> None:
+    assert Change(DiffOp.EQUAL, "灯塔是") in word_diff("灯塔是安娜建造的", "灯塔是马丁建造的")
+    assert count_words("灯塔 built 1743") == 4
+
+
+@given(st.randoms(use_true_random=False), st.integers(2, 2000))
+@settings(max_examples=30, deadline=None)
+def test_long_texts_lose_nothing_either(generator: random.Random, vocabulary: int) -> None:
+    old, new = (
+        "".join(f"w{generator.randrange(vocabulary)}{generator.choice('  .')}" for _ in range(400)) for _ in range(2)
+    )
+    changes = word_diff(old, new)
+    assert texts(changes, DiffOp.EQUAL, DiffOp.INSERT) == new
+    assert texts(changes, DiffOp.EQUAL, DiffOp.DELETE) == old
+
+
+def test_a_word_in_a_long_paragraph_is_found() -> None:
+    words = [f"w{index % 300}" for index in range(1000)]
+    old, new = " ".join(words), " ".join([*words[:200], "new", *words[200:700], "other", *words[701:]])
+    assert [change.text.strip() for change in word_diff(old, new) if change.op is DiffOp.INSERT] == ["new", "other"]
+
+
+def test_memories_with_nothing_but_words_in_common_take_milliseconds() -> None:
+    generator = random.Random(0)
+    old, new = ("".join(generator.choice("灯塔是安娜建造的在年点亮") for _ in range(4000)) for _ in range(2))
+    begin = time.monotonic()
+    word_diff(old, new)
+    assert time.monotonic() - begin < 0.5
