@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help install demo test check format bench vllm test-vllm clean
+.PHONY: help install demo test check format bench vllm test-vllm test-browser clean
 
 help:  ## What can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -13,7 +13,7 @@ help:  ## What can be made here
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[local,hub,files]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[local,hub,files,export]"
 	touch $@
 
 install: $(VENV)/.installed  ## A virtual environment with all that demo, tests and benchmarks need
@@ -41,6 +41,9 @@ vllm:  ## A second virtual environment with a vLLM server for CPUs
 
 test-vllm: install vllm  ## The tests that read through a real vLLM server
 	$(BIN)/pytest tests/integration
+
+test-browser: install  ## The tests that drive a page in Chromium (Debian: apt-get install chromium chromium-driver)
+	$(BIN)/pytest tests/browser
 
 clean:  ## Remove the virtual environments and caches
 	rm -rf $(VENV) .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -29,6 +29,7 @@ def _kilobytes_per_chunk(chunks: int) -> float:
             prompts=load_prompts(),
             store=Path(folder) / "documents",
             checkpoints=path,
+            run_log=False,
         )
         with reader:
             result = reader.read(next(iter(prose_of(CHUNK_TOKENS * chunks))), "What is said?")

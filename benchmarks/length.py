@@ -16,7 +16,7 @@ def measure() -> list[Figure]:
     """Seconds and tokens per chunk at each length, and how far the longest departs from a line through the shortest."""
     figures, per_chunk = [], {}
     with tempfile.TemporaryDirectory() as folder:
-        reader = MemAgent(LocalPolicy.embedded(), store=Path(folder))
+        reader = MemAgent(LocalPolicy.embedded(), store=Path(folder), run_log=False)
         chunk_tokens = 256
         reader.read(next(iter(prose_of(1000))), "Is it warm?")
         for chunks in LENGTHS:

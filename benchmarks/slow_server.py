@@ -7,6 +7,7 @@ It prints its port, then serves until its standard input closes. N is the number
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from typing import Any
 
@@ -27,13 +28,16 @@ def reply(tokens: int) -> bytes:
         "usage": {"prompt_tokens": 1500, "completion_tokens": 100, "total_tokens": 1600},
     }
     if tokens:
-        one = {"token": " kept", "bytes": [32, 107, 101, 112, 116], "logprob": -0.12345678, "top_logprobs": []}
-        choice |= {"logprobs": {"content": [one] * tokens}, "token_ids": list(range(10_000, 10_000 + tokens))}
-        body["prompt_token_ids"] = list(range(1500))
-    content = msgspec.json.encode(body)
+        # Random numbers, so that a log that keeps them cannot compress them better than real ones.
+        numbers = random.Random(1)
+        one = {"token": " kept", "bytes": [32, 107, 101, 112, 116], "top_logprobs": []}
+        content = [{**one, "logprob": -numbers.expovariate(2.0)} for _ in range(tokens)]
+        choice |= {"logprobs": {"content": content}, "token_ids": numbers.choices(range(150_000), k=tokens)}
+        body["prompt_token_ids"] = numbers.choices(range(150_000), k=1500)
+    encoded = msgspec.json.encode(body)
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
-        len(content),
-        content,
+        len(encoded),
+        encoded,
     )
 
 

@@ -15,7 +15,7 @@ _READ = """
 import sys, time, pathlib
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, Budget, Limits, load_prompts, policy
 reader = MemAgent(OpenAICompatiblePolicy("slow", base_url=sys.argv[1]), tokenizer="embedded", budget=Budget(),
-                  prompts=load_prompts(), store=pathlib.Path(sys.argv[3]))
+                  prompts=load_prompts(), store=pathlib.Path(sys.argv[3]), run_log=False)
 sent = []
 complete = reader.policy.complete
 async def first(prompt, sampling):

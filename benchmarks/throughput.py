@@ -72,6 +72,7 @@ async def compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float]
         prompts=load_prompts(),
         sampling=SamplingParams(logprobs=logprobs, seed=1),
         store=store,
+        run_log=False,
     )
     if logprobs:
         reader.policy._served = {"id": "slow", "owned_by": "vllm"}  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The command line: `memagent read | resume | doctor | demo`.
+"""The command line: `memagent read | resume | doctor | demo`, and the run log's commands from their own modules.
 
 Exit codes: 0 answered, 2 wrong usage, 3 the document, 4 the policy or its server, 5 stopped at a limit and resumable,
 6 no such run or another one, 7 settings that do not fit, 8 read to the end without an answer, 130 interrupted.
@@ -12,24 +12,15 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, fields, replace
-from enum import IntEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memagent_graph.errors import (
-    BudgetError,
-    DocumentError,
-    MemAgentError,
-    MissingExtraError,
-    PolicyError,
-    ProfileError,
-    PromptError,
-    RunError,
-    TokenizerError,
-)
+from memagent_graph import cli_runs, cli_show
+from memagent_graph.errors import MemAgentError
+from memagent_graph.exit_codes import ExitCode, exit_code
 
 if TYPE_CHECKING:
     from memagent_graph.console import Console
@@ -37,20 +28,6 @@ if TYPE_CHECKING:
     from memagent_graph.results import ReadResult
     from memagent_graph.settings import ReaderSettings
     from memagent_graph.state import Limits
-
-
-class ExitCode(IntEnum):
-    """What the process's exit status says."""
-
-    ANSWERED = 0
-    USAGE = 2
-    DOCUMENT = 3
-    POLICY = 4
-    STOPPED = 5
-    RUN = 6
-    SETTINGS = 7
-    NO_ANSWER = 8
-    INTERRUPTED = 130
 
 
 app = typer.Typer(
@@ -263,7 +240,7 @@ def doctor(
     try:
         findings = asyncio.run(run())
     except MemAgentError as error:
-        raise typer.Exit(console.failure(error, _exit_code(error))) from None
+        raise typer.Exit(console.failure(error, exit_code(error))) from None
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings]))
     if any(finding.health is Health.BAD for finding in findings):
@@ -305,7 +282,11 @@ def demo(
         with TemporaryDirectory() as folder:
             asyncio.run(run(Path(folder)))
     except MemAgentError as error:
-        raise typer.Exit(console.failure(error, _exit_code(error))) from None
+        raise typer.Exit(console.failure(error, exit_code(error))) from None
+
+
+cli_show.register(app)
+cli_runs.register(app)
 
 
 def main() -> None:
@@ -344,7 +325,7 @@ def _finish(
     try:
         result = asyncio.run(run(console))
     except MemAgentError as error:
-        raise typer.Exit(console.failure(error, _exit_code(error))) from None
+        raise typer.Exit(console.failure(error, exit_code(error))) from None
     except ValueError as error:
         raise typer.Exit(console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -354,13 +335,3 @@ def _finish(
         raise typer.Exit(ExitCode.NO_ANSWER)
     if result.stop_reason.resumable:
         raise typer.Exit(ExitCode.STOPPED)
-
-
-def _exit_code(error: MemAgentError) -> ExitCode:
-    codes = (
-        ((DocumentError,), ExitCode.DOCUMENT),
-        ((PolicyError,), ExitCode.POLICY),
-        ((RunError,), ExitCode.RUN),
-        ((BudgetError, ProfileError, PromptError, TokenizerError, MissingExtraError), ExitCode.SETTINGS),
-    )
-    return next((code for kinds, code in codes if isinstance(error, kinds)), ExitCode.USAGE)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from functools import lru_cache
 
-from memagent_graph.policy import Completion, FinishReason, Messages, TokenUsage, strip_reasoning
+from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage, strip_reasoning
 from memagent_graph.results import EventKind, UpdateRule
 from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome
 from memagent_graph.run_log.recording import new_step
@@ -167,7 +168,7 @@ class Drafts:
                 policy_version=completion.policy_version,
                 tokenizer=context.tokenizer.fingerprint,
                 template=context.prompts.fingerprint,
-                sampling=asdict(sampling),
+                sampling=_as_logged(sampling),
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
@@ -211,3 +212,8 @@ class Drafts:
             return text
         lengths = (tokenizer.prefix_chars(text, ids, kept) for kept in range(bound, 0, -1))
         return text[: next((length for length in lengths if length is not None), 0)].rstrip()
+
+
+@lru_cache
+def _as_logged(sampling: SamplingParams) -> dict[str, object]:
+    return asdict(sampling)

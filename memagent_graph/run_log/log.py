@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import sqlite3
@@ -9,25 +10,24 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import RunLogError, RunNotFoundError
 from memagent_graph.prompts import Prompts
-from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
+from memagent_graph.run_log import rows
+from memagent_graph.run_log.packing import pack_text
 from memagent_graph.run_log.records import (
     Conversation,
-    ConversationKind,
     LoggedEvent,
-    Outcome,
     Redaction,
     Reward,
     RunRecord,
     TextKind,
 )
-from memagent_graph.run_log.schema import connect, migrate
+from memagent_graph.run_log.schema import LogConnection, connect, migrate
 from memagent_graph.run_log.writer import Job, Writer
 
 
@@ -84,6 +84,19 @@ class RunFilter:
         return f"WHERE {' AND '.join(terms)} ORDER BY began DESC, run_id DESC LIMIT ?", [*values, self.newest or -1]
 
 
+@dataclass(frozen=True, slots=True)
+class RunTotals:
+    """What the conversations of one run come to, and the run's rewards."""
+
+    conversations: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    with_ids: int = 0
+    """How many of its conversations can be trained on."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """The newest value of each of the run's own rewards, by name."""
+
+
 class RunLog:
     """A log of runs.
 
@@ -104,9 +117,14 @@ class RunLog:
             with closing(connect(self.path)) as connection:
                 migrate(connection, self.path)
 
-    # Writing. Each returns a future that is done once the entry is in the file; see `RunLog.wait`.
+    # Writing. Each returns a future that is done once the entry is in the file; see `RunLog.wait`. The graph's steps
+    # hand the same jobs in from their event loop; see `Recording`.
 
-    def begin(
+    def begin(self, run_id: str, question: str, document: DocumentRef, settings: Mapping[str, Any]) -> Future[None]:
+        """Enter a run as begun. A run that goes on keeps its entry, with its end taken back."""
+        return self._writer.submit(self.begin_job(run_id, question, document, settings))
+
+    def begin_job(
         self,
         run_id: str,
         question: str,
@@ -115,8 +133,8 @@ class RunLog:
         *,
         prompts: Prompts | None = None,
         trace: Mapping[str, str] | None = None,
-    ) -> Future[None]:
-        """Enter a run as begun. A run that goes on keeps its entry, with its end taken back."""
+    ) -> Job:
+        """What `begin` hands in, with the prompts' wording and the trace it runs under."""
         kept_document = {**document, "name": self._kept(TextKind.DOCUMENT_NAME, document["name"]) or ""}
         values = (
             run_id,
@@ -139,16 +157,20 @@ class RunLog:
                     (prompts.fingerprint, json.dumps(prompts.wording)),
                 )
 
-        return self._writer.submit(job)
+        return job
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
         """Enter how a run ended."""
+        return self._writer.submit(self.end_job(run_id, stop_reason, answer))
+
+    def end_job(self, run_id: str, stop_reason: str, answer: str | None) -> Job:
+        """What `end` hands in."""
         values = time.time(), stop_reason, self._kept(TextKind.ANSWER, answer), run_id
 
         def job(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
 
-        return self._writer.submit(job)
+        return job
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str] = ()) -> Future[int]:
         """Enter a conversation; the future gives its row. Its run must have begun.
@@ -160,9 +182,19 @@ class RunLog:
             conversation: what was said.
             prompt_texts: the prompt's messages, for the redaction hook alone; they are not stored.
         """
+        return self._writer.submit(self.record_job(conversation, prompt_texts))
+
+    def record_job(
+        self, conversation: Conversation, prompt_texts: Sequence[str] = (), *, supersede: bool = True
+    ) -> rows.NewConversation:
+        """What `record` hands in. Without `supersede` for those that cannot meet an earlier execution's rows."""
         if self._redact is not None:
             conversation = self._redacted(conversation, prompt_texts)
-        return self._writer.submit(_insertion(conversation))
+        return rows.NewConversation(conversation, supersede=supersede)
+
+    def hand_in(self, job: Job) -> asyncio.Future[Any]:
+        """Hand a job in from the running event loop. The future's exception is not translated; see `log_error`."""
+        return self._writer.submit_from_loop(job)
 
     def edit(self, run_id: str, position: int, memory: str) -> Future[None]:
         """Enter that a person replaced the memory after a chunk: all that came behind it is superseded.
@@ -222,6 +254,62 @@ class RunLog:
 
         self.wait(self._writer.submit(job))
 
+    def thumbs(self, run_id: str, up: bool, *, note: str | None = None) -> None:
+        """A person's thumb: the reward "thumbs", 1 or 0. It fits where agents and chat windows take a feedback hook.
+
+        Raises:
+            RunNotFoundError, RunLogError: as `reward`.
+        """
+        self.reward(run_id, float(up), name="thumbs", note=note)
+
+    def add(
+        self,
+        run: RunRecord,
+        conversations: Sequence[Conversation] = (),
+        *,
+        events: Sequence[LoggedEvent] = (),
+        rewards: Sequence[Reward] = (),
+        templates: Mapping[str, Mapping[str, str]] | None = None,
+        replacing: bool = False,
+    ) -> None:
+        """Enter a whole run in one transaction, as it stands in another log. The redaction hook is not asked.
+
+        Args:
+            run: the run.
+            conversations: in order, superseded ones included. They get rows of their own here.
+            events: what no conversation caused.
+            rewards: of the run and its conversations, which they name by the id that `conversations` has for them.
+            templates: the wording of prompts, by fingerprint.
+            replacing: whether to delete a run of the same id first.
+
+        Raises:
+            RunLogError: the run is here already, contradicts itself, or cannot be written.
+        """
+
+        def job(connection: LogConnection) -> None:
+            if replacing:
+                connection.execute("DELETE FROM runs WHERE run_id = ?", (run.run_id,))
+            rows.insert_run(connection, run)
+            for fingerprint, wording in (templates or {}).items():
+                rows.insert_template(connection, fingerprint, wording)
+            row_of = {each.id: rows.NewConversation(each, supersede=False)(connection) for each in conversations}
+            for event in events:
+                rows.insert_event(connection, run.run_id, event, None)
+            for each in rewards:
+                here = None if each.conversation is None else row_of[each.conversation]
+                rows.insert_reward(connection, replace(each, conversation=here))
+
+        try:
+            self.wait(self._writer.submit(job))
+        except RunLogError as error:
+            if isinstance(error.__cause__, sqlite3.IntegrityError):
+                raise RunLogError(
+                    f"run {run.run_id!r} is in {self.path} already, or contradicts itself ({error.__cause__})"
+                ) from error
+            raise
+        except (KeyError, OverflowError, UnicodeEncodeError) as error:
+            raise RunLogError(f"run {run.run_id!r} cannot be stored ({type(error).__name__}: {error})") from error
+
     def delete(self, run_ids: Iterable[str]) -> int:
         """Delete runs with all that belongs to them, and give the space back; returns how many there were."""
         ids = list(run_ids)
@@ -261,6 +349,13 @@ class RunLog:
         files = (self.path, self.path.with_name(self.path.name + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
 
+    def counts(self) -> tuple[int, int]:
+        """How many runs and how many conversations it holds."""
+        with self._connection() as connection:
+            query = "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM conversations)"
+            runs, conversations = connection.execute(query).fetchone()
+        return runs, conversations
+
     def get(self, run_id: str) -> RunRecord:
         """One run.
 
@@ -280,7 +375,7 @@ class RunLog:
         condition, values = (chosen or RunFilter()).sql()
         with self._connection() as connection:
             for row in connection.execute(f"SELECT * FROM runs {condition}", values):  # noqa: S608  our own words
-                yield _run_record(row)
+                yield rows.run_record(row)
 
     def conversations(self, run_id: str, *, superseded: bool = False) -> Iterator[Conversation]:
         """A run's conversations in order of position and attempt; with `superseded` those that no longer count, too."""
@@ -288,30 +383,66 @@ class RunLog:
             events: dict[int, list[LoggedEvent]] = {}
             for row in connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,)):
                 if row["conversation"] is not None:
-                    events.setdefault(row["conversation"], []).append(_event(row))
+                    events.setdefault(row["conversation"], []).append(rows.event(row))
             query = (
                 "SELECT c.*, f.policy, f.policy_version, f.tokenizer, f.template, f.sampling FROM conversations c "
                 "JOIN configurations f ON f.id = c.configuration WHERE c.run_id = ? AND c.superseded <= ? "
                 "ORDER BY c.position, c.id"
             )
             for row in connection.execute(query, (run_id, int(superseded))):
-                yield _conversation(row, tuple(events.get(row["id"], ())))
+                yield rows.conversation(row, tuple(events.get(row["id"], ())))
 
     def events(self, run_id: str) -> list[LoggedEvent]:
         """What happened in a run that no conversation caused: memories that a person edited."""
         with self._connection() as connection:
             query = "SELECT * FROM events WHERE run_id = ? AND conversation IS NULL ORDER BY id"
-            return [_event(row) for row in connection.execute(query, (run_id,))]
+            return [rows.event(row) for row in connection.execute(query, (run_id,))]
 
     def rewards(self, run_id: str) -> list[Reward]:
         """All rewards of a run and its conversations, oldest first."""
         with self._connection() as connection:
-            rows = connection.execute("SELECT * FROM rewards WHERE run_id = ? ORDER BY time, id", (run_id,))
-            return [Reward(**row) for row in rows]
+            found = connection.execute("SELECT * FROM rewards WHERE run_id = ? ORDER BY time, id", (run_id,))
+            return [Reward(**row) for row in found]
 
     def latest_rewards(self, run_id: str) -> dict[str, float]:
         """The newest value of each of a run's own rewards, by name."""
         return {each.name: each.value for each in self.rewards(run_id) if each.conversation is None}
+
+    def totals(self, run_ids: Iterable[str], *, superseded: bool = False) -> dict[str, RunTotals]:
+        """What runs come to, by id; with `superseded`, conversations that no longer count are counted, too."""
+        ids = list(run_ids)
+        rewards: dict[str, dict[str, float]] = {run_id: {} for run_id in ids}
+        given = json.dumps(ids)
+        with self._connection() as connection:
+            for row in connection.execute(
+                "SELECT run_id, name, value FROM rewards "
+                "WHERE run_id IN (SELECT value FROM json_each(?)) AND conversation IS NULL ORDER BY time, id",
+                (given,),
+            ):
+                rewards[row["run_id"]][row["name"]] = row["value"]
+            totals = {run_id: RunTotals(rewards=given_to) for run_id, given_to in rewards.items()}
+            sums = connection.execute(
+                "SELECT run_id, count(*) conversations, sum(prompt_tokens) prompt_tokens, "
+                "sum(completion_tokens) completion_tokens, "
+                "sum(prompt_ids IS NOT NULL AND completion_ids IS NOT NULL AND logprobs IS NOT NULL) with_ids "
+                "FROM conversations WHERE run_id IN (SELECT value FROM json_each(?)) AND superseded <= ? "
+                "GROUP BY run_id",
+                (given, int(superseded)),
+            )
+            for row in sums:
+                counts = dict(row)
+                run_id = counts.pop("run_id")
+                totals[run_id] = RunTotals(**counts, rewards=rewards[run_id])
+        return totals
+
+    def templates(self, run_id: str) -> dict[str, dict[str, str]]:
+        """The wording of the prompts that a run's conversations were written with, by fingerprint."""
+        query = (
+            "SELECT hash, content FROM templates WHERE hash IN (SELECT f.template FROM conversations c "
+            "JOIN configurations f ON f.id = c.configuration WHERE c.run_id = ?) ORDER BY hash"
+        )
+        with self._connection() as connection:
+            return {row["hash"]: json.loads(row["content"]) for row in connection.execute(query, (run_id,))}
 
     def template(self, fingerprint: str) -> dict[str, str]:
         """The wording that a fingerprint stands for.
@@ -359,113 +490,9 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
     if "locked" in words or "busy" in words:
         hint = "Another program holds it. Close that one, name another file with --log, or read with --no-log."
     elif "full" in words:
-        hint = "Make room, delete old runs (memagent runs --delete), or name a file on another disk with --log."
+        hint = "Make room, delete old runs (memagent runs ... --delete), or name a file on another disk with --log."
     elif isinstance(error, sqlite3.DatabaseError) and ("not a database" in words or "malformed" in words):
         hint = "Restore it from a copy, or move it away and a new one is made; --log names another."
     else:
         hint = "Name another file with --log, or read without a log (--no-log)."
     return RunLogError(f"{path} cannot be used as a run log: {words}", hint=hint)
-
-
-def _insertion(new: Conversation) -> Job:
-    configuration = (
-        new.policy,
-        new.policy_version,
-        new.tokenizer,
-        new.template,
-        json.dumps(dict(new.sampling), sort_keys=True),
-    )
-
-    def job(connection: sqlite3.Connection) -> int:
-        if new.attempt == 0:
-            connection.execute(
-                "UPDATE conversations SET superseded = 1 "
-                "WHERE run_id = ? AND position >= ? AND step <> ? AND superseded = 0",
-                (new.run_id, new.position, new.step),
-            )
-        find = (
-            "SELECT id FROM configurations "
-            "WHERE policy = ? AND policy_version = ? AND tokenizer = ? AND template = ? AND sampling = ?"
-        )
-        found = connection.execute(find, configuration).fetchone()
-        if found is None:
-            connection.execute(
-                "INSERT INTO configurations (policy, policy_version, tokenizer, template, sampling) "
-                "VALUES (?, ?, ?, ?, ?)",
-                configuration,
-            )
-            found = connection.execute(find, configuration).fetchone()
-        values = {
-            "run_id": new.run_id,
-            "position": new.position,
-            "kind": new.kind.value,
-            "step": new.step,
-            "attempt": new.attempt,
-            "outcome": new.outcome.value,
-            "configuration": found["id"],
-            "began": new.began,
-            "seconds": new.seconds,
-            "start_char": new.start_char,
-            "end_char": new.end_char,
-            "start_byte": new.start_byte,
-            "end_byte": new.end_byte,
-            "chunk_tokens": new.chunk_tokens,
-            "prompt_tokens": new.prompt_tokens,
-            "completion_tokens": new.completion_tokens,
-            "cached_tokens": new.cached_tokens,
-            "finish_reason": new.finish_reason,
-            "prompt_ids": pack_ids(new.prompt_token_ids),
-            "completion_ids": pack_ids(new.token_ids),
-            "logprobs": pack_logprobs(new.logprobs),
-            "text": pack_text(new.text),
-            "memory": pack_text(new.memory),
-            "trace": json.dumps(dict(new.trace)) if new.trace else None,
-        }
-        names = ", ".join(values)
-        inserted = connection.execute(
-            f"INSERT INTO conversations ({names}) VALUES ({', '.join('?' * len(values))})",  # noqa: S608  our own names
-            tuple(values.values()),
-        )
-        row = inserted.lastrowid or 0
-        for event in new.events:
-            connection.execute(
-                "INSERT INTO events (run_id, conversation, position, time, kind, detail, rule) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (new.run_id, row, new.position, event.time, event.kind, event.detail, event.rule),
-            )
-        return row
-
-    return job
-
-
-def _run_record(row: sqlite3.Row) -> RunRecord:
-    values = dict(row)
-    for name in ("document", "settings", "trace"):
-        values[name] = json.loads(values[name] or "{}")
-    return RunRecord(**values)
-
-
-def _event(row: sqlite3.Row) -> LoggedEvent:
-    return LoggedEvent(row["time"], row["kind"], row["detail"], row["position"], row["rule"], unpack_text(row["text"]))
-
-
-def _conversation(row: sqlite3.Row, events: tuple[LoggedEvent, ...]) -> Conversation:
-    values = dict(row)
-    del values["configuration"]
-    prompt_ids, completion_ids = values.pop("prompt_ids"), values.pop("completion_ids")
-    return Conversation(
-        **{
-            **values,
-            "kind": ConversationKind(values["kind"]),
-            "outcome": Outcome(values["outcome"]),
-            "superseded": bool(values["superseded"]),
-            "sampling": json.loads(values["sampling"]),
-            "trace": json.loads(values["trace"] or "{}"),
-            "text": unpack_text(values["text"]),
-            "memory": unpack_text(values["memory"]),
-            "prompt_token_ids": unpack_ids(prompt_ids),
-            "token_ids": unpack_ids(completion_ids),
-            "logprobs": unpack_logprobs(values["logprobs"]),
-            "events": events,
-        }
-    )

@@ -1,7 +1,9 @@
 """Token ids, log-probs and texts as small blobs, without loss.
 
-Numbers are stored as little-endian 32-bit values, byte planes apart (all lowest bytes first, and so on), then deflated:
-the high bytes of ids, and the exponents of log-probs, repeat. Prompt ids of English take about 2 bytes each.
+Numbers are little-endian 32-bit values with their byte planes apart: all lowest bytes, then all second ones, and so on.
+The low planes are noise to a compressor and are stored as they are; the high planes (ids below 65,536 have none, and
+log-probs share a handful of exponents) are deflated. Ids take about 2 bytes, log-probs about 3.5, and packing 2300 ids
+and 800 log-probs some 50 microseconds.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
-_LEVEL: Final = 1
-"""Higher levels take several times the time for some 3 % less."""
+_NUMBERS_LEVEL: Final = 1
+_TEXT_LEVEL: Final = 4
+"""Levels beyond which time grows and size hardly falls."""
+_RAW_PLANES: Final = {"I": 2, "f": 3}
+_COUNT_BYTES: Final = 4
 _WIDTH: Final = 4
 
 
@@ -39,7 +44,7 @@ def unpack_logprobs(blob: bytes | None) -> list[float] | None:
 
 def pack_text(text: str | None) -> bytes | None:
     """A text, lone surrogates included."""
-    return None if text is None else zlib.compress(text.encode("utf-8", "surrogatepass"), _LEVEL)
+    return None if text is None else zlib.compress(text.encode("utf-8", "surrogatepass"), _TEXT_LEVEL)
 
 
 def unpack_text(blob: bytes | None) -> str | None:
@@ -51,13 +56,17 @@ def _pack(numbers: array[Any]) -> bytes:
     if sys.byteorder == "big":
         numbers.byteswap()
     data = numbers.tobytes()
-    return zlib.compress(b"".join(data[plane::_WIDTH] for plane in range(_WIDTH)), _LEVEL)
+    raw = _RAW_PLANES[numbers.typecode]
+    low = [data[plane::_WIDTH] for plane in range(raw)]
+    high = b"".join(data[plane::_WIDTH] for plane in range(raw, _WIDTH))
+    return b"".join((len(numbers).to_bytes(_COUNT_BYTES, "little"), *low, zlib.compress(high, _NUMBERS_LEVEL)))
 
 
 def _unpack(kind: str, blob: bytes) -> list[Any]:
-    data = zlib.decompress(blob)
-    count = len(data) // _WIDTH
-    planes = bytearray(len(data))
+    count = int.from_bytes(blob[:_COUNT_BYTES], "little")
+    end = _COUNT_BYTES + count * _RAW_PLANES[kind]
+    data = blob[_COUNT_BYTES:end] + zlib.decompress(blob[end:])
+    planes = bytearray(count * _WIDTH)
     for plane in range(_WIDTH):
         planes[plane::_WIDTH] = data[plane * count : (plane + 1) * count]
     numbers: array[Any] = array(kind, bytes(planes))

@@ -10,8 +10,7 @@ import asyncio
 import secrets
 import sqlite3
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +18,7 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log.log import RunLog, log_error
 from memagent_graph.run_log.records import Conversation
+from memagent_graph.run_log.writer import Job
 
 
 @dataclass
@@ -33,36 +33,39 @@ class Recording:
     """Why nothing more is written."""
     told: bool = False
     """Whether the run's result says so."""
-    _pending: list[Future[Any]] = field(default_factory=list)
+    _pending: list[asyncio.Future[Any]] = field(default_factory=list)
     _begun: bool = False
+    _recorded: bool = False
 
     def begin(self, run_id: str, question: str, document: DocumentRef, prompts: Prompts) -> None:
         """Enter the run, once per call of the graph."""
         if not self._begun:
             self._begun = True
-            self._hand_in(self.log.begin(run_id, question, document, self.settings, prompts=prompts, trace=self.trace))
+            self._hand_in(
+                self.log.begin_job(run_id, question, document, self.settings, prompts=prompts, trace=self.trace)
+            )
 
-    def record(self, conversation: Conversation, prompt_texts: list[str]) -> None:
-        """Enter a conversation."""
-        if self.failure is None:
-            self._hand_in(self.log.record(conversation, prompt_texts))
+    def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
+        """Enter a conversation. Only the first of a call can meet what an earlier execution of the run has left."""
+        self._hand_in(self.log.record_job(conversation, prompt_texts, supersede=not self._recorded))
+        self._recorded = True
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
         """Enter how the run ended."""
-        if self.failure is None:
-            self._hand_in(self.log.end(run_id, stop_reason, answer))
+        self._hand_in(self.log.end_job(run_id, stop_reason, answer))
 
     async def settle(self) -> None:
         """Wait until all that was handed in is in the file."""
         pending, self._pending = self._pending, []
         for future in pending:
             try:
-                await asyncio.wrap_future(future)
+                await future
             except (sqlite3.Error, OSError) as error:
                 self.failure = self.failure or log_error(self.log.path, error).message
 
-    def _hand_in(self, future: Future[Any]) -> None:
-        self._pending.append(future)
+    def _hand_in(self, job: Job) -> None:
+        if self.failure is None:
+            self._pending.append(self.log.hand_in(job))
 
 
 def new_step() -> str:

@@ -1,4 +1,4 @@
-"""One thread that writes what many reads hand in, several at a time in one transaction.
+"""One thread that writes what many reads hand in, all that waits in one transaction.
 
 A commit in WAL mode costs little more for ten rows than for one. Whoever waits for a job knows, when it is done, that
 it is in the file: killing the process loses nothing of it.
@@ -6,19 +6,38 @@ it is in the file: killing the process loses nothing of it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
-from memagent_graph.run_log.schema import connect
+from memagent_graph.run_log.schema import LogConnection, connect
 
-Job: TypeAlias = Callable[[sqlite3.Connection], Any]
-_LARGEST_BATCH: Final = 256
+_LARGEST_BATCH: Final = 128
+_LINGER_SECONDS: Final = 0.003
+"""How long the first of a batch waits for company. Each transaction takes the interpreter's lock from the event loop a
+few times, however many rows it has."""
+
+
+class Job(Protocol):
+    """What is to be written. Called within a transaction; if that fails, it is called again in another."""
+
+    def __call__(self, connection: LogConnection) -> Any:
+        """Write, and return what the waiting side is to get."""
+        ...
+
+
+Together: TypeAlias = Callable[[LogConnection, Sequence[Any]], list[Any]]
+"""Does several jobs at once, in order. Jobs that name the same one as their `together` are done so: every statement
+costs the event loop's thread the interpreter's lock once or twice."""
 
 
 class Writer:
@@ -26,7 +45,7 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._jobs: queue.SimpleQueue[tuple[Job, Future[Any]] | None] = queue.SimpleQueue()
+        self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -36,11 +55,14 @@ class Writer:
         The future's exception is what the job raised, or `sqlite3.Error` where the file could not be written.
         """
         future: Future[Any] = Future()
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="memagent-run-log", daemon=True)
-                self._thread.start()
-            self._jobs.put((job, future))
+        self._put(_Entry(job, future, None))
+        return future
+
+    def submit_from_loop(self, job: Job) -> asyncio.Future[Any]:
+        """`submit` for the running event loop, which is woken once for all of its jobs in a transaction."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._put(_Entry(job, future, loop))
         return future
 
     def close(self) -> None:
@@ -48,58 +70,97 @@ class Writer:
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
-                self._jobs.put(None)
+                self._entries.put(None)
         if thread is not None:
             thread.join()
 
+    def _put(self, entry: _Entry) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="memagent-run-log", daemon=True)
+                self._thread.start()
+            self._entries.put(entry)
+
     def _work(self) -> None:
-        connection: sqlite3.Connection | None = None
+        connection: LogConnection | None = None
         try:
             while True:
                 batch, last = self._next_batch()
                 if batch:
                     try:
                         connection = connection or connect(self._path)
-                        _run(connection, batch)
-                    except Exception as error:  # noqa: BLE001  it belongs to those who wait, whatever it is
-                        for _, future in batch:
-                            if not future.done():
-                                future.set_exception(error)
+                        outcomes = _run(connection, batch)
+                    except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
+                        outcomes = [error] * len(batch)
+                    _tell(batch, outcomes)
                 if last:
                     return
         finally:
             if connection is not None:
                 connection.close()
 
-    def _next_batch(self) -> tuple[list[tuple[Job, Future[Any]]], bool]:
-        """The jobs that wait, at least one unless the end has come, and whether it has."""
-        batch: list[tuple[Job, Future[Any]]] = []
-        entry = self._jobs.get()
+    def _next_batch(self) -> tuple[list[_Entry], bool]:
+        """The entries that wait, at least one unless the end has come, and whether it has."""
+        batch: list[_Entry] = []
+        entry = self._entries.get()
+        if entry is not None and entry.loop is not None:
+            time.sleep(_LINGER_SECONDS)
         while entry is not None:
             batch.append(entry)
             if len(batch) == _LARGEST_BATCH:
                 return batch, False
             try:
-                entry = self._jobs.get_nowait()
+                entry = self._entries.get_nowait()
             except queue.Empty:
                 return batch, False
         return batch, True
 
 
-def _run(connection: sqlite3.Connection, batch: list[tuple[Job, Future[Any]]]) -> None:
-    """Run a batch in one transaction; if any job fails, each in its own, so that only the failing one does."""
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    job: Job
+    future: Future[Any] | asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop | None
+    """The loop that an asyncio future belongs to."""
+
+
+def _run(connection: LogConnection, batch: Sequence[_Entry]) -> list[Any]:
+    """What each job returned or raised. All run in one transaction; if any fails, each in its own."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        results = [job(connection) for job, _ in batch]
+        results: list[Any] = []
+        for together, group in groupby((entry.job for entry in batch), lambda job: getattr(job, "together", None)):
+            jobs = list(group)
+            results += together(connection, jobs) if together else [job(connection) for job in jobs]
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
+        connection.configurations.clear()
         if len(batch) == 1:
-            batch[0][1].set_exception(error)
-            return
-        for entry in batch:
-            _run(connection, [entry])
-        return
-    for (_, future), result in zip(batch, results, strict=True):
-        future.set_result(result)
+            return [error]
+        return [outcome for entry in batch for outcome in _run(connection, [entry])]
+    return results
+
+
+def _tell(batch: Sequence[_Entry], outcomes: Sequence[Any]) -> None:
+    """Wake those who wait."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Any, Any]]] = {}
+    for entry, outcome in zip(batch, outcomes, strict=True):
+        if entry.loop is None:
+            _settle([(entry.future, outcome)])
+        else:
+            by_loop.setdefault(entry.loop, []).append((entry.future, outcome))
+    for loop, settled in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # The loop was closed, and nobody waits any more.
+            loop.call_soon_threadsafe(_settle, settled)
+
+
+def _settle(settled: Sequence[tuple[Any, Any]]) -> None:
+    for future, outcome in settled:
+        if future.done():
+            continue
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

@@ -254,7 +254,7 @@ def test_rewards_pile_up_and_the_newest_of_a_name_counts(log) -> None:
     row = log.wait(log.record(conversation(0)))
     log.reward("r", 0.0, name="exact", source="scorer")
     log.reward("r", 1.0, name="exact", source="scorer", note="relabelled")
-    log.reward("r", 1, name="thumbs")
+    log.thumbs("r", up=True)
     log.reward("r", 0.5, name="step", conversation=row)
     assert log.latest_rewards("r") == {"exact": 1.0, "thumbs": 1.0}
     assert [(each.name, each.value, each.conversation) for each in log.rewards("r")][-1] == ("step", 0.5, row)
@@ -352,10 +352,10 @@ for _ in range(5):
 
 def test_a_full_disk_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
     from memagent_graph.run_log import writer
+    from memagent_graph.run_log.schema import connect
 
     def small(path: Path, **options) -> sqlite3.Connection:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        connection.row_factory = sqlite3.Row
+        connection = connect(path, **options)
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 2}")
         return connection
@@ -449,16 +449,16 @@ def test_an_unknown_run_is_named_with_the_newest(log) -> None:
 def test_traces_are_kept_where_someone_traces(make_reader, log) -> None:
     from langchain_core.callbacks import BaseCallbackHandler
 
-    class Tracer(BaseCallbackHandler):
-        ids: list[str] = []
+    seen: set[str] = set()
 
+    class Tracer(BaseCallbackHandler):
         def on_chain_start(self, serialized, inputs, *, run_id, **more) -> None:
-            self.ids.append(str(run_id))
+            seen.add(str(run_id))
 
     graph = make_reader(run_log=log).graph()
     state = graph.invoke({"question": QUESTION, "document": TEXT}, {"callbacks": [Tracer()]})
     rows = list(log.conversations(state["run_id"]))
-    assert {row.trace["langchain_run_id"] for row in rows} <= set(Tracer.ids)
+    assert {row.trace["langchain_run_id"] for row in rows} <= seen
     assert len({row.trace["langchain_run_id"] for row in rows}) == len(rows)
     untraced = make_reader(run_log=log).read(TEXT, QUESTION, run_id="u")
     assert all(not row.trace for row in log.conversations(untraced.run_id))

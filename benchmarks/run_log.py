@@ -1,0 +1,141 @@
+"""What the run log costs: chunks per second with and without it, and bytes per token on disk.
+
+With 128 documents in flight, a local server answers every request after 250 ms with 800 token ids and log-probs.
+Readers with and without a log take turns, and get the same replies, so that their ratio is the log's cost alone. Bytes
+per token are those of a file with real token ids of English, log-probs with all their digits, and texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import tempfile
+from pathlib import Path
+
+from benchmarks.chunking import large_tokenizer
+from benchmarks.figures import Figure
+from benchmarks.text import prose_of
+from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DOCUMENTS, measure_one, slow_server
+from memagent_graph import (
+    Budget,
+    Document,
+    DocumentRef,
+    DocumentStore,
+    MemAgent,
+    OpenAICompatiblePolicy,
+    RunLog,
+    SamplingParams,
+)
+from memagent_graph.prompts import load_prompts
+from memagent_graph.run_log import Conversation, ConversationKind, Outcome
+
+_CONVERSATIONS = 400
+_PROMPT_TOKENS = 1500
+
+
+async def _compare(url: str, folder: Path) -> tuple[float, float, float]:
+    """Median of the logging reader's rate over the other's, and both's processor milliseconds per chunk."""
+    store = DocumentStore(folder / "documents")
+    references = [store.add(Document.from_text(text)) for text in prose_of(CHUNK_TOKENS * CHUNKS, DOCUMENTS)]
+
+    def make(log: RunLog | bool) -> MemAgent:
+        reader = MemAgent(
+            OpenAICompatiblePolicy("slow", base_url=url),
+            tokenizer="embedded",
+            budget=Budget(chunk_tokens=CHUNK_TOKENS),
+            prompts=load_prompts(),
+            sampling=SamplingParams(logprobs=True, seed=1),
+            store=store,
+            run_log=log,
+        )
+        reader.policy._served = {"id": "slow", "owned_by": "vllm"}  # type: ignore[attr-defined]
+        return reader
+
+    async def read(reader: MemAgent) -> int:
+        results = await asyncio.gather(*(reader.aread(each, "What is said of it?") for each in references))
+        return sum(result.usage.turns for result in results)
+
+    log = RunLog(folder / "runs.sqlite")
+    logging, silent = make(log), make(False)
+    await read(silent)
+    ratios, with_log, without = [], [], []
+    for _ in range(3):
+        rate_without, cost_without = await measure_one(lambda: read(silent))
+        rate, cost = await measure_one(lambda: read(logging))
+        ratios.append(rate / rate_without)
+        with_log.append(cost)
+        without.append(cost_without)
+    for reader in (logging, silent):
+        await reader.aclose()
+    log.close()
+    return statistics.median(ratios), statistics.median(with_log), statistics.median(without)
+
+
+def _bytes_per_token(completion_tokens: int) -> float:
+    """Of a log of conversations with 1500 tokens of prompt and so many of completion."""
+    tokenizer = large_tokenizer()
+    text = next(iter(prose_of(2_000_000)))
+    ids = tokenizer.encode(text[:4_000_000])
+    numbers = random.Random(1)
+    reference = DocumentRef(key="sha256:" + "0" * 64, name="prose.txt", media_type="text/plain", size=len(text))
+    with tempfile.TemporaryDirectory() as folder:
+        log = RunLog(Path(folder) / "runs.sqlite")
+        log.begin("run", "What is said of it?", reference, {})
+        pending = []
+        for position in range(_CONVERSATIONS):
+            start = numbers.randrange(len(ids) - _PROMPT_TOKENS - completion_tokens)
+            prompt = ids[start : start + _PROMPT_TOKENS]
+            completion = ids[start + _PROMPT_TOKENS : start + _PROMPT_TOKENS + completion_tokens]
+            pending.append(
+                log.record(
+                    Conversation(
+                        run_id="run",
+                        position=position,
+                        kind=ConversationKind.UPDATE,
+                        step=str(position),
+                        attempt=0,
+                        outcome=Outcome.ACCEPTED,
+                        began=0.0,
+                        seconds=0.25,
+                        policy="policy",
+                        policy_version="1",
+                        tokenizer=tokenizer.fingerprint,
+                        template="template",
+                        sampling={},
+                        prompt_tokens=len(prompt),
+                        completion_tokens=len(completion),
+                        cached_tokens=0,
+                        finish_reason="stop",
+                        text=tokenizer.decode(completion),
+                        prompt_token_ids=prompt,
+                        token_ids=completion,
+                        logprobs=[-numbers.expovariate(2.0) for _ in completion],
+                        start_char=0,
+                        end_char=4000,
+                        start_byte=0,
+                        end_byte=4000,
+                        chunk_tokens=1000,
+                    )
+                )
+            )
+        for future in pending:
+            log.wait(future)
+        log.close()
+        return log.size_bytes / (_CONVERSATIONS * (_PROMPT_TOKENS + completion_tokens))
+
+
+def measure() -> list[Figure]:
+    """The log's cost in time and on disk."""
+    with slow_server(800) as url, tempfile.TemporaryDirectory() as folder:
+        ratio, logged, silent = asyncio.run(_compare(url, Path(folder)))
+    short, long = _bytes_per_token(100), _bytes_per_token(800)
+    return [
+        Figure(
+            f"chunks/s, logged : not logged, {DOCUMENTS} documents, 800 log-probs", ratio, "x", ">= 0.9", ratio >= 0.9
+        ),
+        Figure("processor time per chunk, logged", logged, "ms", "", True),
+        Figure("processor time per chunk, not logged", silent, "ms", "", True),
+        Figure("run log, 1500 tokens in and 100 out, per token", short, "bytes", "<= 4", short <= 4),
+        Figure("run log, 1500 tokens in and 800 out, per token", long, "bytes", "<= 4", long <= 4),
+    ]

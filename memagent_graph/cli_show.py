@@ -1,0 +1,128 @@
+"""The command line's part for looking at runs: `memagent show | diff`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memagent_graph.cli_runs import AsJSON, Log, open_existing
+from memagent_graph.errors import RunError, RunNotFoundError
+from memagent_graph.exit_codes import failures_told
+
+if TYPE_CHECKING:
+    from memagent_graph.run_log import RunLog
+    from memagent_graph.timeline import RunView
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("show")(show)
+    app.command("diff")(diff)
+
+
+def show(
+    run_id: Annotated[str | None, typer.Argument(metavar="RUN", help="The run.", show_default="the newest")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a self-contained page to this file instead.")
+    ] = None,
+    chunk: Annotated[int | None, typer.Option(min=0, help="One chunk in full, counted from 0.")] = None,
+    log: Log = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Show how a run's memory came to be, chunk by chunk, and what supports its answer."""
+    with failures_told(as_json=as_json):
+        opened = open_existing(log)
+        view = _view(opened, run_id or _newest(opened))
+        if as_json:
+            _print_json(view)
+        elif html is not None:
+            _write_page(view, html)
+        else:
+            _print_timeline(view, chunk)
+
+
+def diff(
+    run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="One run.")],
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The other.")],
+    log: Log = None,
+) -> None:
+    """Compare two runs: settings, answers, where their memories part, and what they cost."""
+    import rich.console  # noqa: PLC0415
+
+    from memagent_graph.timeline import compare_runs, render_comparison  # noqa: PLC0415
+
+    with failures_told():
+        opened = open_existing(log)
+        comparison = compare_runs(
+            _view(opened, run_a),
+            _view(opened, run_b),
+            settings_a=dict(opened.get(run_a).settings),
+            settings_b=dict(opened.get(run_b).settings),
+        )
+        rich.console.Console(highlight=False).print(render_comparison(comparison))
+
+
+def _newest(log: RunLog) -> str:
+    from memagent_graph.run_log import RunFilter  # noqa: PLC0415
+
+    for record in log.runs(RunFilter(newest=1)):
+        return record.run_id
+    raise RunNotFoundError(f"{log.path} holds no runs yet", hint="Read something first: memagent read FILE -q QUESTION")
+
+
+def _view(log: RunLog, run_id: str) -> RunView:
+    from memagent_graph.documents import DocumentStore  # noqa: PLC0415
+    from memagent_graph.paths import default_store  # noqa: PLC0415
+    from memagent_graph.timeline.sources import view_of_run  # noqa: PLC0415
+
+    return view_of_run(log, run_id, DocumentStore(default_store()))
+
+
+def _write_page(view: RunView, path: Path) -> None:
+    from memagent_graph.timeline import build_timeline, render_page  # noqa: PLC0415
+
+    page = render_page(build_timeline(view))
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}", hint="Name another file with --html.") from error
+    typer.echo(f"wrote {path} ({len(page.encode()) / 1000:,.0f} kB); open it in a browser", err=True)
+
+
+def _print_timeline(view: RunView, chunk: int | None) -> None:
+    import rich.console  # noqa: PLC0415
+
+    from memagent_graph.timeline import build_timeline, render_timeline  # noqa: PLC0415
+
+    try:
+        shown = render_timeline(build_timeline(view), chunk=chunk)
+    except ValueError as error:
+        raise RunError(str(error), hint="Chunks are counted from 0.", run_id=view.run_id) from error
+    rich.console.Console(highlight=False).print(shown)
+
+
+def _print_json(view: RunView) -> None:
+    from memagent_graph.evidence import trace  # noqa: PLC0415
+
+    found = trace(view.updates, view.chunk_text, view.sections)
+    values: dict[str, Any] = {
+        "run_id": view.run_id,
+        "question": view.question,
+        "document": dict(view.document),
+        "model": view.model,
+        "stop_reason": view.stop_reason,
+        "answer": view.answer,
+        "raw_answer": view.raw_answer,
+        "memory": view.updates[-1].memory if view.updates else "",
+        "lines": [asdict(each) for each in found.lines],
+        "evidence": [asdict(each) for each in found.evidence],
+        "lost": [asdict(each) for each in found.lost],
+        "rewards": [asdict(each) for each in view.rewards],
+        "updates": [asdict(each) for each in view.updates],
+    }
+    sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")

@@ -1,0 +1,57 @@
+"""What the exit status of `memagent` says, and how a command leaves when something goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+import typer
+
+from memagent_graph.errors import (
+    BudgetError,
+    DocumentError,
+    MemAgentError,
+    MissingExtraError,
+    PolicyError,
+    ProfileError,
+    PromptError,
+    RunError,
+    TokenizerError,
+)
+
+
+class ExitCode(IntEnum):
+    """What the process's exit status says."""
+
+    ANSWERED = 0
+    USAGE = 2
+    DOCUMENT = 3
+    POLICY = 4
+    STOPPED = 5
+    RUN = 6
+    SETTINGS = 7
+    NO_ANSWER = 8
+    INTERRUPTED = 130
+
+
+def exit_code(error: MemAgentError) -> ExitCode:
+    """The exit code for what went wrong."""
+    codes = (
+        ((DocumentError,), ExitCode.DOCUMENT),
+        ((PolicyError,), ExitCode.POLICY),
+        ((RunError,), ExitCode.RUN),
+        ((BudgetError, ProfileError, PromptError, TokenizerError, MissingExtraError), ExitCode.SETTINGS),
+    )
+    return next((code for kinds, code in codes if isinstance(error, kinds)), ExitCode.USAGE)
+
+
+@contextmanager
+def failures_told(*, as_json: bool = False) -> Iterator[None]:
+    """Say what goes wrong within, and leave with its exit code."""
+    try:
+        yield
+    except MemAgentError as error:
+        from memagent_graph.console import Console  # noqa: PLC0415  it is not needed where all goes well
+
+        raise typer.Exit(Console(as_json=as_json).failure(error, exit_code(error))) from None

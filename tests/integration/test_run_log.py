@@ -1,0 +1,89 @@
+"""What is logged of a read through a real vLLM server is what the server saw and said."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+
+import httpx2
+from vllm_server import VLLMServer
+
+from memagent_graph import DocumentStore, MemAgent, OpenAICompatiblePolicy, RunLog, load_tokenizer
+from memagent_graph.evaluation.planted_facts import PlantedFacts
+from memagent_graph.evaluation.prose import prose
+from memagent_graph.run_log import Conversation, ConversationKind
+from memagent_graph.timeline.sources import view_of_run
+
+CHUNKS = 700
+FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()
+
+
+def document() -> str:
+    """More than 700 chunks of prose, with a fact every 20 or so, the one that is asked for among them."""
+    tokenizer, facts = load_tokenizer("embedded"), PlantedFacts(5, held_out=True)
+    paragraphs: list[str] = []
+    tokens = 0
+    for number, paragraph in enumerate(islice(prose(), 20_000)):
+        paragraphs.append(paragraph if number % 60 else f"{paragraph} {facts.fact().statement}")
+        tokens += tokenizer.count(paragraph)
+        if tokens > 256 * CHUNKS:
+            break
+    paragraphs.insert(len(paragraphs) // 3, FACT.statement)
+    return "\n\n".join(paragraphs)
+
+
+async def rescored(client: httpx2.AsyncClient, server: VLLMServer, row: Conversation) -> list[float]:
+    """The server's log-probs of a logged completion's ids after its prompt's ids."""
+    body = {
+        "model": "memagent-embedded",
+        "prompt": [*row.prompt_token_ids, *row.token_ids],
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "prompt_logprobs": 0,
+    }
+    reply = await client.post(f"{server.base_url}/completions", json=body)
+    reply.raise_for_status()
+    of_prompt = reply.json()["choices"][0]["prompt_logprobs"][len(row.prompt_token_ids) :]
+    return [each[str(token)]["logprob"] for each, token in zip(of_prompt, row.token_ids, strict=True)]
+
+
+async def test_a_read_of_700_chunks_is_logged_exactly(embedded_server: VLLMServer, tmp_path) -> None:
+    log, store = RunLog(tmp_path / "runs.sqlite"), DocumentStore(tmp_path / "documents")
+    policy = OpenAICompatiblePolicy(base_url=embedded_server.base_url, policy_version="first edition")
+    agent = MemAgent(policy, store=store, run_log=log)
+    result = await agent.aread(document(), FACT.question, run_id="r")
+    context, tokenizer = await agent.aprepare(), load_tokenizer("embedded")
+    rows = list(log.conversations("r"))
+    view = view_of_run(log, "r", store)
+    assert result.chunks_read >= CHUNKS
+    assert len(rows) == result.chunks_read + 1 == result.usage.turns
+    assert [update.memory for update in view.updates] == [update.memory for update in result.updates]
+    assert sum(row.prompt_tokens for row in rows) == result.usage.prompt_tokens
+    gaps: list[float] = []
+    slots = asyncio.Semaphore(32)
+
+    async def check(row: Conversation, memory_before: str) -> None:
+        assert row.has_ids
+        assert row.policy_version == "first edition"
+        assert len(row.prompt_token_ids) == row.prompt_tokens
+        assert len(row.token_ids) == len(row.logprobs) == row.completion_tokens
+        # The last id is the end of the turn, which is no text.
+        ids = list(row.token_ids[:-1] if row.finish_reason == "stop" else row.token_ids)
+        assert tokenizer.decode(ids) == row.text
+        if row.kind is ConversationKind.UPDATE:
+            chunk = store.read(result.document, row.start_byte, row.end_byte)
+            messages = context.prompts.update_messages(FACT.question, memory_before, chunk)
+        else:
+            messages = context.prompts.answer_messages(FACT.question, memory_before)
+        async with slots:
+            assert await policy.tokenize(messages) == row.prompt_token_ids
+            again = await rescored(client, embedded_server, row)
+        gaps.extend(abs(one - other) for one, other in zip(again, row.logprobs, strict=True))
+
+    memories = ["", *(update.memory for update in result.updates)]
+    async with httpx2.AsyncClient(timeout=120) as client:
+        await asyncio.gather(*(check(row, memory) for row, memory in zip(rows, memories, strict=True)))
+    assert len(gaps) == sum(row.completion_tokens for row in rows)
+    assert max(gaps) < 1e-2
+    await agent.aclose()
+    log.close()

@@ -1,0 +1,113 @@
+"""`memagent show` and `memagent diff`, and runs that were logged by `memagent read`, in real processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.fake_server import FakeServer
+from support.scripts import document_with
+from test_cli import QUESTION, SMALL, memagent
+
+from memagent_graph import RunLog
+
+TEXT = document_with({0.3: "The key of harbor is 4711."}, words=1500)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, own_home: Path) -> list[str]:
+    """Two logged runs: one that was answered, and one that was stopped."""
+    book = tmp_path / "book.txt"
+    book.write_text(TEXT)
+    with FakeServer() as server:
+        common = ["read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--json"]
+        first = json.loads(memagent(*common, "--run-id", "first").stdout)
+        second = json.loads(memagent(*common, "--run-id", "second", "--max-chunks", 3).stdout)
+    return [first["run_id"], second["run_id"]]
+
+
+def test_a_run_is_shown_with_its_sources(runs) -> None:
+    done = memagent("show", "first")
+    assert done.returncode == 0
+    assert QUESTION in done.stdout
+    assert "harbor 4711" in done.stdout
+    assert "“" in done.stdout  # a quote of the document
+    newest = memagent("show")
+    assert "second" in newest.stdout
+    assert "max_chunks" in newest.stdout
+
+
+def test_one_chunk_is_shown_in_full(runs) -> None:
+    done = memagent("show", "first", "--chunk", 0)
+    assert "word0 and then" in done.stdout
+    wrong = memagent("show", "first", "--chunk", 999)
+    assert wrong.returncode == 6
+    assert "has not read chunk 999" in wrong.stderr
+
+
+def test_a_run_as_json_has_the_memory_after_every_chunk_and_its_evidence(runs) -> None:
+    shown = json.loads(memagent("show", "first", "--json").stdout)
+    assert shown["answer"] == "4711"
+    assert shown["updates"][-1]["memory"] == shown["memory"]
+    quotes = [each["quote"] for each in shown["evidence"]]
+    assert any("4711" in quote for quote in quotes)
+    for each in shown["evidence"]:
+        assert TEXT[each["start_char"] : each["end_char"]] == each["quote"]
+
+
+def test_a_page_is_written(runs, tmp_path) -> None:
+    done = memagent("show", "first", "--html", tmp_path / "run.html")
+    assert done.returncode == 0
+    page = (tmp_path / "run.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    refused = memagent("show", "first", "--html", tmp_path / "nowhere" / "run.html")
+    assert refused.returncode == 6
+    assert "cannot be written" in refused.stderr
+
+
+def test_two_runs_are_compared(runs) -> None:
+    done = memagent("diff", "first", "second")
+    assert done.returncode == 0
+    assert "4711" in done.stdout
+    assert "max_chunks" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "nobody"], "no run 'nobody'"),
+        (["diff", "first", "nobody"], "no run 'nobody'"),
+        (["show", "first", "--log", "nowhere.sqlite"], "there is no run log at nowhere.sqlite"),
+        (["resume", "nobody"], "no run 'nobody'"),
+    ],
+)
+def test_what_is_not_there_is_named(runs, arguments, words) -> None:
+    done = memagent(*arguments)
+    assert done.returncode == 6
+    assert words in done.stderr
+    assert not Path("nowhere.sqlite").exists()
+
+
+def test_a_read_without_a_log_leaves_none(tmp_path, own_home) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text(TEXT)
+    with FakeServer() as server:
+        done = memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--no-log")
+        named = memagent(
+            "read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--log", tmp_path / "own.sqlite"
+        )
+    assert (done.stdout, named.stdout) == ("4711\n", "4711\n")
+    assert not (own_home / "runs.sqlite").exists()
+    assert len(list(RunLog(tmp_path / "own.sqlite").runs())) == 1
+
+
+def test_a_result_has_its_evidence_and_shows_itself_in_notebooks(make_reader) -> None:
+    result = make_reader(run_log=False).read(TEXT, QUESTION)
+    assert result.evidence
+    for each in result.evidence:
+        assert TEXT[each.start_char : each.end_char] == each.quote
+        assert result.updates[each.chunk_index].start_char <= each.start_char
+    assert "4711" in result._repr_html_()
+    assert "<script" not in result._repr_html_()
