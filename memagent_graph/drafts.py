@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
 
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage, strip_reasoning
 from memagent_graph.results import EventKind, UpdateRule
 from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome
+from memagent_graph.run_log.packing import compact_ids, compact_logprobs
 from memagent_graph.run_log.recording import new_step
 from memagent_graph.state import ChunkSpan, Counters, EventRecord, ReaderContext, ReaderState, event_record
 
@@ -30,6 +32,8 @@ class Drafts:
         self._step = new_step() if context.meter.recording else ""
         self._logged_events = 0
         self._asked = (0.0, 0.0)
+        self._ids: tuple[Sequence[int] | None, Sequence[int] | None] = (None, None)
+        self._logprobs: Sequence[float] | None = None
         self.events: list[EventRecord] = []
         self.prompt_tokens = self.completion_tokens = self.cached_tokens = self.turns = 0
         self.flops = 0.0
@@ -114,6 +118,10 @@ class Drafts:
         begin = time.time()
         completion = await context.policy.complete(messages, sampling)
         self._asked = begin, time.time() - begin
+        if context.meter.recording is not None:
+            # Now, while thousands of ids are still in the processor's cache; others get their turn before this step.
+            self._ids = compact_ids(completion.prompt_token_ids), compact_ids(completion.token_ids)
+            self._logprobs = compact_logprobs(completion.logprobs)
         await context.meter.turn.begin()
         usage = self._usage(messages, completion)
         self.prompt_tokens += usage.prompt_tokens
@@ -175,9 +183,9 @@ class Drafts:
                 finish_reason=completion.finish_reason.value,
                 text=completion.text,
                 memory=memory if memory is not None and memory != completion.text.strip() else None,
-                prompt_token_ids=completion.prompt_token_ids,
-                token_ids=completion.token_ids,
-                logprobs=completion.logprobs,
+                prompt_token_ids=self._ids[0],
+                token_ids=self._ids[1],
+                logprobs=self._logprobs,
                 start_char=span["start_char"] if span is not None else None,
                 end_char=span["end_char"] if span is not None else None,
                 start_byte=span["start_byte"] if span is not None else None,

@@ -5,7 +5,9 @@ records     what is in it, as data: runs, conversations, events, rewards
 packing     token ids, log-probs and texts as small blobs
 writer      one thread per log that commits what many reads hand in
 log         RunLog: write, query, reward, delete
+rows        between records and the tables' rows
 recording   one run's side of it: what the graph's steps call
+exchange    runs as Parquet and as JSON lines, and back
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class RunFilter:
         """The query's end, from WHERE on, and its parameters."""
         terms, values = ["1"], list[Any]()
         if self.run_ids is not None:
-            terms.append(f"run_id IN ({', '.join('?' * len(self.run_ids))})")
-            values += self.run_ids
+            terms.append("run_id IN (SELECT value FROM json_each(?))")
+            values.append(json.dumps(list(self.run_ids)))
         for column, part in (("question", self.question), ("json_extract(document, '$.name')", self.document)):
             if part is not None:
                 terms.append(f"instr(lower({column}), lower(?)) > 0")
@@ -139,7 +139,7 @@ class RunLog:
         values = (
             run_id,
             time.time(),
-            self._kept(TextKind.QUESTION, question) or "",
+            _storable(self._kept(TextKind.QUESTION, question) or ""),
             json.dumps(kept_document),
             json.dumps(dict(settings)),
             json.dumps(dict(trace)) if trace else None,
@@ -165,7 +165,7 @@ class RunLog:
 
     def end_job(self, run_id: str, stop_reason: str, answer: str | None) -> Job:
         """What `end` hands in."""
-        values = time.time(), stop_reason, self._kept(TextKind.ANSWER, answer), run_id
+        values = time.time(), stop_reason, _storable(self._kept(TextKind.ANSWER, answer)), run_id
 
         def job(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
@@ -482,6 +482,11 @@ class RunLog:
             yield
         except (sqlite3.Error, OSError) as error:
             raise log_error(self.path, error) from error
+
+
+def _storable(text: str | None) -> str | None:
+    """A text as SQLite can keep it: lone surrogates become question marks. Completions, as blobs, keep theirs."""
+    return None if text is None else text.encode("utf-8", "replace").decode()
 
 
 def log_error(path: Path, error: BaseException) -> RunLogError:

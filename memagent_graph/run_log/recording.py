@@ -12,7 +12,8 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count
+from typing import Any, Final
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.prompts import Prompts
@@ -60,7 +61,7 @@ class Recording:
         for future in pending:
             try:
                 await future
-            except (sqlite3.Error, OSError) as error:
+            except (sqlite3.Error, OSError, ValueError) as error:
                 self.failure = self.failure or log_error(self.log.path, error).message
 
     def _hand_in(self, job: Job) -> None:
@@ -70,4 +71,8 @@ class Recording:
 
 def new_step() -> str:
     """A name for one execution of one step."""
-    return f"{time.time_ns():x}-{secrets.token_hex(3)}"
+    return f"{_PROCESS}-{next(_steps)}"
+
+
+_PROCESS: Final = f"{time.time_ns():x}-{secrets.token_hex(3)}"
+_steps: Final = count(1)

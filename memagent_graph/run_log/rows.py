@@ -98,7 +98,7 @@ class NewConversation:
             new.cached_tokens,
             new.finish_reason,
             pack_ids(new.prompt_token_ids),
-            pack_ids(new.token_ids),
+            pack_ids(new.token_ids, small=True),
             pack_logprobs(new.logprobs),
             pack_text(new.text),
             pack_text(new.memory),

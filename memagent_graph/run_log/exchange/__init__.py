@@ -1,0 +1,18 @@
+"""Runs from a log to one file and back, without loss: Parquet to train on, JSON lines to look at.
+
+exporting     export_runs: from a log to a file
+importing     import_runs: from a file to a log
+logged_run    a run with all that belongs to it, and when two are the same
+parquet       the columns of a Parquet file (the extra `export`)
+json_lines    the lines of a JSON lines file
+
+Both kinds of file are read and written a run at a time. Where their form changes so that older versions of this package
+would misread them, `FORMAT_VERSION` goes up.
+"""
+
+from __future__ import annotations
+
+from memagent_graph.run_log.exchange.exporting import ExportReport, export_runs
+from memagent_graph.run_log.exchange.importing import ImportReport, import_runs
+
+__all__ = ["ExportReport", "ImportReport", "export_runs", "import_runs"]

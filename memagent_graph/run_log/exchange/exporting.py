@@ -1,0 +1,175 @@
+"""From a log to a file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Final, Literal, Protocol
+
+from memagent_graph.errors import RunLogError
+from memagent_graph.run_log.exchange.json_lines import JsonLinesWriter
+from memagent_graph.run_log.exchange.logged_run import LoggedRun, stored_run
+from memagent_graph.run_log.exchange.parquet import ParquetWriter
+from memagent_graph.run_log.log import RunFilter, RunLog
+from memagent_graph.run_log.records import Conversation
+
+_SUFFIXES: Final[dict[str, Literal["parquet", "jsonl"]]] = {
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
+_NAMED: Final = 3
+"""How many runs an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What an export wrote."""
+
+    runs: int
+    conversations: int
+    rewards: int
+    events: int
+    bytes: int
+    incomplete: tuple[str, ...] = ()
+    """The ids of runs that were left out because they cannot be trained on."""
+
+
+class _Writer(Protocol):
+    def write(self, run: LoggedRun) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class _Tally:
+    runs: int = 0
+    conversations: int = 0
+    rewards: int = 0
+    events: int = 0
+
+    def counted(self, run: LoggedRun) -> LoggedRun:
+        """The same run, counted while it is passed over."""
+        rewards = run.rewards_by_conversation()
+        self.runs += 1
+        self.events += len(run.events)
+        self.rewards += len(rewards.get(None, ()))
+
+        def conversations() -> Iterator[Conversation]:
+            for conversation in run.conversations:
+                self.conversations += 1
+                self.events += len(conversation.events)
+                self.rewards += len(rewards.get(conversation.id, ()))
+                yield conversation
+
+        return replace(run, conversations=conversations())
+
+
+def export_runs(
+    log: RunLog,
+    destination: Path | str,
+    *,
+    chosen: RunFilter | None = None,
+    format: Literal["parquet", "jsonl"] | None = None,  # noqa: A002  what users call it
+    superseded: bool = True,
+    for_training: bool = False,
+    skip_incomplete: bool = False,
+    overwrite: bool = False,
+) -> ExportReport:
+    """Write runs to one file, oldest first, which appears under its name when it is complete.
+
+    A run at a time is read from the log, which may be written to meanwhile; memory holds some megabytes of it.
+
+    Args:
+        log: where they are.
+        destination: the file.
+        chosen: which runs; all without it.
+        format: Parquet or JSON lines; without it the suffix tells (.parquet, .jsonl, .ndjson).
+        superseded: whether to keep conversations that a resume or an edit replaced, with their rewards.
+        for_training: refuse runs that have conversations without token ids or log-probs, or none at all.
+        skip_incomplete: leave such runs out instead, and name them in the report. Only with `for_training`.
+        overwrite: replace a file that is there.
+
+    Raises:
+        RunLogError: the destination exists, has no folder, an unknown suffix or no space; runs cannot be trained on;
+            or the log cannot be read.
+        MissingExtraError: Parquet without the extra `export`.
+    """
+    destination = Path(destination)
+    kind = _format(destination, format)
+    _check_destination(log, destination, overwrite=overwrite)
+    run_ids = [record.run_id for record in log.runs(chosen)][::-1]
+    incomplete = _incomplete(log, run_ids, superseded=superseded) if for_training else []
+    if incomplete and not skip_incomplete:
+        raise RunLogError(
+            f"{len(incomplete)} of {len(run_ids)} runs cannot be trained on, because token ids or log-probs are "
+            f"missing: {_named(incomplete)}",
+            hint="Read with a policy that tells them (vLLM with --logprobs, or a local one), or leave these runs out "
+            "with --skip-incomplete.",
+        )
+    left_out = set(incomplete)
+    tally = _Tally()
+    with _published(destination) as file:
+        with closing(ParquetWriter(file) if kind == "parquet" else JsonLinesWriter(file)) as writer:
+            _write(log, [run_id for run_id in run_ids if run_id not in left_out], superseded, writer, tally)
+        size = file.tell()
+    return ExportReport(tally.runs, tally.conversations, tally.rewards, tally.events, size, tuple(incomplete))
+
+
+def _write(log: RunLog, run_ids: Sequence[str], superseded: bool, writer: _Writer, tally: _Tally) -> None:
+    for run_id in run_ids:
+        run = stored_run(log, run_id, superseded=superseded)
+        if run is not None:  # it may have been deleted meanwhile
+            writer.write(tally.counted(run))
+
+
+def _format(destination: Path, given: Literal["parquet", "jsonl"] | None) -> Literal["parquet", "jsonl"]:
+    found = given or _SUFFIXES.get(destination.suffix.lower())
+    if found is None:
+        raise RunLogError(
+            f"the suffix of {destination} does not tell how to write it",
+            hint="Name it .parquet or .jsonl, or say --format parquet or --format jsonl.",
+        )
+    return found
+
+
+def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> None:
+    if not destination.parent.is_dir():
+        raise RunLogError(f"there is no folder {destination.parent}", hint="Make it first.")
+    if destination.is_dir():
+        raise RunLogError(f"{destination} is a folder", hint="Name a file in it.")
+    if destination.exists() and destination.samefile(log.path):
+        raise RunLogError(f"{destination} is the run log itself", hint="Name another file.")
+    if destination.exists() and not overwrite:
+        raise RunLogError(f"{destination} exists", hint="Name another file, or replace it with --overwrite.")
+
+
+def _incomplete(log: RunLog, run_ids: Sequence[str], *, superseded: bool) -> list[str]:
+    totals = log.totals(run_ids, superseded=superseded)
+    return [run_id for run_id in run_ids if not totals[run_id].conversations == totals[run_id].with_ids > 0]
+
+
+def _named(run_ids: Sequence[str]) -> str:
+    more = len(run_ids) - _NAMED
+    return ", ".join(map(repr, run_ids[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+@contextmanager
+def _published(destination: Path) -> Iterator[IO[bytes]]:
+    """A file beside the destination that takes its name if all goes well, and is gone otherwise."""
+    temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(destination)
+    except OSError as error:
+        words = error.strerror or str(error)
+        raise RunLogError(f"{destination} cannot be written: {words}", hint="Name a file elsewhere.") from error
+    finally:
+        temporary.unlink(missing_ok=True)

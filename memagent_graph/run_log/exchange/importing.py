@@ -1,0 +1,87 @@
+"""From a file to a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from memagent_graph.errors import RunLogError
+from memagent_graph.run_log.exchange import json_lines, parquet
+from memagent_graph.run_log.exchange.logged_run import LoggedRun, same, stored_run
+from memagent_graph.run_log.log import RunLog
+
+_PARQUET_MAGIC: Final = b"PAR1"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What an import entered."""
+
+    runs: int
+    conversations: int
+    rewards: int
+    skipped: int
+    """How many runs were in the log already, just so."""
+
+
+def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> ImportReport:
+    """Enter the runs of an exported file, each in one transaction.
+
+    A run that the log has with the same content is passed over. One run at a time is held in memory. Texts are entered
+    as they are; the log's redaction hook is not asked.
+
+    Args:
+        log: where they shall be.
+        source: a file that `export_runs` wrote.
+        replace: put the file's run in the place of one that the log has under the same id with other content.
+
+    Raises:
+        RunLogError: there is no such file, it is no export, of a newer version or damaged; or the log has a run of the
+            same id with other content. Runs that came before are in the log.
+        MissingExtraError: Parquet without the extra `export`.
+    """
+    source = Path(source)
+    seen: set[str] = set()
+    conversations = rewards = skipped = 0
+    for run in _read(source):
+        run_id = run.record.run_id
+        if run_id in seen:
+            raise RunLogError(
+                f"{source} does not hold run {run_id!r} in one piece",
+                hint="Was it sorted or shuffled? Import the file that was exported.",
+            )
+        seen.add(run_id)
+        held = list(run.conversations)
+        run = LoggedRun(run.record, held, run.events, run.rewards, run.templates)  # noqa: PLW2901  now with a list
+        there = stored_run(log, run_id)
+        if there is not None and same(there, run):
+            skipped += 1
+            continue
+        if there is not None and not replace:
+            raise RunLogError(
+                f"{log.path} has run {run_id!r} with other content than {source}",
+                hint="Take the file's with --replace, or import into another log. The runs before it were imported.",
+            )
+        log.add(
+            run.record,
+            held,
+            events=run.events,
+            rewards=run.rewards,
+            templates=run.templates,
+            replacing=there is not None,
+        )
+        conversations += len(held)
+        rewards += len(run.rewards)
+    return ImportReport(len(seen) - skipped, conversations, rewards, skipped)
+
+
+def _read(source: Path) -> Iterator[LoggedRun]:
+    try:
+        with source.open("rb") as file:
+            is_parquet = file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC or source.suffix.lower() == ".parquet"
+            file.seek(0)
+            yield from (parquet if is_parquet else json_lines).read(source, file)
+    except OSError as error:
+        raise RunLogError(f"{source} cannot be read: {error.strerror or error}", hint="Check the path.") from error

@@ -1,0 +1,197 @@
+"""Runs as JSON lines: one object per line, in UTF-8, of which `type` says what it is.
+
+type            further keys
+format          name, version; the first line
+template        fingerprint, wording; before the runs that it was used in
+run             the attributes of `RunRecord`
+event           those of `LoggedEvent` and run_id: what no conversation caused
+conversation    those of `Conversation`, its events among them; `id` is its row in the log it came from
+reward          those of `Reward`; `conversation` is the `id` of one
+end             runs: how many there were; the last line
+
+A run's lines stand together, in this order. Log-probs that are no finite numbers, which JSON cannot hold, are strings
+("-Infinity"). Half surrogate pairs are escaped, as JSON allows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import msgspec
+
+from memagent_graph.errors import RunLogError
+from memagent_graph.run_log.exchange.logged_run import FORMAT_NAME, FORMAT_VERSION, LoggedRun, check_format
+from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
+
+_Record = TypeVar("_Record")
+
+
+class JsonLinesWriter:
+    """Writes runs to a file, one after the other."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._runs = 0
+        self._templates: set[str] = set()
+        self._line("format", {"name": FORMAT_NAME, "version": FORMAT_VERSION})
+
+    def write(self, run: LoggedRun) -> None:
+        """Add a run."""
+        self._runs += 1
+        for fingerprint, wording in (run.templates or {}).items():
+            if fingerprint not in self._templates:
+                self._templates.add(fingerprint)
+                self._line("template", {"fingerprint": fingerprint, "wording": dict(wording)})
+        self._line("run", _attributes(run.record))
+        for event in run.events:
+            self._line("event", {"run_id": run.record.run_id, **_attributes(event)})
+        written: set[int | None] = {None}
+        for conversation in run.conversations:
+            written.add(conversation.id)
+            values = _attributes(conversation)
+            values["events"] = [_attributes(event) for event in conversation.events]
+            if conversation.logprobs is not None:
+                values["logprobs"] = list(map(_json_number, conversation.logprobs))
+            self._line("conversation", values)
+        for reward in run.rewards:
+            if reward.conversation in written:
+                self._line("reward", _attributes(reward))
+
+    def close(self) -> None:
+        """Write the last line; the file stays open."""
+        self._line("end", {"runs": self._runs})
+
+    def _line(self, kind: str, values: Mapping[str, Any]) -> None:
+        line = {"type": kind, **values}
+        try:
+            data = json.dumps(line, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            data = json.dumps(line).encode()
+        self._file.write(data + b"\n")
+
+
+def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
+    """The runs of a file, in order.
+
+    Raises:
+        RunLogError: it is no export, of a newer version, or damaged; says in which line.
+    """
+    return _Reader(source).read(file)
+
+
+@dataclass
+class _Reader:
+    source: Path
+    line: int = 0
+    templates: dict[str, dict[str, str]] = field(default_factory=dict)
+    record: RunRecord | None = None
+    conversations: list[Conversation] = field(default_factory=list)
+    events: list[LoggedEvent] = field(default_factory=list)
+    rewards: list[Reward] = field(default_factory=list)
+
+    def read(self, file: IO[bytes]) -> Iterator[LoggedRun]:
+        lines = self._lines(file)
+        kind, values = next(lines, ("", {}))
+        check_format(self.source, values.get("name") if kind == "format" else None, values.get("version"))
+        count = 0
+        for kind, values in lines:
+            if kind in {"template", "run", "end"} and self.record is not None:
+                yield self._finished(self.record)
+            if kind == "run":
+                self.record = self._made(RunRecord, values)
+                count += 1
+            elif kind == "template":
+                template = self._made(_Template, values)
+                self.templates[template.fingerprint] = template.wording
+            elif kind == "end":
+                if values.get("runs") != count:
+                    raise self._damaged(f"{values.get('runs')} runs were written, and {count} are here")
+                return
+            else:
+                self._add(kind, values)
+        raise self._damaged("the file breaks off behind it")
+
+    def _add(self, kind: str, values: dict[str, Any]) -> None:
+        if self.record is None or values.get("run_id") != self.record.run_id:
+            raise self._damaged(f"run {values.get('run_id')!r} does not begin before its {kind}")
+        if kind == "conversation":
+            self.conversations.append(self._conversation(values))
+        elif kind == "event":
+            self.events.append(self._made(LoggedEvent, values))
+        elif kind == "reward":
+            self.rewards.append(self._made(Reward, values))
+        else:
+            raise self._damaged(f"there is no type {kind!r}")
+
+    def _finished(self, record: RunRecord) -> LoggedRun:
+        known = {None, *(each.id for each in self.conversations)}
+        for reward in self.rewards:
+            if reward.conversation not in known:
+                raise self._damaged(f"run {record.run_id!r}, before it, has no conversation {reward.conversation}")
+        used = {each.template for each in self.conversations}
+        templates = {name: wording for name, wording in self.templates.items() if name in used}
+        run = LoggedRun(record, self.conversations, self.events, self.rewards, templates)
+        self.record, self.conversations, self.events, self.rewards = None, [], [], []
+        return run
+
+    def _conversation(self, values: dict[str, Any]) -> Conversation:
+        with self._checked():
+            if values.get("logprobs") is not None:
+                values["logprobs"] = list(map(float, values["logprobs"]))
+            found = msgspec.convert(values, Conversation)
+            return replace(
+                found,
+                prompt_token_ids=None if found.prompt_token_ids is None else array("I", found.prompt_token_ids),
+                token_ids=None if found.token_ids is None else array("I", found.token_ids),
+                logprobs=None if found.logprobs is None else array("f", found.logprobs),
+            )
+
+    def _made(self, kind: type[_Record], values: dict[str, Any]) -> _Record:
+        with self._checked():
+            return msgspec.convert(values, kind)
+
+    @contextmanager
+    def _checked(self) -> Generator[None]:
+        try:
+            yield
+        except (ValueError, TypeError, OverflowError) as error:
+            raise self._damaged(str(error)) from error
+
+    def _lines(self, file: IO[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
+        for line in file:
+            self.line += 1
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise self._damaged(f"it is not JSON: {error}") from error
+            if not isinstance(values, dict) or not isinstance(values.get("type"), str):
+                raise self._damaged("it is no object with a type")
+            yield values.pop("type"), values
+
+    def _damaged(self, words: str) -> RunLogError:
+        return RunLogError(
+            f"line {self.line} of {self.source} cannot be imported: {words}",
+            hint="It may have been cut off or edited; export it again. The runs before it were imported.",
+        )
+
+
+class _Template(msgspec.Struct):
+    fingerprint: str
+    wording: dict[str, str]
+
+
+def _attributes(record: Any) -> dict[str, Any]:
+    return {each.name: getattr(record, each.name) for each in fields(record)}
+
+
+def _json_number(number: float) -> float | str:
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"

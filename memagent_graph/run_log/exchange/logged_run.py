@@ -1,0 +1,90 @@
+"""A run with all that belongs to it, as it goes from a log to a file and back."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Final
+
+from memagent_graph.errors import RunLogError
+from memagent_graph.run_log.log import RunFilter, RunLog
+from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
+
+FORMAT_NAME: Final = "memagent-runs"
+FORMAT_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRun:
+    """A run with all that belongs to it. Rewards name conversations by the id they have in it."""
+
+    record: RunRecord
+    conversations: Iterable[Conversation]
+    """In order of position and attempt; may be passed over once only."""
+    events: Sequence[LoggedEvent] = ()
+    """What no conversation caused."""
+    rewards: Sequence[Reward] = ()
+    templates: Mapping[str, Mapping[str, str]] | None = None
+    """The wording of its prompts, by fingerprint."""
+
+    def rewards_by_conversation(self) -> dict[int | None, list[Reward]]:
+        """Its rewards by the conversation they were given to; None stands for the run."""
+        found: dict[int | None, list[Reward]] = {}
+        for reward in self.rewards:
+            found.setdefault(reward.conversation, []).append(reward)
+        return found
+
+
+def stored_run(log: RunLog, run_id: str, *, superseded: bool = True) -> LoggedRun | None:
+    """A run of a log, or None where it has none of that id. Its conversations are read as they are passed over."""
+    for record in log.runs(RunFilter(run_ids=[run_id])):
+        conversations = log.conversations(run_id, superseded=superseded)
+        return LoggedRun(record, conversations, log.events(run_id), log.rewards(run_id), log.templates(run_id))
+    return None
+
+
+def same(first: LoggedRun, second: LoggedRun) -> bool:
+    """Whether two runs are equal in all but the ids of their conversations and rewards, and their templates."""
+    end = object()
+    return all(one == other for one, other in zip_longest(_content(first), _content(second), fillvalue=end))
+
+
+def check_format(source: Path, name: object, version: object) -> None:
+    """Refuse a file that is no export of this package, or one of a newer version.
+
+    Raises:
+        RunLogError: it is.
+    """
+    if name != FORMAT_NAME or not isinstance(version, int):
+        raise RunLogError(f"{source} is no export of runs", hint="`memagent export` writes such files.")
+    if version > FORMAT_VERSION:
+        raise RunLogError(
+            f"{source} was exported by a newer version of this package (format {version}, this one knows "
+            f"{FORMAT_VERSION})",
+            hint="Upgrade memagent-graph.",
+        )
+
+
+def _content(run: LoggedRun) -> Iterator[object]:
+    yield run.record
+    yield list(run.events)
+    order: dict[int | None, int] = {None: -1}
+    for conversation in run.conversations:
+        order[conversation.id] = len(order) - 1
+        # Bytes compare well whatever kind of sequence the numbers came in, and a NaN equals itself.
+        yield replace(
+            conversation,
+            id=None,
+            prompt_token_ids=_bytes("I", conversation.prompt_token_ids),
+            token_ids=_bytes("I", conversation.token_ids),
+            logprobs=_bytes("f", conversation.logprobs),
+        )
+    rewards = [replace(reward, id=None, conversation=order.get(reward.conversation)) for reward in run.rewards]
+    yield sorted(rewards, key=lambda reward: (reward.time, str(reward.conversation)))
+
+
+def _bytes(kind: str, numbers: Sequence[float] | None) -> bytes | None:
+    return None if numbers is None else array(kind, numbers).tobytes()

@@ -1,0 +1,376 @@
+"""Runs as one Parquet file: a row per conversation, with its run's columns repeated, which compression makes cheap.
+
+`datasets.load_dataset("parquet", data_files=...)` reads it; so do pandas, Polars and DuckDB.
+
+column                  type                what it is
+run_id                  string
+run_began, run_ended    double              seconds since 1970; `run_ended` is null while it runs, or after a crash
+question                string
+document                string (JSON)       the document's reference: key, name, size, media_type, sections
+document_key, _name     string              two of them by themselves
+settings                string (JSON)       what the run's reader was built from
+stop_reason, answer     string
+run_trace               string (JSON)       ids of the LangSmith run and the OpenTelemetry span it ran under
+run_events              string (JSON)       list of what no conversation caused: edited memories
+run_rewards             list<struct>        name, value, source, time, note; oldest first
+conversation            int64               its row in the log it came from: what `RunLog.reward` takes
+position ... events     see `Conversation`  the attributes of `Conversation` under their names; `sampling`, `trace` and
+                                            `events` are JSON
+prompt_token_ids        list<uint32>        null where the policy could not tell them
+completion_token_ids    list<uint32>        likewise
+logprobs                list<float>         one per completion token; likewise
+rewards                 list<struct>        the conversation's own, as `run_rewards`
+escaped                 list<string>        see below
+
+A run without conversations has one row, in which `conversation` and all columns behind it are null. The wording of
+prompts by fingerprint, of which there are few whatever the number of runs, is JSON in the file's key-value metadata
+(`memagent.templates`), beside `memagent.format` and `memagent.format_version`.
+
+Half surrogate pairs are no UTF-8. Where `text` or `memory` holds one, which happens only to texts that were made by
+hand, the column's name is in `escaped` and its text is written as within a JSON string.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+
+from memagent_graph.errors import MissingExtraError, RunLogError
+from memagent_graph.run_log.exchange.logged_run import FORMAT_NAME, FORMAT_VERSION, LoggedRun, check_format
+from memagent_graph.run_log.records import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunRecord
+
+_RUN_COLUMNS: Final = {
+    "run_id": "string",
+    "run_began": "double",
+    "run_ended": "double",
+    "question": "string",
+    "document": "string",
+    "document_key": "string",
+    "document_name": "string",
+    "settings": "string",
+    "stop_reason": "string",
+    "answer": "string",
+    "run_trace": "string",
+    "run_events": "string",
+    "run_rewards": "rewards",
+}
+_PLAIN_COLUMNS: Final = {
+    "position": "int64",
+    "step": "string",
+    "attempt": "int64",
+    "superseded": "bool",
+    "began": "double",
+    "seconds": "double",
+    "policy": "string",
+    "policy_version": "string",
+    "tokenizer": "string",
+    "template": "string",
+    "prompt_tokens": "int64",
+    "completion_tokens": "int64",
+    "cached_tokens": "int64",
+    "finish_reason": "string",
+    "start_char": "int64",
+    "end_char": "int64",
+    "start_byte": "int64",
+    "end_byte": "int64",
+    "chunk_tokens": "int64",
+}
+"""Those that hold an attribute of `Conversation` as it is."""
+_NUMBER_LISTS: Final = {"prompt_token_ids": "I", "completion_token_ids": "I", "logprobs": "f"}
+_COLUMNS: Final = {
+    **_RUN_COLUMNS,
+    "conversation": "int64",
+    "kind": "string",
+    "outcome": "string",
+    **_PLAIN_COLUMNS,
+    "sampling": "string",
+    "trace": "string",
+    "events": "string",
+    "text": "string",
+    "memory": "string",
+    "prompt_token_ids": "ids",
+    "completion_token_ids": "ids",
+    "logprobs": "logprobs",
+    "rewards": "rewards",
+    "escaped": "names",
+}
+_METADATA: Final = "memagent."
+_ROW_GROUP_ROWS: Final = 4096
+_ROW_GROUP_NUMBERS: Final = 1 << 21
+"""Ids and log-probs in a row group, about: 8 MB before compression."""
+_LEVEL: Final = 6
+_PAGE_BYTES: Final = 8 << 20
+"""Ids are written as they are, in large pages: zstd then finds what prompts share, which a dictionary would hide."""
+_ROWS_AT_ONCE: Final = 64
+"""Rows that are unpacked at a time when a file is read."""
+
+
+class ParquetWriter:
+    """Writes runs to a file, one after the other.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._pa = _pyarrow("Parquet export")
+        self._schema = _schema(self._pa)
+        self._writer = self._pa.parquet.ParquetWriter(
+            file,
+            self._schema,
+            compression="zstd",
+            compression_level=_LEVEL,
+            data_page_size=_PAGE_BYTES,
+            use_dictionary=[name for name in _COLUMNS if name not in _NUMBER_LISTS],
+            column_encoding={"logprobs.list.element": "BYTE_STREAM_SPLIT"},
+        )
+        self._templates: dict[str, Mapping[str, str]] = {}
+        self._begin_group()
+
+    def write(self, run: LoggedRun) -> None:
+        """Add a run."""
+        self._templates.update(run.templates or {})
+        rewards = run.rewards_by_conversation()
+        run_values = _run_values(run, rewards.get(None, []))
+        empty = True
+        for conversation in run.conversations:
+            empty = False
+            self._add({**run_values, **_conversation_values(conversation, rewards.get(conversation.id, []))})
+        if empty:
+            self._add(run_values)
+
+    def close(self) -> None:
+        """Write what is left, and the file's end; the file stays open."""
+        facts = {"format": FORMAT_NAME, "format_version": str(FORMAT_VERSION), "templates": _json(self._templates)}
+        try:
+            self._end_group()
+            self._writer.add_key_value_metadata({_METADATA + name: value for name, value in facts.items()})
+        finally:
+            self._writer.close()
+
+    def _add(self, values: Mapping[str, Any]) -> None:
+        for name, column in self._group.items():
+            column.append(values.get(name))
+        self._rows += 1
+        if self._rows == _ROW_GROUP_ROWS or sum(map(len, self._numbers.values())) >= _ROW_GROUP_NUMBERS:
+            self._end_group()
+
+    def _begin_group(self) -> None:
+        self._rows = 0
+        self._numbers = {name: _Numbers(_NUMBER_LISTS[name]) for name in _NUMBER_LISTS}
+        self._group: dict[str, Any] = {name: self._numbers.get(name, []) for name in _COLUMNS}
+
+    def _end_group(self) -> None:
+        if not self._rows:
+            return
+        arrays = [
+            column.arrow(self._pa)
+            if isinstance(column, _Numbers)
+            else self._pa.array(column, self._schema.field(name).type)
+            for name, column in self._group.items()
+        ]
+        self._writer.write_batch(self._pa.record_batch(arrays, schema=self._schema))
+        self._begin_group()
+
+
+class _Numbers:
+    """A column of lists of numbers, four bytes each."""
+
+    def __init__(self, kind: str) -> None:
+        self._values: array[Any] = array(kind)
+        self._ends = array("i", [0])
+        self._missing: list[bool] = []
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def append(self, numbers: Sequence[float] | None) -> None:
+        """Add a list, or its absence."""
+        self._values.extend(numbers or ())
+        self._ends.append(len(self._values))
+        self._missing.append(numbers is None)
+
+    def arrow(self, pa: Any) -> Any:
+        """It as Arrow's array, on the same memory."""
+        kind = pa.uint32() if self._values.typecode == "I" else pa.float32()
+        values = pa.Array.from_buffers(kind, len(self._values), [None, pa.py_buffer(self._values)])
+        ends = pa.Array.from_buffers(pa.int32(), len(self._ends), [None, pa.py_buffer(self._ends)])
+        return pa.ListArray.from_arrays(ends, values, mask=pa.array(self._missing, pa.bool_()))
+
+
+def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
+    """The runs of a file, in order.
+
+    Raises:
+        RunLogError: it is no Parquet file, no export, of a newer version, or damaged.
+        MissingExtraError: pyarrow is not installed.
+    """
+    pa = _pyarrow("Parquet import")
+    try:
+        yield from _read(pa, source, file)
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise RunLogError(
+            f"{source} cannot be imported: {error}", hint="It is no Parquet file, or damaged; export it again."
+        ) from error
+
+
+def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
+    parquet = pa.parquet.ParquetFile(file)
+    metadata = {name.decode(): value for name, value in (parquet.metadata.metadata or {}).items()}
+    version = metadata.get(_METADATA + "format_version", b"")
+    check_format(source, metadata.get(_METADATA + "format", b"").decode(), int(version) if version.isdigit() else None)
+    missing = set(_COLUMNS) - set(parquet.schema_arrow.names)
+    if missing:
+        raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export it again.")
+    templates = msgspec.convert(json.loads(metadata.get(_METADATA + "templates", b"{}")), dict[str, dict[str, str]])
+    held: list[dict[str, Any]] = []
+    for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE):
+        for row in batch.select(list(_COLUMNS)).cast(_schema(pa)).to_pylist():
+            if held and held[-1]["run_id"] != row["run_id"]:
+                yield _run(held, templates)
+                held = []
+            for name, kind in _NUMBER_LISTS.items():
+                row[name] = None if row[name] is None else array(kind, row[name])
+            held.append(row)
+    if held:
+        yield _run(held, templates)
+
+
+def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]]) -> LoggedRun:
+    first = rows[0]
+    record = RunRecord(
+        first["run_id"],
+        first["run_began"],
+        first["run_ended"],
+        first["question"],
+        json.loads(first["document"]),
+        json.loads(first["settings"]),
+        first["stop_reason"],
+        first["answer"],
+        json.loads(first["run_trace"]),
+    )
+    conversations = [_conversation(row) for row in rows if row["conversation"] is not None]
+    rewards = [Reward(record.run_id, **values) for values in first["run_rewards"]]
+    for row in rows:
+        rewards += [
+            Reward(record.run_id, **values, conversation=row["conversation"]) for values in row["rewards"] or ()
+        ]
+    used = {each.template for each in conversations}
+    return LoggedRun(
+        record,
+        conversations,
+        _events(first["run_events"]),
+        sorted(rewards, key=lambda reward: reward.time),
+        {name: wording for name, wording in templates.items() if name in used},
+    )
+
+
+def _run_values(run: LoggedRun, rewards: Sequence[Reward]) -> dict[str, Any]:
+    record = run.record
+    return {
+        "run_id": record.run_id,
+        "run_began": record.began,
+        "run_ended": record.ended,
+        "question": record.question,
+        "document": _json(record.document),
+        "document_key": record.document["key"],
+        "document_name": record.document["name"],
+        "settings": _json(record.settings),
+        "stop_reason": record.stop_reason,
+        "answer": record.answer,
+        "run_trace": _json(record.trace),
+        "run_events": _json([_event_values(each) for each in run.events]),
+        "run_rewards": list(map(_reward_values, rewards)),
+    }
+
+
+def _conversation_values(conversation: Conversation, rewards: Sequence[Reward]) -> dict[str, Any]:
+    texts = {"text": conversation.text, "memory": conversation.memory}
+    escaped = [name for name, text in texts.items() if text is not None and not _is_utf8(text)]
+    return {
+        "conversation": conversation.id,
+        "kind": conversation.kind.value,
+        "outcome": conversation.outcome.value,
+        **{name: getattr(conversation, name) for name in _PLAIN_COLUMNS},
+        "sampling": _json(conversation.sampling),
+        "trace": _json(conversation.trace),
+        "events": _json(list(map(_event_values, conversation.events))),
+        **{name: json.dumps(text)[1:-1] if name in escaped else text for name, text in texts.items()},
+        "prompt_token_ids": conversation.prompt_token_ids,
+        "completion_token_ids": conversation.token_ids,
+        "logprobs": conversation.logprobs,
+        "rewards": list(map(_reward_values, rewards)),
+        "escaped": escaped,
+    }
+
+
+def _conversation(row: Mapping[str, Any]) -> Conversation:
+    texts = {
+        name: json.loads(f'"{row[name]}"') if name in (row["escaped"] or ()) else row[name]
+        for name in ("text", "memory")
+    }
+    return Conversation(
+        run_id=row["run_id"],
+        id=row["conversation"],
+        kind=ConversationKind(row["kind"]),
+        outcome=Outcome(row["outcome"]),
+        **{name: row[name] for name in _PLAIN_COLUMNS},
+        sampling=json.loads(row["sampling"]),
+        trace=json.loads(row["trace"]),
+        events=tuple(_events(row["events"])),
+        **texts,
+        prompt_token_ids=row["prompt_token_ids"],
+        token_ids=row["completion_token_ids"],
+        logprobs=row["logprobs"],
+    )
+
+
+def _event_values(event: LoggedEvent) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in LoggedEvent.__dataclass_fields__}
+
+
+def _events(text: str) -> list[LoggedEvent]:
+    return msgspec.convert(json.loads(text), list[LoggedEvent])
+
+
+def _reward_values(reward: Reward) -> dict[str, Any]:
+    return {name: getattr(reward, name) for name in ("name", "value", "source", "time", "note")}
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _json(value: Any) -> str:
+    """JSON in ASCII, so that it can hold half surrogate pairs."""
+    return json.dumps(value)
+
+
+def _schema(pa: Any) -> Any:
+    reward = {"name": pa.string(), "value": pa.float64(), "source": pa.string(), "time": pa.float64(),
+              "note": pa.string()}  # fmt: skip
+    lists = {
+        "ids": pa.list_(pa.uint32()),
+        "logprobs": pa.list_(pa.float32()),
+        "names": pa.list_(pa.string()),
+        "rewards": pa.list_(pa.struct(list(reward.items()))),
+    }
+    return pa.schema([(name, lists.get(kind) or pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()])
+
+
+def _pyarrow(needed_for: str) -> Any:
+    try:
+        importlib.import_module("pyarrow.parquet")
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise MissingExtraError("export", needed_for) from error

@@ -1,0 +1,305 @@
+"""`memagent runs | reward | export | import` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from memagent_graph.cli_runs import point_in_time, register
+from memagent_graph.paths import default_run_log
+from memagent_graph.run_log import Conversation, ConversationKind, Outcome, RunLog
+
+DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
+WHOLE = "import typer; from memagent_graph.cli_runs import register; app = typer.Typer(); register(app); app()"
+
+
+def memagent(*arguments: object, code: int = 0) -> Any:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    register(app)
+    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    assert done.exit_code == code, (done.output, done.exception)
+    assert "Traceback" not in done.output
+    return done
+
+
+def write_run(
+    log: RunLog, run_id: str, *, conversations: int = 2, stop_reason: str | None = "answered", **changes: Any
+):
+    """A run with conversations; their rows."""
+    question = changes.pop("question", f"Who is {run_id}?")
+    log.wait(log.begin(run_id, question, {**DOCUMENT, "name": changes.pop("name", "book.txt")}, {}))
+    rows = []
+    for position in range(conversations):
+        values = {
+            "run_id": run_id, "position": position, "kind": ConversationKind.UPDATE, "step": str(position),
+            "attempt": 0, "outcome": Outcome.ACCEPTED, "began": 1.0, "seconds": 1.0, "policy": "fake",
+            "policy_version": "", "tokenizer": "t", "template": "", "sampling": {}, "prompt_tokens": 1000,
+            "completion_tokens": 20, "cached_tokens": 0, "finish_reason": "stop", "text": "x",
+            "prompt_token_ids": [1], "token_ids": [2], "logprobs": [-0.5], **changes,
+        }  # fmt: skip
+        rows.append(log.wait(log.record(Conversation(**values))))
+    if stop_reason:
+        log.wait(log.end(run_id, stop_reason, "42"))
+    return rows
+
+
+@pytest.fixture
+def log():
+    log = RunLog(default_run_log())
+    yield log
+    log.close()
+
+
+# memagent runs
+
+
+def test_runs_are_listed_newest_first_with_what_they_took(log) -> None:
+    write_run(log, "old", logprobs=None)
+    write_run(log, "new", conversations=3, stop_reason=None)
+    log.reward("old", 1.0, name="exact")
+    done = memagent("runs")
+    new, old = done.stdout.splitlines()[1:3]
+    assert new.split()[0] == "new"
+    assert old.split()[0] == "old"
+    for words in ("Who is new?", "book.txt", "3,000", "60", "yes", "not yet"):
+        assert words in new
+    for words in ("Who is old?", "2,000", "40", " no ", "answered", "exact 1"):
+        assert words in old
+    assert "2 of 2 runs with 5 conversations" in done.stdout
+    assert str(log.path) in done.stdout
+
+
+def test_no_more_than_twenty_are_listed_unless_asked_for(log) -> None:
+    for number in range(22):
+        write_run(log, f"run{number}", conversations=0)
+    assert memagent("runs").stdout.count("Who is") == 20
+    assert memagent("runs", "--newest", 3).stdout.count("Who is") == 3
+    assert len(json.loads(memagent("runs", "--json").stdout)["runs"]) == 22
+
+
+def test_runs_as_json_are_one_document(log) -> None:
+    write_run(log, "a", question="naïve \x1b[31m?")
+    log.reward("a", 0.5)
+    values = json.loads(memagent("runs", "--json").stdout)
+    assert values["log"] == str(log.path)
+    assert values["bytes"] == log.size_bytes
+    (run,) = values["runs"]
+    assert (run["run_id"], run["question"], run["document"]["name"]) == ("a", "naïve \x1b[31m?", "book.txt")
+    assert (run["conversations"], run["prompt_tokens"], run["completion_tokens"], run["with_ids"]) == (2, 2000, 40, 2)
+    assert run["rewards"] == {"reward": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--question", "WHO IS B"], ["b"]),
+        (["--document", "tale"], ["c"]),
+        (["--model", "qwen"], ["b"]),
+        (["--stop-reason", "max_chunks"], ["b"]),
+        (["--unfinished"], ["c"]),
+        (["--reward", "exact"], ["a"]),
+        (["--since", "1h"], ["c", "b", "a"]),
+        (["--until", "1h"], []),
+        (["--since", "2199-01-01"], []),
+        (["--until", "2199-01-01T00:00:00+00:00", "--newest", "1"], ["c"]),
+        (["--reward", "exact", "--unfinished"], []),
+        (["a", "c"], ["c", "a"]),
+    ],
+)
+def test_runs_can_be_chosen(log, options, expected) -> None:
+    write_run(log, "a")
+    write_run(log, "b", stop_reason="max_chunks", policy="Qwen3-4B")
+    write_run(log, "c", stop_reason=None, name="Tale.pdf")
+    log.reward("a", 1.0, name="exact")
+    values = json.loads(memagent("runs", *options, "--json").stdout)
+    assert [run["run_id"] for run in values["runs"]] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90m", 5400), ("12h", 43200), ("7d", 604800), (" 2W ", 1209600), ("1.5h", 5400)]
+)
+def test_ages_are_counted_back_from_now(text, seconds) -> None:
+    assert point_in_time(text) == pytest.approx(time.time() - seconds, abs=5)
+
+
+def test_dates_are_local_unless_they_name_a_zone() -> None:
+    assert point_in_time("2026-11-21T12:00:00+00:00") == 1795262400
+    assert point_in_time("2026-11-21") == time.mktime((2026, 11, 21, 0, 0, 0, 0, 0, -1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--since", "yesterday"],
+        ["--newest", "0"],
+        ["--unfinished", "--stop-reason", "answered"],
+        ["--until", "9" * 400 + "-01-01"],
+    ],
+)
+def test_filters_that_mean_nothing_are_wrong_usage(log, options) -> None:
+    assert memagent("runs", *options, code=2).stdout == ""
+
+
+def test_nothing_in_a_text_reaches_the_terminal_raw(log) -> None:
+    write_run(log, "a", question="[red]one[/]\ntwo\x1b]0;title\x07 \u202eevil \x9b31m", name="[/]\x1b[2J.txt")
+    log.reward("a", 1.0, name="\x1b[5m[bold]")
+    output = memagent("runs").stdout
+    assert not any(character in output for character in "\x1b\x07\x9b\u202e")
+    assert "[red]one[/] two" in output
+    assert "[/] [2J.txt" in output
+    log.close()
+    memagent("runs", "a\x1b[5m", code=6)
+
+
+# Deleting
+
+
+def test_runs_are_deleted_with_all_that_is_theirs_and_the_space_is_told(log) -> None:
+    for run_id in ("a", "b", "c"):
+        write_run(log, run_id, text=os.urandom(50_000).hex())
+    done = memagent("runs", "a", "b", "--delete", "--yes")
+    assert "2 runs deleted" in done.stderr
+    assert "kB given back" in done.stderr
+    assert [run.run_id for run in log.runs()] == ["c"]
+    values = json.loads(memagent("runs", "--question", "who is c", "--delete", "--yes", "--json").stdout)
+    assert values["deleted"] == 1
+    assert values["bytes_freed"] > 50_000
+    assert json.loads(memagent("runs", "--delete", "--json").stdout) == {"deleted": 0, "bytes_freed": 0}
+
+
+def test_without_a_terminal_nothing_is_deleted_unless_told_twice(log) -> None:
+    write_run(log, "a")
+    assert "--yes" in memagent("runs", "--delete", code=2).stderr
+    assert log.counts() == (1, 2)
+
+
+@pytest.mark.parametrize(("typed", "left", "code"), [("n", 1, 1), ("", 1, 1), ("y", 0, 0)])
+def test_on_a_terminal_deleting_asks_first(log, own_home, typed, left, code) -> None:
+    write_run(log, "a")
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-c", WHOLE, "runs", "--delete"]
+    with subprocess.Popen(command, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        os.write(leader, f"{typed}\n".encode())
+        output, errors = process.communicate(timeout=60)
+    os.close(leader)
+    os.close(follower)
+    assert process.returncode == code
+    assert b"Delete 1 run (a) from" in errors
+    assert output.strip() == b""
+    assert log.counts()[0] == left
+
+
+def test_an_unknown_run_is_an_error_and_nothing_is_deleted(log) -> None:
+    write_run(log, "a")
+    done = memagent("runs", "a", "nope", "--delete", "--yes", code=6)
+    assert "'nope'" in done.stderr
+    assert log.counts() == (1, 2)
+
+
+# A log that is not there
+
+
+@pytest.mark.parametrize(
+    "arguments", [["runs"], ["runs", "--delete", "--yes"], ["reward", "r", "1"], ["export", "x.jsonl"]]
+)
+def test_a_log_that_is_not_there_is_an_error_and_is_not_made(tmp_path, arguments) -> None:
+    path = tmp_path / "nowhere" / "runs.sqlite"
+    done = memagent(*arguments, "--log", path, code=6)
+    assert f"there is no run log at {path}" in done.stderr
+    assert not path.parent.exists()
+    values = json.loads(memagent(*arguments, "--log", path, "--json", code=6).stdout)
+    assert values["error"]["type"] == "RunLogError"
+
+
+def test_a_file_that_is_no_log_is_an_error(tmp_path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database " * 100)
+    assert "cannot be used as a run log" in memagent("runs", "--log", path, code=6).stderr
+
+
+# memagent reward
+
+
+def test_rewards_are_given_to_runs_and_conversations(log) -> None:
+    rows = write_run(log, "a")
+    memagent("reward", "a", "-0.5", "--name", "exact", "--source", "scorer", "--note", "off by one")
+    values = json.loads(memagent("reward", "a", 1, "--conversation", rows[1], "--json").stdout)
+    assert values == {
+        "run_id": "a", "conversation": rows[1], "name": "reward", "value": 1.0, "source": "person", "note": None,
+    }  # fmt: skip
+    first, second = log.rewards("a")
+    assert (first.value, first.name, first.source, first.note) == (-0.5, "exact", "scorer", "off by one")
+    assert (second.value, second.conversation) == (1.0, rows[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nope", "1"], 6, "no run 'nope'"),
+        (["a", "nan"], 6, "finite"),
+        (["a", "-inf"], 6, "finite"),
+        (["a", "good"], 2, "Invalid value"),
+        (["a", "1", "--conversation", "999"], 6, "no conversation 999"),
+        (["a", "1", "--nmae", "x"], 2, "--nmae"),
+    ],
+)
+def test_rewards_that_cannot_be_are_refused(log, arguments, code, words) -> None:
+    write_run(log, "a")
+    assert words in memagent("reward", *arguments, code=code).stderr
+    assert log.rewards("a") == []
+
+
+# memagent export and import
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_an_export_is_imported_into_another_log(tmp_path, log, kind) -> None:
+    write_run(log, "a")
+    write_run(log, "b", stop_reason="max_chunks")
+    file, there = tmp_path / f"runs.{kind}", tmp_path / "other" / "runs.sqlite"
+    done = memagent("export", file, "--stop-reason", "answered")
+    assert "1 run with 2 conversations and 0 rewards" in done.stderr
+    assert done.stdout == ""
+    assert json.loads(memagent("import", file, "--log", there, "--json").stdout) == {
+        "runs": 1, "conversations": 2, "rewards": 0, "skipped": 0,
+    }  # fmt: skip
+    assert "1 run there already" in memagent("import", file, "--log", there).stderr
+    other = RunLog(there)
+    assert [run.run_id for run in other.runs()] == ["a"]
+    memagent("reward", "a", 1, "--log", there)
+    assert "--replace" in memagent("import", file, "--log", there, code=6).stderr
+    memagent("import", file, "--log", there, "--replace")
+    assert other.rewards("a") == []
+    other.close()
+
+
+def test_an_export_says_what_it_wrote_and_left_out(tmp_path, log) -> None:
+    write_run(log, "good")
+    write_run(log, "bad", logprobs=None)
+    file = tmp_path / "runs"
+    options = ["export", file, "--format", "jsonl", "--for-training"]
+    assert "'bad'" in memagent(*options, code=6).stderr
+    assert "left out 1 that cannot be trained on: bad" in memagent(*options, "--skip-incomplete").stderr
+    assert "--overwrite" in memagent(*options, "--skip-incomplete", code=6).stderr
+    values = json.loads(memagent(*options, "--skip-incomplete", "--overwrite", "--no-superseded", "--json").stdout)
+    assert values == {
+        "file": str(file), "runs": 1, "conversations": 2, "rewards": 0, "events": 0, "bytes": file.stat().st_size,
+        "incomplete": ["bad"],
+    }  # fmt: skip
+    memagent("export", tmp_path / "x.jsonl", "--skip-incomplete", code=2)
+
+
+def test_importing_what_is_not_there_makes_no_log(tmp_path) -> None:
+    done = memagent("import", tmp_path / "missing.parquet", code=6)
+    assert "missing.parquet" in done.stderr
+    assert not Path(default_run_log()).exists()

@@ -1,0 +1,577 @@
+"""Export and import of runs: nothing is lost on the way, nothing half is left behind, and bad files are named."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+import time
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from memagent_graph.errors import MissingExtraError, RunLogError
+from memagent_graph.prompts import load_prompts
+from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunLog, RunRecord
+from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
+from memagent_graph.run_log.log import RunFilter
+
+DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
+FORMATS = ("parquet", "jsonl")
+
+
+def conversation(position: int = 0, **changes: Any) -> Conversation:
+    values: dict[str, Any] = {
+        "run_id": "r", "position": position, "kind": ConversationKind.UPDATE, "step": f"s{position}", "attempt": 0,
+        "outcome": Outcome.ACCEPTED, "began": 1.5 + position, "seconds": 0.25, "policy": "fake", "policy_version": "7",
+        "tokenizer": "t", "template": load_prompts().fingerprint, "sampling": {"temperature": 0.5}, "prompt_tokens": 3,
+        "completion_tokens": 2, "cached_tokens": 0, "finish_reason": "stop", "text": f"memory {position}",
+        "prompt_token_ids": [1, 2, 4_000_000_000], "token_ids": [5, 6], "logprobs": [-0.5, -0.25], "start_char": 0,
+        "end_char": 9, "start_byte": 0, "end_byte": 12, "chunk_tokens": 4,
+    }  # fmt: skip
+    return Conversation(**{**values, **changes})
+
+
+def write_run(log: RunLog, run_id: str = "r", conversations: int = 3, **changes: Any) -> list[int | None]:
+    """A finished run; the rows of its conversations."""
+    record = RunRecord(
+        run_id,
+        time.time(),
+        time.time(),
+        f"What is in {run_id}?",
+        DOCUMENT,
+        {"model": "fake"},
+        "answered",
+        "42",
+        {"a": "b"},
+    )
+    said = [conversation(at, run_id=run_id, **changes) for at in range(conversations)]
+    log.add(record, said, templates={load_prompts().fingerprint: load_prompts().wording})
+    return [each.id for each in log.conversations(run_id)]
+
+
+@pytest.fixture
+def log(tmp_path: Path):
+    log = RunLog(tmp_path / "runs.sqlite")
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def other(tmp_path: Path):
+    log = RunLog(tmp_path / "other.sqlite")
+    yield log
+    log.close()
+
+
+def content(log: RunLog, *, superseded: bool = True) -> dict[str, Any]:
+    """All that a log holds, with rows replaced by their order in the run."""
+    found = {}
+    for run in log.runs():
+        order: dict[int | None, int | None] = {None: None}
+        conversations = []
+        for each in log.conversations(run.run_id, superseded=superseded):
+            order[each.id] = len(conversations)
+            conversations.append(
+                repr(replace(each, id=None)) + repr((each.prompt_token_ids, each.token_ids, each.logprobs))
+            )
+        rewards = sorted(
+            (replace(each, id=None, conversation=order[each.conversation])
+             for each in log.rewards(run.run_id) if each.conversation in order),
+            key=lambda each: (each.time, str(each.conversation)),
+        )  # fmt: skip
+        found[run.run_id] = (run, conversations, rewards, log.events(run.run_id), log.templates(run.run_id))
+    return found
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_run_with_a_resume_retries_an_edit_and_rewards_comes_back_equal(tmp_path, log, other, kind) -> None:
+    rows = write_run(log, conversations=4)
+    events = (LoggedEvent(2.0, "retried", "it was empty", rule="retry"), LoggedEvent(2.5, "memory_kept", "no luck"))
+    discarded = conversation(1, step="again", outcome=Outcome.DISCARDED, text="", events=events[:1])
+    log.record(discarded)
+    log.record(conversation(1, step="again", attempt=1, outcome=Outcome.KEPT_PREVIOUS, memory="before", events=events))
+    log.wait(log.edit("r", 1, "a better memory"))
+    last = log.wait(log.record(conversation(2, kind=ConversationKind.ANSWER, finish_reason="length", trace={"x": "1"})))
+    log.wait(log.end("r", "answered", None))
+    log.reward("r", 1.0, name="exact")
+    log.reward("r", -0.25, conversation=last, note="too long")
+    log.reward("r", 0.5, conversation=rows[3], source="scorer")
+    log.reward("r", 0.0, name="exact")
+
+    report = export_runs(log, tmp_path / f"runs.{kind}")
+    assert (report.runs, report.conversations, report.rewards, report.events) == (1, 7, 4, 4)
+    assert report.bytes == (tmp_path / f"runs.{kind}").stat().st_size
+    write_run(other, "unrelated", 9)
+    imported = import_runs(other, tmp_path / f"runs.{kind}")
+
+    assert (imported.runs, imported.conversations, imported.rewards, imported.skipped) == (1, 7, 4, 0)
+    assert content(other)["r"] == content(log)["r"]
+    assert any(each.superseded for each in other.conversations("r", superseded=True))
+    assert other.template(load_prompts().fingerprint) == load_prompts().wording
+    (judged,) = [each for each in other.rewards("r") if each.note]
+    (answer,) = [each for each in other.conversations("r") if each.kind is ConversationKind.ANSWER]
+    assert judged.conversation == answer.id != last
+
+
+anything = st.text(st.characters(exclude_categories=()), max_size=12)
+hostile = st.one_of(
+    anything,
+    st.sampled_from(
+        [
+            "",
+            "\0",
+            "a\0b",
+            "\u202eevil",
+            "👩‍👩‍👧",
+            "\ud800",
+            'half \udfff "and" \\ quotes',
+            "[bold]",
+            "\x1b[31m",
+            "\u2028",
+        ]
+    ),
+)
+stored = hostile.map(lambda text: text.encode("utf-8", "replace").decode())
+finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
+ids = st.none() | st.lists(st.integers(0, 2**32 - 1), max_size=6)
+small_json = st.dictionaries(stored, st.none() | st.booleans() | st.integers(-9, 9) | finite | hostile, max_size=3)
+whole = st.none() | st.integers(0, 2**40)
+logged_events = st.builds(
+    LoggedEvent, finite, stored, stored, st.none() | st.integers(0, 99), st.none() | stored, st.none() | hostile
+)
+drawn_conversation = st.builds(
+    Conversation,
+    run_id=st.just("r"), position=st.integers(0, 3), kind=st.sampled_from(ConversationKind), step=stored,
+    attempt=st.integers(0, 2), outcome=st.sampled_from(Outcome), began=finite, seconds=finite, policy=stored,
+    policy_version=stored, tokenizer=stored, template=stored, sampling=small_json, prompt_tokens=st.integers(0, 9),
+    completion_tokens=st.integers(0, 9), cached_tokens=st.integers(0, 9), finish_reason=stored,
+    text=st.none() | hostile, memory=st.none() | hostile, prompt_token_ids=ids, token_ids=ids,
+    logprobs=st.none() | st.lists(st.floats(width=32), max_size=6), start_char=whole, end_char=whole, start_byte=whole,
+    end_byte=whole, chunk_tokens=whole, events=st.lists(logged_events, max_size=2).map(tuple),
+    superseded=st.just(True), trace=st.dictionaries(stored, stored, max_size=2),
+)  # fmt: skip
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[LoggedEvent], list[Reward]]]:
+    runs = []
+    for run_id in draw(st.lists(stored, unique=True, max_size=3)):
+        conversations = [
+            replace(each, run_id=run_id, id=row, superseded=draw(st.booleans()) and row > 0)
+            for row, each in enumerate(draw(st.lists(drawn_conversation, max_size=4)))
+        ]
+        # One that counts at a place at most: all others there were superseded.
+        counted: set[Any] = set()
+        for at, each in enumerate(conversations):
+            place = each.position, each.kind, each.attempt
+            conversations[at] = replace(each, superseded=each.superseded or place in counted)
+            counted.add(place)
+        document = {**DOCUMENT, "name": draw(stored), "size": draw(whole)}
+        record = RunRecord(
+            run_id, draw(finite), draw(st.none() | finite), draw(stored), document, draw(small_json),
+            draw(st.none() | stored), draw(st.none() | stored), draw(st.dictionaries(stored, stored, max_size=2)),
+        )  # fmt: skip
+        owners = st.sampled_from([None, *(each.id for each in conversations)])
+        rewards = draw(st.lists(
+            st.builds(Reward, st.just(run_id), stored, finite, stored, finite, owners, st.none() | stored), max_size=4
+        ))  # fmt: skip
+        runs.append((record, conversations, draw(st.lists(logged_events, max_size=2)), rewards))
+    return runs
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@given(runs=logs())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_a_log_holds_survives_the_round_trip(kind, runs) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = RunLog(Path(folder, "a.sqlite")), RunLog(Path(folder, "b.sqlite"))
+        try:
+            for record, conversations, events, rewards in runs:
+                first.add(record, conversations, events=events, rewards=rewards)
+            report = export_runs(first, Path(folder, f"runs.{kind}"))
+            assert import_runs(second, Path(folder, f"runs.{kind}")).runs == len(runs)
+            assert content(second) == content(first)
+            again = import_runs(second, Path(folder, f"runs.{kind}"))
+            assert (again.runs, again.skipped) == (0, len(runs))
+            assert report.conversations == sum(len(each[1]) for each in runs)
+            assert report.rewards == sum(len(each[3]) for each in runs)
+        finally:
+            first.close()
+            second.close()
+
+
+def test_datasets_reads_a_parquet_export_with_the_same_values(tmp_path, log) -> None:
+    datasets = pytest.importorskip("datasets")
+    write_run(log, "a", 3)
+    rows = write_run(log, "b", 2, prompt_token_ids=None, token_ids=None, logprobs=None)
+    log.reward("b", 0.5, name="exact")
+    log.reward("b", 0.75, conversation=rows[1])
+    export_runs(log, tmp_path / "runs.parquet")
+    files = str(tmp_path / "runs.parquet")
+    loaded = datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache"), split="train")
+
+    stored = [each for run in ("a", "b") for each in log.conversations(run)]
+    assert len(loaded) == 5
+    for row, each in zip(loaded, stored, strict=True):
+        assert row["run_id"] == each.run_id
+        assert (row["conversation"], row["kind"], row["position"]) == (each.id, "update", each.position)
+        assert (row["prompt_token_ids"], row["completion_token_ids"]) == (each.prompt_token_ids, each.token_ids)
+        assert row["logprobs"] == each.logprobs
+        assert row["text"] == each.text
+        assert json.loads(row["sampling"]) == {"temperature": 0.5}
+        assert row["question"] == f"What is in {each.run_id}?"
+        assert (row["document_name"], row["stop_reason"], row["answer"]) == ("book.txt", "answered", "42")
+    assert [reward["value"] for reward in loaded[4]["rewards"]] == [0.75]
+    assert [(reward["name"], reward["value"]) for reward in loaded[3]["run_rewards"]] == [("exact", 0.5)]
+
+
+def test_a_run_without_conversations_is_one_row_without_a_conversation(tmp_path, log) -> None:
+    write_run(log, "empty", 0)
+    export_runs(log, tmp_path / "runs.parquet")
+    (row,) = pq.read_table(tmp_path / "runs.parquet").to_pylist()
+    assert (row["run_id"], row["question"], row["conversation"], row["kind"]) == (
+        "empty",
+        "What is in empty?",
+        None,
+        None,
+    )
+
+
+def test_columns_are_those_that_are_documented(tmp_path, log) -> None:
+    export_runs(log, tmp_path / "runs.parquet")
+    schema = pq.read_schema(tmp_path / "runs.parquet")
+    assert schema.field("prompt_token_ids").type == pa.list_(pa.uint32())
+    assert schema.field("logprobs").type == pa.list_(pa.float32())
+    for name in ("run_id", "conversation", "completion_token_ids", "rewards", "escaped", "run_events"):
+        assert name in schema.names
+        assert name in parquet.__doc__
+
+
+def test_the_file_s_metadata_does_not_grow_with_the_number_of_runs(tmp_path, log) -> None:
+    sizes = []
+    for count in (1, 40):
+        for number in range(count):
+            write_run(log, f"{count}-{number}", 1)
+        export_runs(log, tmp_path / f"{count}.parquet")
+        metadata = pq.read_metadata(tmp_path / f"{count}.parquet").metadata
+        sizes.append(sum(map(len, metadata.values())))
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_large_exports_are_written_in_parts_and_read_in_parts(tmp_path, log, other, kind, monkeypatch) -> None:
+    monkeypatch.setattr(parquet, "_ROW_GROUP_NUMBERS", 40)
+    monkeypatch.setattr(parquet, "_ROWS_AT_ONCE", 2)
+    for number in range(5):
+        write_run(log, f"run {number}", 7)
+    export_runs(log, tmp_path / f"runs.{kind}")
+    if kind == "parquet":
+        assert pq.read_metadata(tmp_path / "runs.parquet").num_row_groups > 4
+    assert import_runs(other, tmp_path / f"runs.{kind}").conversations == 35
+    assert content(other) == content(log)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_superseded_conversations_can_be_left_out_with_their_rewards(tmp_path, log, other, kind) -> None:
+    rows = write_run(log, conversations=2)
+    log.wait(log.record(conversation(1, step="resumed")))
+    log.reward("r", 1.0, conversation=rows[1])
+    log.reward("r", 0.5, conversation=rows[0])
+    report = export_runs(log, tmp_path / f"runs.{kind}", superseded=False)
+    assert (report.conversations, report.rewards) == (2, 1)
+    import_runs(other, tmp_path / f"runs.{kind}")
+    assert content(other) == content(log, superseded=False)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_only_the_chosen_runs_are_exported_oldest_first(tmp_path, log, other, kind) -> None:
+    for run_id in ("a", "b", "c"):
+        write_run(log, run_id, 1)
+    assert export_runs(log, tmp_path / f"runs.{kind}", chosen=RunFilter(newest=2)).runs == 2
+    import_runs(other, tmp_path / f"runs.{kind}")
+    assert [run.run_id for run in other.runs()] == ["c", "b"]
+    if kind == "parquet":
+        assert pq.read_table(tmp_path / "runs.parquet")["run_id"].to_pylist() == ["b", "c"]
+
+
+def test_log_probs_that_json_cannot_hold_are_strings_in_json_lines(tmp_path, log, other) -> None:
+    write_run(log, conversations=1, logprobs=[-math.inf, math.nan])
+    export_runs(log, tmp_path / "runs.jsonl")
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "runs.jsonl").open("rb")]
+    assert [line["type"] for line in lines] == ["format", "template", "run", "conversation", "end"]
+    assert lines[3]["logprobs"] == ["-Infinity", "NaN"]
+    import_runs(other, tmp_path / "runs.jsonl")
+    (back,) = other.conversations("r")
+    assert back.logprobs[0] == -math.inf
+    assert math.isnan(back.logprobs[1])
+    assert import_runs(other, tmp_path / "runs.jsonl").skipped == 1
+
+
+# For training
+
+
+def test_runs_without_ids_are_refused_for_training_or_left_out_by_name(tmp_path, log) -> None:
+    write_run(log, "good", 2)
+    write_run(log, "empty", 0)
+    for number in range(4):
+        write_run(log, f"bad {number}", 1, logprobs=None)
+    path = tmp_path / "runs.parquet"
+    with pytest.raises(
+        RunLogError, match=r"5 of 6 runs cannot be trained on.*'empty', 'bad 0', 'bad 1' and 2 more"
+    ) as error:
+        export_runs(log, path, for_training=True)
+    assert "--logprobs" in str(error.value)
+    assert "--skip-incomplete" in str(error.value)
+    assert not path.exists()
+    report = export_runs(log, path, for_training=True, skip_incomplete=True)
+    assert (report.runs, report.conversations) == (1, 2)
+    assert report.incomplete == ("empty", "bad 0", "bad 1", "bad 2", "bad 3")
+
+
+def test_what_is_left_out_as_superseded_needs_no_ids_for_training(tmp_path, log) -> None:
+    write_run(log, conversations=1, logprobs=None)
+    log.wait(log.record(conversation(0, step="resumed")))
+    assert export_runs(log, tmp_path / "a.parquet", for_training=True, superseded=False).runs == 1
+    with pytest.raises(RunLogError, match="1 of 1 runs"):
+        export_runs(log, tmp_path / "b.parquet", for_training=True)
+
+
+# Destinations
+
+
+def test_a_file_that_is_there_is_replaced_only_on_demand(tmp_path, log) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text("precious")
+    with pytest.raises(RunLogError, match=r"exists.*--overwrite"):
+        export_runs(log, path)
+    assert path.read_text() == "precious"
+    export_runs(log, path, overwrite=True)
+    assert path.read_text().startswith('{"type": "format"')
+
+
+def test_an_export_that_fails_leaves_nothing_behind_and_the_old_file_as_it_was(tmp_path, log, monkeypatch) -> None:
+    write_run(log, "a", 2)
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    for kind in FORMATS:
+        path = folder / f"runs.{kind}"
+        path.write_text("precious")
+        monkeypatch.setattr(log, "rewards", lambda run_id: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            export_runs(log, path, overwrite=True)
+        monkeypatch.undo()
+        assert path.read_text() == "precious"
+    assert {each.name for each in folder.iterdir()} == {"runs.parquet", "runs.jsonl"}
+
+
+def test_destinations_that_cannot_be_are_named_with_a_remedy(tmp_path, log) -> None:
+    for path, words in (
+        (tmp_path / "nowhere" / "runs.parquet", "no folder"),
+        (tmp_path / "runs.csv", "suffix.*--format"),
+        (tmp_path / "runs", "suffix.*--format"),
+    ):
+        with pytest.raises(RunLogError, match=words):
+            export_runs(log, path)
+    with pytest.raises(RunLogError, match="is a folder"):
+        export_runs(log, tmp_path, format="jsonl")
+    with pytest.raises(RunLogError, match="the run log itself"):
+        export_runs(log, log.path, format="jsonl", overwrite=True)
+
+
+def test_without_pyarrow_parquet_asks_for_the_extra_and_json_lines_works(tmp_path, log, monkeypatch) -> None:
+    write_run(log)
+    export_runs(log, tmp_path / "runs.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(MissingExtraError, match=r"memagent-graph\[export\]"):
+        export_runs(log, tmp_path / "more.parquet")
+    with pytest.raises(MissingExtraError, match="Parquet import"):
+        import_runs(log, tmp_path / "runs.parquet")
+    assert export_runs(log, tmp_path / "runs.jsonl").runs == 1
+    assert import_runs(log, tmp_path / "runs.jsonl").skipped == 1
+    assert not (tmp_path / "more.parquet").exists()
+
+
+# Imports that are refused
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_run_with_other_content_is_refused_or_replaced(tmp_path, log, other, kind) -> None:
+    path = tmp_path / f"runs.{kind}"
+    write_run(log, "r", 2)
+    export_runs(log, path)
+    write_run(other, "r", 3)
+    before = content(other)
+    with pytest.raises(RunLogError, match=r"run 'r' with other content.*--replace"):
+        import_runs(other, path)
+    assert content(other) == before
+    assert import_runs(other, path, replace=True).runs == 1
+    assert content(other) == content(log)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("change", ["reward", "whose reward", "event", "id", "logprob", "text"])
+def test_the_slightest_difference_is_other_content(tmp_path, log, other, kind, change) -> None:
+    path = tmp_path / f"runs.{kind}"
+    rows = write_run(log, "r", 2)
+    log.reward("r", 1.0, conversation=rows[0])
+    export_runs(log, path)
+    import_runs(other, path)
+    first, second = other.conversations("r")
+    (reward,) = other.rewards("r")
+    second = {
+        "id": replace(second, token_ids=[5, 7]),
+        "logprob": replace(second, logprobs=[-0.5, math.nextafter(-0.25, -1) - 1e-7]),
+        "text": replace(second, text="memory 1 "),
+    }.get(change, second)
+    events = [LoggedEvent(1.0, "memory_edited", "x", 0)] if change == "event" else []
+    reward = {
+        "reward": replace(reward, value=2.0),
+        "whose reward": replace(reward, conversation=second.id),
+    }.get(change, reward)
+    other.add(other.get("r"), [first, second], events=events, rewards=[reward], replacing=True)
+    with pytest.raises(RunLogError, match="other content"):
+        import_runs(other, path)
+
+
+def test_a_file_that_is_not_there_or_something_else_is_named(tmp_path, log) -> None:
+    (tmp_path / "text.parquet").write_text("a,b\n1,2\n" * 30)
+    (tmp_path / "text.jsonl").write_text("a,b\n")
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    pq.write_table(pa.table({"run_id": ["a"]}), tmp_path / "foreign.parquet")
+    (tmp_path / "foreign.jsonl").write_text('{"type": "run"}\n')
+    for name, words in (
+        ("missing.parquet", "cannot be read"),
+        ("text.parquet", "no Parquet file"),
+        ("empty.parquet", "no Parquet file"),
+        ("foreign.parquet", "no export of runs"),
+        ("text.jsonl", "line 1 of .*not JSON"),
+        ("empty.jsonl", "no export of runs"),
+        ("foreign.jsonl", "no export of runs"),
+    ):
+        with pytest.raises(RunLogError, match=words) as error:
+            import_runs(log, tmp_path / name)
+        assert name in str(error.value)
+    assert not list(log.runs())
+
+
+def test_a_newer_format_is_refused(tmp_path, log) -> None:
+    export_runs(log, tmp_path / "runs.jsonl")
+    path = tmp_path / "runs.jsonl"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(RunLogError, match=r"newer version of this package.*Upgrade"):
+        import_runs(log, path)
+    export_runs(log, tmp_path / "runs.parquet")
+    table = pq.read_table(tmp_path / "runs.parquet")
+    table = table.replace_schema_metadata({"memagent.format": "memagent-runs", "memagent.format_version": "2"})
+    pq.write_table(table, tmp_path / "runs.parquet")
+    with pytest.raises(RunLogError, match=r"newer version of this package.*Upgrade"):
+        import_runs(log, tmp_path / "runs.parquet")
+
+
+def test_a_parquet_file_with_other_columns_is_refused_by_their_names(tmp_path, log, other) -> None:
+    write_run(log)
+    export_runs(log, tmp_path / "runs.parquet")
+    table = pq.read_table(tmp_path / "runs.parquet")
+    kept = table.schema.metadata or pq.read_metadata(tmp_path / "runs.parquet").metadata
+    pq.write_table(table.drop_columns(["text"]).replace_schema_metadata(kept), tmp_path / "less.parquet")
+    with pytest.raises(RunLogError, match="lacks the columns text"):
+        import_runs(other, tmp_path / "less.parquet")
+    wrong = table.set_column(table.schema.get_field_index("position"), "position", pa.array(["x"] * 3))
+    pq.write_table(wrong.replace_schema_metadata(kept), tmp_path / "wrong.parquet")
+    with pytest.raises(RunLogError, match="cannot be imported"):
+        import_runs(other, tmp_path / "wrong.parquet")
+
+
+def test_a_shuffled_file_is_refused(tmp_path, log, other) -> None:
+    write_run(log, "a", 2)
+    write_run(log, "b", 2)
+    export_runs(log, tmp_path / "runs.parquet")
+    table = pq.read_table(tmp_path / "runs.parquet")
+    kept = pq.read_metadata(tmp_path / "runs.parquet").metadata
+    pq.write_table(table.take([0, 2, 1, 3]).replace_schema_metadata(kept), tmp_path / "shuffled.parquet")
+    with pytest.raises(RunLogError, match="run 'a' in one piece"):
+        import_runs(other, tmp_path / "shuffled.parquet", replace=True)
+
+
+def test_a_file_that_was_cut_off_is_refused_and_no_run_is_half_there(tmp_path, log, other) -> None:
+    for run_id in ("a", "b"):
+        rows = write_run(log, run_id, 2)
+        log.reward(run_id, 1.0, conversation=rows[0])
+    for kind in FORMATS:
+        export_runs(log, tmp_path / f"runs.{kind}")
+    whole = (tmp_path / "runs.jsonl").read_bytes()
+    expected = content(log)
+    for length in range(0, len(whole) - 1, 37):
+        (tmp_path / "cut.jsonl").write_bytes(whole[:length])
+        with pytest.raises(RunLogError, match=r"line [0-9]+ of|no export"):
+            import_runs(other, tmp_path / "cut.jsonl")
+        assert content(other).items() <= expected.items()
+    data = (tmp_path / "runs.parquet").read_bytes()
+    for length in (3, 4, len(data) // 2, len(data) - 1):
+        (tmp_path / "cut.parquet").write_bytes(data[:length])
+        with pytest.raises(RunLogError, match=r"cut.parquet"):
+            import_runs(other, tmp_path / "cut.parquet")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"position": 1', '"position": "x"', "line 5 .*position"),
+        ('"position": 1', '"position": 0', "contradicts itself"),
+        ('"kind": "update"', '"kind": "riddle"', "line 4 .*kind"),
+        ('"text": "memory 0"', '"text": 5', "line 4 .*text"),
+        ('"began": 1.5, ', "", "line 4 .*began"),
+        ('"prompt_token_ids": [1, 2', '"prompt_token_ids": [-1, 2', "line 4 "),
+        ('{"type": "reward"', '{"type": "medal"', "line 6 .*medal"),
+        ('"conversation": 1,', '"conversation": 99,', "no conversation 99"),
+        ('{"type": "run", "run_id": "r"', '{"type": "run", "run_id": "q"', "run 'r' does not begin"),
+        ('"question": "What', '"question": "\\ud800What', "cannot be stored"),
+        ('"end", "runs": 1', '"end", "runs": 2', "2 runs were written"),
+    ],
+)  # fmt: skip
+def test_a_line_that_was_edited_badly_is_named(tmp_path, log, other, old, new, words) -> None:
+    rows = write_run(log, conversations=2)
+    log.reward("r", 1.0, conversation=rows[0])
+    export_runs(log, tmp_path / "runs.jsonl")
+    text = (tmp_path / "runs.jsonl").read_text()
+    assert old in text
+    (tmp_path / "runs.jsonl").write_text(text.replace(old, new, 1))
+    with pytest.raises(RunLogError, match=words):
+        import_runs(other, tmp_path / "runs.jsonl")
+
+
+# The log's own part
+
+
+def test_totals_are_those_of_the_conversations_that_count(log) -> None:
+    write_run(log, "a", 2)
+    log.record(conversation(1, run_id="a", step="resumed", token_ids=None, prompt_tokens=10))
+    write_run(log, "b", 0)
+    log.reward("a", 0.5)
+    log.reward("a", 1.0)
+    totals = log.totals(["a", "b", "missing"])
+    assert (totals["a"].conversations, totals["a"].prompt_tokens, totals["a"].completion_tokens) == (2, 13, 4)
+    assert (totals["a"].with_ids, totals["a"].rewards) == (1, {"reward": 1.0})
+    assert (totals["b"].conversations, totals["b"].prompt_tokens, totals["b"].rewards) == (0, 0, {})
+    assert totals["missing"].conversations == 0
+    assert log.totals(["a"], superseded=True)["a"].conversations == 3
+    assert log.counts() == (2, 3)
+
+
+def test_numbers_of_any_sequence_are_exported(tmp_path, log, other) -> None:
+    write_run(log, conversations=1, prompt_token_ids=array("I", [1, 2]), token_ids=(), logprobs=())
+    export_runs(log, tmp_path / "runs.parquet")
+    import_runs(other, tmp_path / "runs.parquet")
+    (back,) = other.conversations("r")
+    assert (back.prompt_token_ids, back.token_ids, back.logprobs) == ([1, 2], [], [])
