@@ -20,9 +20,8 @@ from memagent_graph.exit_codes import failures_told
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from memagent_graph.run_log import RunLog, RunRecord
+    from memagent_graph.run_log import RunFilter, RunLog, RunRecord, RunTotals
     from memagent_graph.run_log.exchange import ExportReport, ImportReport
-    from memagent_graph.run_log.log import RunFilter, RunTotals
 
 _LISTED: Final = 20
 """How many runs are listed unless the user says otherwise."""

@@ -5,6 +5,7 @@ records     what is in it, as data: runs, conversations, events, rewards
 packing     token ids, log-probs and texts as small blobs
 writer      one thread per log that commits what many reads hand in
 log         RunLog: write, query, reward, delete
+filters     which runs are meant, and what they come to
 rows        between records and the tables' rows
 recording   one run's side of it: what the graph's steps call
 exchange    runs as Parquet and as JSON lines, and back
@@ -12,7 +13,8 @@ exchange    runs as Parquet and as JSON lines, and back
 
 from __future__ import annotations
 
-from memagent_graph.run_log.log import RunFilter, RunLog
+from memagent_graph.run_log.filters import RunFilter, RunTotals
+from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import (
     Conversation,
     ConversationKind,
@@ -32,5 +34,6 @@ __all__ = [
     "RunFilter",
     "RunLog",
     "RunRecord",
+    "RunTotals",
     "TextKind",
 ]

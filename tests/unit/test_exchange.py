@@ -20,9 +20,17 @@ from hypothesis import strategies as st
 
 from memagent_graph.errors import MissingExtraError, RunLogError
 from memagent_graph.prompts import load_prompts
-from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunLog, RunRecord
+from memagent_graph.run_log import (
+    Conversation,
+    ConversationKind,
+    LoggedEvent,
+    Outcome,
+    Reward,
+    RunFilter,
+    RunLog,
+    RunRecord,
+)
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
-from memagent_graph.run_log.log import RunFilter
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
 FORMATS = ("parquet", "jsonl")

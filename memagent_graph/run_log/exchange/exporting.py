@@ -14,7 +14,8 @@ from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.exchange.json_lines import JsonLinesWriter
 from memagent_graph.run_log.exchange.logged_run import LoggedRun, stored_run
 from memagent_graph.run_log.exchange.parquet import ParquetWriter
-from memagent_graph.run_log.log import RunFilter, RunLog
+from memagent_graph.run_log.filters import RunFilter
+from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation
 
 _SUFFIXES: Final[dict[str, Literal["parquet", "jsonl"]]] = {

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.log import RunFilter, RunLog
+from memagent_graph.run_log.filters import RunFilter
+from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
 
 FORMAT_NAME: Final = "memagent-runs"
