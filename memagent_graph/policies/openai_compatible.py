@@ -102,8 +102,9 @@ class OpenAICompatiblePolicy:
         connection = self._connections.get()
         async with connection.slots:
             version = self.policy_version
-            path = "/chat/completions" if as_messages else "/completions"
-            content, retries = await self._post(connection, path, body)
+            # A whole address; the client would parse one that it had to put together three times.
+            url = f"{self.base_url.rstrip('/')}/{'chat/completions' if as_messages else 'completions'}"
+            content, retries = await self._post(connection, url, body)
         try:
             return decode_completion(content, model=self.name, retries=retries, policy_version=version)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -173,11 +174,11 @@ class OpenAICompatiblePolicy:
             body["return_token_ids"] = True
         return {**body, **self._extra_body}
 
-    async def _post(self, connection: _Connection, path: str, body: dict[str, Any]) -> tuple[bytes, int]:
+    async def _post(self, connection: _Connection, url: str, body: dict[str, Any]) -> tuple[bytes, int]:
         """The reply's body, and how many times the request was sent again."""
         try:
             reply = await connection.client.post(
-                path, content=msgspec.json.encode(body), cast_to=httpx2.Response, options=self._options
+                url, content=msgspec.json.encode(body), cast_to=httpx2.Response, options=self._options
             )
         except openai.OpenAIError as error:
             raise self._error(error) from error

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent_graph.documents import SourceMark
-from memagent_graph.evidence import MOST_QUOTES, Provenance, evidence, memory_lines, quotes, support, trace
+from memagent_graph.evidence import Provenance, evidence, memory_lines, support, trace
+from memagent_graph.overlap import MOST_QUOTES, quotes
 from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent
 
 WORDS = st.sampled_from(

@@ -1,0 +1,209 @@
+"""Words that two texts have in common, in their order: which stretches of a chunk a line repeats."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from memagent_graph.word_diff import UNSPACED, WORD
+
+MOST_QUOTES = 3
+"""Quotes of one line."""
+_WIDEST_GAP = 4
+_MOST_OCCURRENCES = 64
+_RARE = 3
+_UNSPACED_RUN = 4
+_UNSPACED = re.compile(f"[{UNSPACED}]")
+_STOP_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        a about after all also an and any are as at be because been before being both but by can could did do does
+        during each for from had has have he her here him his how i if in into is it its may me more most my no nor
+        not of on one only or other our out over own said she should so some such than that the their them then there
+        these they this those through to too under until up very was we were what when where which while who whom why
+        will with would you your
+        """,
+    )
+)
+
+
+def quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[tuple[int, int]]:
+    """The stretches of a chunk that hold a line's words in their order, as spans in the document, longest first.
+
+    Letter case, punctuation and white space do not count. A stretch holds a number or a word that is not a mere
+    function word, or four characters of a script without spaces; stretches a few words apart are one.
+    """
+    words = WordedText(line)
+    chosen = best_quotes(words, possible_quotes(words, WordedText(chunk_text), 0))
+    return [(chunk_start_char + each.start, chunk_start_char + each.end) for each in chosen]
+
+
+class WordedText:
+    """A text's words and where they stand."""
+
+    __slots__ = ("spans", "text", "words")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.spans = [match.span() for match in WORD.finditer(text)]
+        if text.isascii():
+            lowered = text.lower()
+            self.words = [lowered[start:end] for start, end in self.spans]
+        else:
+            self.words = [text[start:end].casefold() for start, end in self.spans]
+
+    def anchors(self) -> list[tuple[int, str]]:
+        """What makes a shared stretch worth quoting, by where it stands.
+
+        Those are content words, and four characters in a row of scripts without spaces.
+        """
+        words = [(index, word) for index, word in enumerate(self.words) if _is_content(word)]
+        return sorted([*words, *self._unspaced()])
+
+    def places(self, anchors: Container[str]) -> dict[str, list[int]]:
+        """Where each of some anchors stands."""
+        places: dict[str, list[int]] = {}
+        for index, word in enumerate(self.words):
+            if word in anchors:
+                places.setdefault(word, []).append(index)
+        for start, characters in self._unspaced():
+            if characters in anchors:
+                places.setdefault(characters, []).append(start)
+        return places
+
+    def _unspaced(self) -> Iterator[tuple[int, str]]:
+        if self.text.isascii():
+            return
+        length = 0
+        for index, word in enumerate(self.words):
+            length = length + 1 if _is_unspaced(word) else 0
+            if length >= _UNSPACED_RUN:
+                start = index - _UNSPACED_RUN + 1
+                yield start, "".join(self.words[start : index + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Equal words, in order: `length` from word `of` of a line and from word `at` of a chunk."""
+
+    of: int
+    at: int
+    length: int
+
+    @property
+    def covers(self) -> frozenset[int]:
+        """The line's words in it, by their index."""
+        return frozenset(range(self.of, self.of + self.length))
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A possible quote: runs that stand close together in a chunk."""
+
+    chunk: WordedText
+    source: int
+    start: int
+    end: int
+    covers: frozenset[int]
+    """The line's words that it holds, by their index."""
+
+    def overlaps(self, other: Quote) -> bool:
+        """Whether the two share text."""
+        return self.source == other.source and self.start < other.end and other.start < self.end
+
+
+def shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
+    """The longest stretches of equal words, around every anchor that the two share.
+
+    A single word that a chunk is full of is no quote, so it makes no run.
+    """
+    anchors = line.anchors()
+    places = chunk.places({anchor for _, anchor in anchors})
+    runs: list[Run] = []
+    reached: dict[int, int] = {}
+    for of, anchor in anchors:
+        for at in places.get(anchor, ())[:_MOST_OCCURRENCES]:
+            if reached.get(at - of, -1) <= of:
+                run = _extended(line.words, chunk.words, of, at)
+                reached[at - of] = run.of + run.length
+                if run.length > 1 or len(places[anchor]) <= _RARE:
+                    runs.append(run)
+    return runs
+
+
+def _extended(left: Sequence[str], right: Sequence[str], of: int, at: int) -> Run:
+    start = 0
+    while start < min(of, at) and left[of - start - 1] == right[at - start - 1]:
+        start += 1
+    end = 0
+    while of + end < len(left) and at + end < len(right) and left[of + end] == right[at + end]:
+        end += 1
+    return Run(of - start, at - start, start + end)
+
+
+def possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Quote]:
+    """The chunk's possible quotes: runs joined over small gaps, as long as each adds words of the line."""
+    groups: list[list[Run]] = []
+    held: frozenset[int] = frozenset()
+    reached = 0
+    for run in sorted(shared_runs(line, chunk), key=lambda run: (run.at, -run.length)):
+        if groups and run.at - reached <= _WIDEST_GAP and not run.covers <= held:
+            groups[-1].append(run)
+            held |= run.covers
+            reached = max(reached, run.at + run.length)
+        else:
+            groups.append([run])
+            held, reached = run.covers, run.at + run.length
+    return [_candidate(chunk, source, _trimmed(group)) for group in groups]
+
+
+def _trimmed(runs: Sequence[Run]) -> Sequence[Run]:
+    """Runs without the first ones whose words the later ones hold, too."""
+    while len(runs) > 1 and runs[0].covers <= frozenset[int]().union(*(run.covers for run in runs[1:])):
+        runs = runs[1:]
+    return runs
+
+
+def _candidate(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
+    end = max(run.at + run.length for run in runs)
+    covers = frozenset[int]().union(*(run.covers for run in runs))
+    return Quote(chunk, source, chunk.spans[runs[0].at][0], chunk.spans[end - 1][1], covers)
+
+
+def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
+    """The few candidates that together hold most of the line's words, longest first."""
+    weights = [10 if _is_content(word) or _is_unspaced(word) else 1 for word in line.words]
+    left = list(candidates)
+    chosen: list[Quote] = []
+    held: frozenset[int] = frozenset()
+    while left and len(chosen) < MOST_QUOTES:
+        gains = [sum(weights[index] for index in each.covers - held) for each in left]
+        if (gain := max(gains)) < max(weights):
+            break
+        best = left.pop(gains.index(gain))
+        if not any(best.overlaps(other) for other in chosen):
+            chosen.append(best)
+            held |= best.covers
+    return sorted(chosen, key=lambda each: (each.start - each.end, each.source, each.start))
+
+
+def share_held(line: WordedText, chosen: Iterable[Quote]) -> float:
+    """The share of the line's words that some quotes hold."""
+    held = frozenset[int]().union(*(each.covers for each in chosen))
+    return len(held) / max(1, len(line.words))
+
+
+def content_words(words: Iterable[str]) -> frozenset[str]:
+    """The words that carry meaning; all of them, where none does."""
+    words = frozenset(words)
+    return frozenset(word for word in words if word not in _STOP_WORDS) or words
+
+
+def _is_content(word: str) -> bool:
+    return word.isdecimal() or (len(word) > 1 and word not in _STOP_WORDS)
+
+
+def _is_unspaced(word: str) -> bool:
+    return len(word) == 1 and _UNSPACED.match(word) is not None
