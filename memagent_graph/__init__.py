@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from memagent_graph.errors import PolicyError as PolicyError
     from memagent_graph.errors import PromptError as PromptError
     from memagent_graph.errors import RunError as RunError
+    from memagent_graph.errors import RunLogError as RunLogError
     from memagent_graph.errors import TokenizerError as TokenizerError
+    from memagent_graph.evidence import Evidence as Evidence
     from memagent_graph.graph import ReaderGraph as ReaderGraph
     from memagent_graph.graph import build_graph as build_graph
     from memagent_graph.policies import ChatModelPolicy as ChatModelPolicy
@@ -52,6 +54,9 @@ if TYPE_CHECKING:
     from memagent_graph.results import StopReason as StopReason
     from memagent_graph.results import UpdateRule as UpdateRule
     from memagent_graph.results import Usage as Usage
+    from memagent_graph.run_log import Conversation as Conversation
+    from memagent_graph.run_log import Reward as Reward
+    from memagent_graph.run_log import RunFilter as RunFilter
     from memagent_graph.run_log import RunLog as RunLog
     from memagent_graph.state import Limits as Limits
     from memagent_graph.state import ReaderContext as ReaderContext
@@ -76,15 +81,17 @@ _HOMES = {
         "PolicyError",
         "PromptError",
         "RunError",
+        "RunLogError",
         "TokenizerError",
     ),
+    "evidence": ("Evidence",),
     "graph": ("ReaderGraph", "build_graph"),
     "policies": ("ChatModelPolicy", "LocalPolicy", "OpenAICompatiblePolicy", "ScriptedPolicy"),
     "policy": ("Completion", "FinishReason", "Policy", "SamplingParams", "TokenUsage"),
     "prompts": ("AnswerFormat", "PromptLayout", "PromptTemplate", "Prompts", "load_prompts"),
     "reader": ("MemAgent", "ReadRequest"),
     "results": ("EventKind", "MemoryUpdate", "ReadEvent", "ReadResult", "StopReason", "UpdateRule", "Usage"),
-    "run_log": ("RunLog",),
+    "run_log": ("Conversation", "Reward", "RunFilter", "RunLog"),
     "state": ("Limits", "ReaderContext", "ReaderState", "UpdateRules"),
     "strategies": ("Overwrite", "Strategy"),
     "tokenizers": ("Tokenizer", "load_tokenizer"),
