@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,8 +33,8 @@ class RunFilter:
         """The query's end, from WHERE on, and its parameters."""
         terms, values = ["1"], list[Any]()
         if self.run_ids is not None:
-            terms.append("run_id IN (SELECT value FROM json_each(?))")
-            values.append(json.dumps(list(self.run_ids)))
+            terms.append(f"run_id IN ({', '.join('?' * len(self.run_ids))})")
+            values += self.run_ids
         for column, part in (("question", self.question), ("json_extract(document, '$.name')", self.document)):
             if part is not None:
                 terms.append(f"instr(lower({column}), lower(?)) > 0")

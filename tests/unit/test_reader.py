@@ -209,11 +209,11 @@ def test_escaping_a_hostile_document_keeps_every_prompt_within_its_budget(make_r
     [
         (Limits(max_chunks=3), StopReason.MAX_CHUNKS),
         (Limits(max_tokens_total=600), StopReason.MAX_TOKENS),
-        (Limits(max_seconds=0.02), StopReason.MAX_SECONDS),
+        (Limits(max_seconds=1.0), StopReason.MAX_SECONDS),
     ],
 )
 def test_a_limit_stops_the_read_and_resume_goes_on_from_there(make_reader, tmp_path, limits, reason) -> None:
-    policy = ScriptedPolicy(perfect_reader, delay=0.005)
+    policy = ScriptedPolicy(perfect_reader, delay=0.1)
     reader = make_reader(policy, checkpoints=tmp_path / "checkpoints.sqlite")
     stopped = reader.read(TEXT, QUESTION, run_id="r", limits=limits)
     assert stopped.stop_reason is reason
