@@ -9,25 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-import statistics
 import tempfile
 from pathlib import Path
 
 from benchmarks.chunking import large_tokenizer
 from benchmarks.figures import Figure
 from benchmarks.text import prose_of
-from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DOCUMENTS, measure_one, slow_server
-from memagent_graph import (
-    Budget,
-    Document,
-    DocumentRef,
-    DocumentStore,
-    MemAgent,
-    OpenAICompatiblePolicy,
-    RunLog,
-    SamplingParams,
-)
-from memagent_graph.prompts import load_prompts
+from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DOCUMENTS, pass_of, reader_of, slow_server, take_turns
+from memagent_graph import Document, DocumentRef, DocumentStore, RunLog
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome
 
 _CONVERSATIONS = 400
@@ -35,41 +24,18 @@ _PROMPT_TOKENS = 1500
 
 
 async def _compare(url: str, folder: Path) -> tuple[float, float, float]:
-    """Median of the logging reader's rate over the other's, and both's processor milliseconds per chunk."""
+    """The logging reader's rate over the other's, and both's processor milliseconds per chunk, the other's first."""
     store = DocumentStore(folder / "documents")
     references = [store.add(Document.from_text(text)) for text in prose_of(CHUNK_TOKENS * CHUNKS, DOCUMENTS)]
-
-    def make(log: RunLog | bool) -> MemAgent:
-        reader = MemAgent(
-            OpenAICompatiblePolicy("slow", base_url=url),
-            tokenizer="embedded",
-            budget=Budget(chunk_tokens=CHUNK_TOKENS),
-            prompts=load_prompts(),
-            sampling=SamplingParams(logprobs=True, seed=1),
-            store=store,
-            run_log=log,
-        )
-        reader.policy._served = {"id": "slow", "owned_by": "vllm"}  # type: ignore[attr-defined]
-        return reader
-
-    async def read(reader: MemAgent) -> int:
-        results = await asyncio.gather(*(reader.aread(each, "What is said of it?") for each in references))
-        return sum(result.usage.turns for result in results)
-
     log = RunLog(folder / "runs.sqlite")
-    logging, silent = make(log), make(False)
-    await read(silent)
-    ratios, with_log, without = [], [], []
-    for _ in range(3):
-        rate_without, cost_without = await measure_one(lambda: read(silent))
-        rate, cost = await measure_one(lambda: read(logging))
-        ratios.append(rate / rate_without)
-        with_log.append(cost)
-        without.append(cost_without)
+    silent = reader_of(url, store, logprobs=True)
+    logging = reader_of(url, store, logprobs=True, run_log=log)
+    await pass_of(silent, references)()
+    figures = await take_turns(pass_of(silent, references), pass_of(logging, references))
     for reader in (logging, silent):
         await reader.aclose()
     log.close()
-    return statistics.median(ratios), statistics.median(with_log), statistics.median(without)
+    return figures
 
 
 def _bytes_per_token(completion_tokens: int) -> float:
@@ -128,7 +94,7 @@ def _bytes_per_token(completion_tokens: int) -> float:
 def measure() -> list[Figure]:
     """The log's cost in time and on disk."""
     with slow_server(800) as url, tempfile.TemporaryDirectory() as folder:
-        ratio, logged, silent = asyncio.run(_compare(url, Path(folder)))
+        ratio, silent, logged = asyncio.run(_compare(url, Path(folder)))
     short, long = _bytes_per_token(100), _bytes_per_token(800)
     return [
         Figure(

@@ -1,9 +1,9 @@
 """Chunks per second and processor time per chunk with 128 documents in flight, against a bare loop.
 
 A local server answers every request after 250 ms. The bare loop sends the same bodies through the same HTTP client,
-decodes the replies as JSON, and does nothing else; the reader also reads the documents from its store, cuts chunks,
-fills prompts, and runs the graph. It decodes only the fields it uses, which with 800 log-probs a reply makes it faster
-than the bare loop. Both take turns, three times each; medians are compared.
+aiohttp, decodes the replies as JSON, and does nothing else; the reader also reads the documents from its store, cuts
+chunks, fills prompts, and runs the graph. It decodes only the fields it uses. They take turns in the order A B B A,
+so that a machine that grows slower or faster meanwhile favours neither; the median of several such rounds counts.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import httpx2
+import aiohttp
 import msgspec
-import openai
 
 from benchmarks.figures import Figure
 from benchmarks.text import prose_of
@@ -32,14 +31,19 @@ from memagent_graph import (
     DocumentStore,
     MemAgent,
     OpenAICompatiblePolicy,
+    RunLog,
     SamplingParams,
 )
 from memagent_graph.prompts import load_prompts
+from memagent_graph.state import ReaderContext
 
 DOCUMENTS = 128
 CHUNKS = 24
+ROUNDS = 3
 DELAY_MS = 250
 CHUNK_TOKENS = 1000
+
+Pass: TypeAlias = Callable[[], Awaitable[int]]
 
 
 @contextmanager
@@ -55,41 +59,64 @@ def slow_server(tokens: int) -> Any:
             process.stdin.close()
 
 
-async def measure_one(run: Callable[[], Awaitable[int]]) -> tuple[float, float]:
-    """Chunks per second, and processor milliseconds per chunk, of one pass over all documents."""
-    wall, processor = time.perf_counter(), time.process_time()
-    chunks = await run()
-    return chunks / (time.perf_counter() - wall), 1000 * (time.process_time() - processor) / chunks
+async def take_turns(first: Pass, second: Pass) -> tuple[float, float, float]:
+    """Median of the second's chunks per second over the first's, and both's processor milliseconds per chunk.
+
+    A pass goes over all documents and returns the number of chunks that it asked for.
+    """
+    ratios: list[float] = []
+    costs: dict[Pass, list[float]] = {first: [], second: []}
+    for _ in range(ROUNDS):
+        wall = {first: 0.0, second: 0.0}
+        for each in (first, second, second, first):
+            began, processor = time.perf_counter(), time.process_time()
+            chunks = await each()
+            wall[each] += (time.perf_counter() - began) / chunks
+            costs[each].append(1000 * (time.process_time() - processor) / chunks)
+        ratios.append(wall[first] / wall[second])
+    return statistics.median(ratios), statistics.median(costs[first]), statistics.median(costs[second])
 
 
-async def compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float]:
-    """Median of the reader's rate over the bare loop's, and the reader's processor milliseconds per chunk."""
-    store = DocumentStore(folder)
-    reader = MemAgent(
-        OpenAICompatiblePolicy("slow", base_url=url),
+def reader_of(url: str, store: DocumentStore, *, logprobs: bool, run_log: RunLog | bool = False) -> MemAgent:
+    """A reader with the slow server's policy; with `logprobs` the server passes for vLLM."""
+    policy = OpenAICompatiblePolicy("slow", base_url=url)
+    if logprobs:
+        policy._served = {"id": "slow", "owned_by": "vllm"}
+    return MemAgent(
+        policy,
         tokenizer="embedded",
         budget=Budget(chunk_tokens=CHUNK_TOKENS),
         prompts=load_prompts(),
         sampling=SamplingParams(logprobs=logprobs, seed=1),
         store=store,
-        run_log=False,
+        run_log=run_log,
     )
-    if logprobs:
-        reader.policy._served = {"id": "slow", "owned_by": "vllm"}  # type: ignore[attr-defined]
-    references = [store.add(Document.from_text(text)) for text in prose_of(CHUNK_TOKENS * CHUNKS, DOCUMENTS)]
-    client = openai.AsyncOpenAI(
-        base_url=url, api_key="none", http_client=openai.DefaultAioHttpClient(limits=httpx2.Limits(max_connections=160))
-    )
-    bodies = [_body(reader, await reader.aprepare(), reference, logprobs) for reference in references]
 
-    async def with_reader() -> int:
-        results = await asyncio.gather(*(reader.aread(reference, "What is said of it?") for reference in references))
+
+def pass_of(reader: MemAgent, references: Sequence[DocumentRef]) -> Pass:
+    """Reads all documents at once."""
+
+    async def read_all() -> int:
+        results = await asyncio.gather(*(reader.aread(each, "What is said of it?") for each in references))
         return sum(result.usage.turns for result in results)
+
+    return read_all
+
+
+async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float]:
+    """The reader's rate over the bare loop's, and the reader's processor milliseconds per chunk."""
+    store = DocumentStore(folder)
+    reader = reader_of(url, store, logprobs=logprobs)
+    texts = list(prose_of(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
+    references = [store.add(Document.from_text(text)) for text in texts]
+    client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=DOCUMENTS))
+    context = await reader.aprepare()
+    bodies = [_body(context, text[: len(text) // CHUNKS], logprobs) for text in texts]
 
     async def one_document(body: dict[str, Any], turns: int) -> None:
         for _ in range(turns):
-            reply = await client.post("/chat/completions", body=body, cast_to=httpx2.Response)
-            msgspec.json.decode(reply.content)
+            async with client.post(f"{url}/chat/completions", data=msgspec.json.encode(body)) as reply:
+                msgspec.json.decode(await reply.read())
 
     turns = [result.usage.turns for result in await asyncio.gather(*(reader.aread(each, "?") for each in references))]
 
@@ -98,21 +125,14 @@ async def compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float]
         return sum(turns)
 
     await bare()
-    ratios, costs = [], []
-    for _ in range(3):
-        bare_rate, _ = await measure_one(bare)
-        rate, cost = await measure_one(with_reader)
-        ratios.append(rate / bare_rate)
-        costs.append(cost)
+    ratio, _, cost = await take_turns(bare, pass_of(reader, references))
     await client.close()
     await reader.aclose()
-    return statistics.median(ratios), statistics.median(costs)
+    return ratio, cost
 
 
-def _body(reader: MemAgent, context: Any, reference: DocumentRef, logprobs: bool) -> dict[str, Any]:
+def _body(context: ReaderContext, chunk: str, logprobs: bool) -> dict[str, Any]:
     """A request like the reader's own."""
-    size = reference["size"] or 0
-    chunk = reader.store.read(reference, 0, size // CHUNKS)
     messages = context.prompts.update_messages("What is said of it?", "what was kept " * 30, chunk)
     body: dict[str, Any] = {"model": "slow", "messages": messages, "max_tokens": 1024, "temperature": 0.0}
     return {**body, "logprobs": True, "return_token_ids": True} if logprobs else body
@@ -123,7 +143,7 @@ def measure() -> list[Figure]:
     figures = []
     for tokens, bound in ((0, 2.5), (800, 6.0)):
         with slow_server(tokens) as url, tempfile.TemporaryDirectory() as folder:
-            ratio, cost = asyncio.run(compare(url, tokens > 0, Path(folder)))
+            ratio, cost = asyncio.run(_compare(url, tokens > 0, Path(folder)))
         replies = f"{tokens} log-probs a reply" if tokens else "plain replies"
         figures.append(
             Figure(

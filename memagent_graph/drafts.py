@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
 
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage, strip_reasoning
 from memagent_graph.results import EventKind, UpdateRule
 from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome
-from memagent_graph.run_log.packing import compact_ids, compact_logprobs
 from memagent_graph.run_log.recording import new_step
 from memagent_graph.state import ChunkSpan, Counters, EventRecord, ReaderContext, ReaderState, event_record
 
@@ -29,11 +27,11 @@ class Drafts:
         self._context = context
         self._span = span
         self._chunk_index = span["index"] if span else None
+        self._bound = context.budget.memory_tokens if span else context.budget.answer_tokens
+        self._sampling = _bounded(context.sampling, self._bound)
         self._step = new_step() if context.meter.recording else ""
         self._logged_events = 0
         self._asked = (0.0, 0.0)
-        self._ids: tuple[Sequence[int] | None, Sequence[int] | None] = (None, None)
-        self._logprobs: Sequence[float] | None = None
         self.events: list[EventRecord] = []
         self.prompt_tokens = self.completion_tokens = self.cached_tokens = self.turns = 0
         self.flops = 0.0
@@ -49,7 +47,7 @@ class Drafts:
         """The new memory, by the rules for what the policy wrote."""
         rules = self._context.rules
         for remaining in range(rules.retries, -1, -1):
-            completion = await self._ask(messages, self._context.budget.memory_tokens)
+            completion = await self._ask(messages)
             text = strip_reasoning(completion.text).strip()
             trouble = self._trouble(completion, text)
             if trouble is None:
@@ -78,14 +76,14 @@ class Drafts:
         Both are empty when the policy keeps writing nothing, or refuses.
         """
         for remaining in range(self._context.rules.retries, -1, -1):
-            completion = await self._ask(messages, self._context.budget.answer_tokens)
+            completion = await self._ask(messages)
             text = strip_reasoning(completion.text).strip()
             if completion.finish_reason is FinishReason.REFUSED:
                 self.note(EventKind.REFUSED, "the policy refused to answer")
                 self._log(completion, messages, Outcome.ACCEPTED)
                 return "", self._context.prompts.extract_answer("")
             if completion.finish_reason is FinishReason.LENGTH:
-                self.note(EventKind.TRUNCATED, f"the answer was cut at {self._context.budget.answer_tokens} tokens")
+                self.note(EventKind.TRUNCATED, f"the answer was cut at {self._bound} tokens")
             if text:
                 extracted = self._context.prompts.extract_answer(text)
                 if extracted is None:
@@ -111,17 +109,12 @@ class Drafts:
             document_tokens=total["document_tokens"] + document_tokens,
         )
 
-    async def _ask(self, messages: Messages, max_tokens: int) -> Completion:
+    async def _ask(self, messages: Messages) -> Completion:
         context = self._context
-        sampling = context.sampling.with_max_tokens(max_tokens)
         context.meter.turn.end()
         begin = time.time()
-        completion = await context.policy.complete(messages, sampling)
+        completion = await context.policy.complete(messages, self._sampling)
         self._asked = begin, time.time() - begin
-        if context.meter.recording is not None:
-            # Now, while thousands of ids are still in the processor's cache; others get their turn before this step.
-            self._ids = compact_ids(completion.prompt_token_ids), compact_ids(completion.token_ids)
-            self._logprobs = compact_logprobs(completion.logprobs)
         await context.meter.turn.begin()
         usage = self._usage(messages, completion)
         self.prompt_tokens += usage.prompt_tokens
@@ -157,9 +150,6 @@ class Drafts:
         recording.begin(run_id, self._state["question"], self._state["document"], context.prompts)
         began, seconds = self._asked
         usage = self._usage(messages, completion)
-        sampling = context.sampling.with_max_tokens(
-            context.budget.memory_tokens if span is not None else context.budget.answer_tokens
-        )
         events = self.events[self._logged_events :]
         self._logged_events = len(self.events)
         recording.record(
@@ -176,16 +166,16 @@ class Drafts:
                 policy_version=completion.policy_version,
                 tokenizer=context.tokenizer.fingerprint,
                 template=context.prompts.fingerprint,
-                sampling=_as_logged(sampling),
+                sampling=_as_logged(self._sampling),
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
                 finish_reason=completion.finish_reason.value,
                 text=completion.text,
                 memory=memory if memory is not None and memory != completion.text.strip() else None,
-                prompt_token_ids=self._ids[0],
-                token_ids=self._ids[1],
-                logprobs=self._logprobs,
+                prompt_token_ids=completion.prompt_token_ids,
+                token_ids=completion.token_ids,
+                logprobs=completion.logprobs,
                 start_char=span["start_char"] if span is not None else None,
                 end_char=span["end_char"] if span is not None else None,
                 start_byte=span["start_byte"] if span is not None else None,
@@ -201,7 +191,7 @@ class Drafts:
         )
 
     def _trouble(self, completion: Completion, text: str) -> tuple[EventKind, str] | None:
-        bound = self._context.budget.memory_tokens
+        bound = self._bound
         if completion.finish_reason is FinishReason.REFUSED:
             return EventKind.REFUSED, "the policy refused to update the memory"
         if not text:
@@ -214,12 +204,17 @@ class Drafts:
         return None
 
     def _cut(self, text: str) -> str:
-        tokenizer, bound = self._context.tokenizer, self._context.budget.memory_tokens
+        tokenizer, bound = self._context.tokenizer, self._bound
         ids = tokenizer.encode(text)
         if len(ids) <= bound:
             return text
         lengths = (tokenizer.prefix_chars(text, ids, kept) for kept in range(bound, 0, -1))
         return text[: next((length for length in lengths if length is not None), 0)].rstrip()
+
+
+@lru_cache
+def _bounded(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
+    return sampling.with_max_tokens(max_tokens)
 
 
 @lru_cache

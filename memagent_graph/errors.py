@@ -5,7 +5,8 @@
     │   ├── EmptyDocumentError          nothing but white space
     │   ├── EncodingError               bytes that are not text in the charset that was tried
     │   ├── UnsupportedDocumentError    a binary file that no converter here turns into text
-    │   └── DocumentMismatchError       another text than the one that a run began with
+    │   ├── DocumentMismatchError       another text than the one that a run began with
+    │   └── RefusedSourceError          a source that a language model named and that it may not read
     ├── TokenizerError              no such tokenizer, or one that cannot be loaded here
     ├── PromptError                 a template with missing, unknown or repeated fields
     ├── BudgetError                 question, memory, chunk and output do not fit the context window
@@ -90,6 +91,10 @@ class UnsupportedDocumentError(DocumentError):
 
 class DocumentMismatchError(DocumentError):
     """Another text than the one that a reference or a run began with."""
+
+
+class RefusedSourceError(DocumentError):
+    """A source that a language model named and that it may not read."""
 
 
 class TokenizerError(MemAgentError):

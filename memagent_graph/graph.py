@@ -48,7 +48,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         yield from super().stream(
             self._with_reference(input),
             _unbounded(config),
-            context=self._for_this_call(context),
+            context=self._for_this_call(context, config),
             durability=self._durability(config, durability),
             **options,
         )
@@ -64,7 +64,8 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
     ) -> AsyncIterator[Any]:
         """As in LangGraph; see the class for what is different."""
         reference = input if _has_reference(input) else await asyncio.to_thread(self._with_reference, input)
-        own = self._for_this_call(context)
+        own = self._for_this_call(context, config)
+        await own.meter.turn.begin()
         try:
             async for part in super().astream(
                 reference,
@@ -93,13 +94,12 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         reference = context.store.add(Document.of(given["document"]), replace_undecodable=context.replace_undecodable)
         return {**given, "document": reference}
 
-    def _for_this_call(self, context: ReaderContext | None) -> ReaderContext:
+    def _for_this_call(self, context: ReaderContext | None, config: RunnableConfig | None) -> ReaderContext:
         chosen = context if isinstance(context, ReaderContext) else self.reader_context
-        return chosen.for_one_call()
+        return chosen.for_one_call(checkpointed=bool(self.checkpointer or _parent_checkpointer(config)))
 
     def _durability(self, config: RunnableConfig | None, asked: Durability | None) -> Durability | None:
-        nested = _PARENT_CHECKPOINTER in (config or {}).get("configurable", {})
-        return asked or ("sync" if self.checkpointer and not nested else None)
+        return asked or ("sync" if self.checkpointer and not _parent_checkpointer(config) else None)
 
 
 def build_graph(
@@ -138,6 +138,10 @@ def check_question(question: str, context: ReaderContext) -> None:
 def _has_reference(given: Any) -> bool:
     document = given.get("document") if isinstance(given, dict) else None
     return isinstance(document, dict) and "key" in document and "size" in document
+
+
+def _parent_checkpointer(config: RunnableConfig | None) -> Any:
+    return (config or {}).get("configurable", {}).get(_PARENT_CHECKPOINTER)
 
 
 def _unbounded(config: RunnableConfig | None) -> RunnableConfig:

@@ -271,14 +271,18 @@ class _Node(Runnable[ReaderState, Change]):
             recording.trace = trace_ids(config)
         try:
             change = await self.step(state, context)
+        except Exception as error:
             if recording is not None:
-                await _settle(recording, change)
-            return change
-        except MemAgentError as error:
-            error.run_id = error.run_id or state.get("run_id")
-            if error.chunk_index is None and (span := state.get("span")):
-                error.chunk_index = span["index"]
+                recording.stop()
+                await recording.settle()
+            if isinstance(error, MemAgentError):
+                error.run_id = error.run_id or state.get("run_id")
+                if error.chunk_index is None and (span := state.get("span")):
+                    error.chunk_index = span["index"]
             raise
+        if recording is not None:
+            await _settle(recording, change)
+        return change
 
     def _report(self, change: Change, state: ReaderState, write: Callable[[Any], None]) -> None:
         if (step := cast("StepRecord | None", change.get("step"))) is not None:

@@ -83,8 +83,8 @@ class TokenUsage:
 class Completion:
     """What a policy wrote, exactly as it wrote it.
 
-    `token_ids` and `logprobs` have one entry per completion token, `prompt_token_ids` one per prompt token; each is
-    None where the policy cannot tell. `usage` is None where the server does not count.
+    `token_ids` and `logprobs` (natural log, 32-bit precision) have one entry per completion token, `prompt_token_ids`
+    one per prompt token; each is None where the policy cannot tell. `usage` is None where the server does not count.
     """
 
     text: str

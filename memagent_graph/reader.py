@@ -240,6 +240,27 @@ class MemAgent:
 
     # Going on
 
+    async def aask_again(
+        self, run_id: str, question: str, *, new_run_id: str | None = None, limits: Limits | None = None
+    ) -> ReadResult:
+        """Read the document of an earlier run with another question.
+
+        Raises:
+            RunNotFoundError: the run log holds no such run.
+            DocumentError: the document's text is gone from the store.
+            MemAgentError: as for `aread`; also without a run log.
+        """
+        if self.run_log is None:
+            raise MemAgentError("this reader keeps no run log", hint="Make it with run_log=True, or pass the document.")
+        record = await asyncio.to_thread(self.run_log.get, run_id)
+        return await self.aread(record.document, question, run_id=new_run_id, limits=limits)
+
+    def ask_again(
+        self, run_id: str, question: str, *, new_run_id: str | None = None, limits: Limits | None = None
+    ) -> ReadResult:
+        """`aask_again` for synchronous code."""
+        return run_sync(self.aask_again(run_id, question, new_run_id=new_run_id, limits=limits))
+
     async def aresume(
         self, run_id: str, *, document: DocumentSource | None = None, limits: Limits | None = None
     ) -> ReadResult:

@@ -211,9 +211,11 @@ class ReaderContext:
     """What the log says of how the reader was made."""
     meter: Meter = field(default_factory=Meter)
 
-    def for_one_call(self) -> ReaderContext:
+    def for_one_call(self, *, checkpointed: bool) -> ReaderContext:
         """A copy with a meter, and a recording, of its own."""
-        recording = Recording(self.run_log, self.log_settings) if self.run_log is not None else None
+        recording = None
+        if self.run_log is not None:
+            recording = Recording(self.run_log, self.log_settings, checkpointed=checkpointed)
         return replace(self, meter=Meter(recording=recording))
 
     @property

@@ -1,6 +1,7 @@
 """A policy behind an OpenAI-compatible server: vLLM, and whatever else speaks that API. The fast default.
 
-It goes through the `openai` client on one connection pool, and decodes the replies itself; see `replies`.
+The `openai` client gives address, key and headers, and asks what is served. Completions, which are nearly all of the
+traffic, are sent and decoded here: see `sending` and `replies`.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx2
 import msgspec
 import openai
@@ -29,6 +32,7 @@ from memagent_graph.errors import (
 from memagent_graph.flops import ModelShape
 from memagent_graph.model_info import ModelInfo
 from memagent_graph.policies.replies import decode_completion
+from memagent_graph.policies.sending import Sender, StatusError, Timeouts
 from memagent_graph.policy import Completion, Message, Messages, SamplingParams, TokenIds
 from memagent_graph.profile import load_profile
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
@@ -46,7 +50,7 @@ class OpenAICompatiblePolicy:
         api_key: by default OPENAI_API_KEY. A server without keys takes any.
         max_concurrency: requests in flight at once, over all reads that share this policy.
         connect_timeout: seconds for the connection; also for the answer to "what do you serve?".
-        read_timeout: seconds that one completion may take.
+        read_timeout: seconds that one completion may take, and the longest that a `Retry-After` is waited for.
         max_retries: how often a failed request is sent again.
         extra_body: further fields of every request, such as a server's own sampling options.
         policy_version: which weights the server runs, for the run log; servers do not tell. It may be changed while
@@ -71,12 +75,9 @@ class OpenAICompatiblePolicy:
         self.policy_version = policy_version
         self._model = model
         self._api_key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
-        self._timeout = httpx2.Timeout(read_timeout, connect=connect_timeout)
-        self._probe_timeout = connect_timeout
+        self._timeouts = Timeouts(connect=connect_timeout, read=read_timeout)
         self._max_retries = max_retries
         self._extra_body = dict(extra_body or {})
-        # The client copies a default for each option left out, at every request.
-        self._options = openai.RequestOptions(params={}, headers={}, max_retries=max_retries, timeout=self._timeout)
         self._served: dict[str, Any] | None = None
         self._connections = PerLoop(self._connect)
 
@@ -102,7 +103,6 @@ class OpenAICompatiblePolicy:
         connection = self._connections.get()
         async with connection.slots:
             version = self.policy_version
-            # A whole address; the client would parse one that it had to put together three times.
             url = f"{self.base_url.rstrip('/')}/{'chat/completions' if as_messages else 'completions'}"
             content, retries = await self._post(connection, url, body)
         try:
@@ -126,7 +126,7 @@ class OpenAICompatiblePolicy:
             PolicyError: as for `complete`.
         """
         if self._served is None:
-            client = self._connections.get().client.with_options(timeout=self._probe_timeout)
+            client = self._connections.get().client.with_options(timeout=self._timeouts.connect)
             try:
                 reply = await client.get("/models", cast_to=httpx2.Response)
             except openai.OpenAIError as error:
@@ -155,7 +155,7 @@ class OpenAICompatiblePolicy:
     async def aclose(self) -> None:
         """Close the connections that belong to the running event loop."""
         if connection := self._connections.pop():
-            await connection.client.close()
+            await connection.close()
 
     async def _body(self, sampling: SamplingParams) -> dict[str, Any]:
         if self._model is None:
@@ -177,12 +177,13 @@ class OpenAICompatiblePolicy:
     async def _post(self, connection: _Connection, url: str, body: dict[str, Any]) -> tuple[bytes, int]:
         """The reply's body, and how many times the request was sent again."""
         try:
-            reply = await connection.client.post(
-                url, content=msgspec.json.encode(body), cast_to=httpx2.Response, options=self._options
-            )
-        except openai.OpenAIError as error:
-            raise self._error(error) from error
-        return reply.content, int(reply.request.headers.get("x-stainless-retry-count", "0"))
+            return await connection.sender.post(url, msgspec.json.encode(body))
+        except StatusError as error:
+            raise self._refusal(error.status, _words(error.content), error.wait) from error
+        except TimeoutError as error:
+            raise self._silence(error, f" ({self._timeouts.read:g} s for a completion)") from error
+        except aiohttp.ClientError as error:
+            raise self._unreachable(error) from error
 
     def _choose_model(self, content: bytes) -> dict[str, Any]:
         try:
@@ -206,33 +207,41 @@ class OpenAICompatiblePolicy:
         )
 
     def _error(self, error: openai.OpenAIError) -> PolicyError:
-        """The same failure in this package's words, with what to do about it."""
-        where = self.base_url
+        """A failure of the `openai` client in this package's words."""
+        if isinstance(error, openai.APITimeoutError):
+            return self._silence(error)
         if isinstance(error, openai.APIConnectionError):
-            root = _root_cause(error)
-            # A refused connection reaches us as a time-out of the connection; its root tells.
-            if isinstance(error, openai.APITimeoutError) and not isinstance(root, ConnectionError):
-                return PolicyUnreachableError(
-                    f"{where} did not answer in time ({self._timeout.read:g} s for a completion)",
-                    hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
-                )
-            return PolicyUnreachableError(
-                f"no connection to {where}: {root}",
-                hint="Is the server running? Check --base-url with `memagent doctor`.",
-            )
+            return self._unreachable(error)
         if isinstance(error, openai.APIStatusError):
-            return self._status_error(error)
-        return PolicyError(f"{where}: {error}")
+            return self._refusal(error.status_code, _words(error.response.content))
+        return PolicyError(f"{self.base_url}: {error}")
 
-    def _status_error(self, error: openai.APIStatusError) -> PolicyError:
-        where, status, words = self.base_url, error.status_code, _words(error)
+    def _unreachable(self, error: Exception) -> PolicyUnreachableError:
+        return PolicyUnreachableError(
+            f"no connection to {self.base_url}: {_root_cause(error)}",
+            hint="Is the server running? Check --base-url with `memagent doctor`.",
+        )
+
+    def _silence(self, error: Exception, allowed: str = "") -> PolicyUnreachableError:
+        if isinstance(_root_cause(error), aiohttp.ConnectionTimeoutError | httpx2.ConnectTimeout):
+            return self._unreachable(TimeoutError(f"none within {self._timeouts.connect:g} s"))
+        return PolicyUnreachableError(
+            f"{self.base_url} did not answer in time{allowed}",
+            hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
+        )
+
+    def _refusal(self, status: int, words: str, wait: float | None = None) -> PolicyError:
+        where = self.base_url
         if status in {401, 403}:
             return PolicyAuthenticationError(
                 f"{where} refused the key ({status}): {words}", hint="Set OPENAI_API_KEY, or --api-key."
             )
         if status == 429 or status >= 500:
+            tried = f"still answered {status} after {self._max_retries} retries"
+            if wait is not None and wait > self._timeouts.read:
+                tried = f"answered {status} and asks to be left alone for {wait:.0f} s"
             return PolicyOverloadedError(
-                f"{where} still answered {status} after {self._max_retries} retries: {words}",
+                f"{where} {tried}: {words}",
                 hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
             )
         if status == 404 and self._model and self._model in words:
@@ -248,25 +257,34 @@ class OpenAICompatiblePolicy:
         )
 
     def _connect(self) -> _Connection:
-        bound = self.max_concurrency + 8
-        limits = httpx2.Limits(max_connections=bound, max_keepalive_connections=bound)
         client = openai.AsyncOpenAI(
             base_url=self.base_url,
             api_key=self._api_key,
-            timeout=self._timeout,
+            timeout=httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect),
             max_retries=self._max_retries,
-            # aiohttp under the openai client: about half of httpx's processor time per request.
-            http_client=openai.DefaultAioHttpClient(limits=limits, timeout=self._timeout),
         )
-        return _Connection(client, asyncio.Semaphore(self.max_concurrency))
+        sender = Sender(
+            self.base_url,
+            # The client marks headers that it leaves out by objects that are no text.
+            {k: v for k, v in (*client.auth_headers.items(), *client.default_headers.items()) if isinstance(v, str)},
+            connections=self.max_concurrency,
+            timeouts=self._timeouts,
+            max_retries=self._max_retries,
+        )
+        return _Connection(client, sender, asyncio.Semaphore(self.max_concurrency))
 
 
 @dataclass(frozen=True)
 class _Connection:
-    """One event loop's client and its bound on requests in flight."""
+    """One event loop's clients and its bound on requests in flight."""
 
     client: openai.AsyncOpenAI
+    sender: Sender
     slots: asyncio.Semaphore
+
+    async def close(self) -> None:
+        await self.client.close()
+        await self.sender.close()
 
 
 def _is_vllm(served: Mapping[str, Any]) -> bool:
@@ -279,15 +297,15 @@ def _root_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _words(error: openai.APIStatusError) -> str:
-    """What the server said, without the client's wrapping."""
-    body = error.body
-    if isinstance(body, dict):
-        inner = body.get("error", body)
-        message = inner.get("message") if isinstance(inner, dict) else inner
-        if message:
-            return str(message)
-    return (error.response.text or error.message)[:500]
+def _words(content: bytes) -> str:
+    """What the server said, without the wrapping of its JSON."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        body = msgspec.json.decode(content)
+        if isinstance(body, dict):
+            inner = body.get("error", body)
+            if message := inner.get("message") if isinstance(inner, dict) else inner:
+                return str(message)
+    return content[:500].decode(errors="replace") or "no words"
 
 
 def _told_by_origin(name: str, root: str, window: int | None) -> ModelInfo:

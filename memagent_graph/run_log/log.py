@@ -128,8 +128,15 @@ class RunLog:
         return rows.NewConversation(conversation, supersede=supersede)
 
     def hand_in(self, job: Job) -> asyncio.Future[Any]:
-        """Hand a job in from the running event loop. The future's exception is not translated; see `log_error`."""
+        """Hand a job in from the running event loop, and call `hurry` before waiting for it.
+
+        The future's exception is not translated; see `log_error`.
+        """
         return self._writer.submit_from_loop(job)
+
+    def hurry(self) -> None:
+        """Somebody waits for what was handed in; it is written within milliseconds."""
+        self._writer.hurry()
 
     def edit(self, run_id: str, position: int, memory: str) -> Future[None]:
         """Enter that a person replaced the memory after a chunk: all that came behind it is superseded.

@@ -28,6 +28,9 @@ class Recording:
 
     log: RunLog
     settings: Mapping[str, Any]
+    checkpointed: bool = True
+    """Whether steps are saved. Then none may count before its conversation is in the file, or a resumed run
+    would go on behind a hole in its log; otherwise a step is written while the next one waits for the policy."""
     trace: Mapping[str, str] = field(default_factory=dict)
     """Ids of the trace that the running step belongs to; the graph's nodes keep it up to date."""
     failure: str | None = None
@@ -35,8 +38,14 @@ class Recording:
     told: bool = False
     """Whether the run's result says so."""
     _pending: list[asyncio.Future[Any]] = field(default_factory=list)
+    _settled_later: list[asyncio.Future[Any]] = field(default_factory=list)
     _begun: bool = False
     _recorded: bool = False
+    _ended: bool = False
+
+    def stop(self) -> None:
+        """The read fails: the coming `settle` waits for everything."""
+        self._ended = True
 
     def begin(self, run_id: str, question: str, document: DocumentRef, prompts: Prompts) -> None:
         """Enter the run, once per call of the graph."""
@@ -54,11 +63,17 @@ class Recording:
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
         """Enter how the run ended."""
         self._hand_in(self.log.end_job(run_id, stop_reason, answer))
+        self._ended = True
 
     async def settle(self) -> None:
-        """Wait until all that was handed in is in the file."""
-        pending, self._pending = self._pending, []
-        for future in pending:
+        """At a step's end, wait until all that must be in the file by then is there."""
+        awaited, self._settled_later = self._settled_later, self._pending
+        self._pending = []
+        if self.checkpointed or self._ended:
+            awaited, self._settled_later = awaited + self._settled_later, []
+        if not all(future.done() for future in awaited):
+            self.log.hurry()
+        for future in awaited:
             try:
                 await future
             except (sqlite3.Error, OSError, ValueError) as error:

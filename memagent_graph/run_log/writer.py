@@ -7,6 +7,7 @@ it is in the file: killing the process loses nothing of it.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import queue
 import sqlite3
@@ -22,9 +23,11 @@ from typing import Any, Final, Protocol, TypeAlias
 from memagent_graph.run_log.schema import LogConnection, connect
 
 _LARGEST_BATCH: Final = 128
-_LINGER_SECONDS: Final = 0.003
-"""How long the first of a batch waits for company. Each transaction takes the interpreter's lock from the event loop a
-few times, however many rows it has."""
+_LINGER_SECONDS: Final = 0.05
+"""How long a batch from an event loop waits for company while nobody waits for it. Each transaction takes the
+interpreter's lock from the loop a few times, however many rows it has."""
+_LINGER_IN_HASTE_SECONDS: Final = 0.003
+"""The same once somebody does."""
 
 
 class Job(Protocol):
@@ -48,6 +51,7 @@ class Writer:
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._haste = threading.Event()
 
     def submit(self, job: Job) -> Future[Any]:
         """Hand in a job; the future is done once it is committed, or has failed.
@@ -59,11 +63,18 @@ class Writer:
         return future
 
     def submit_from_loop(self, job: Job) -> asyncio.Future[Any]:
-        """`submit` for the running event loop, which is woken once for all of its jobs in a transaction."""
+        """`submit` for the running event loop, which is woken once for all of its jobs in a transaction.
+
+        Whoever begins to wait for the future calls `hurry`.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._put(_Entry(job, future, loop))
         return future
+
+    def hurry(self) -> None:
+        """Somebody waits for what was handed in."""
+        self._haste.set()
 
     def close(self) -> None:
         """Finish what was handed in and end the thread; a later job starts another."""
@@ -71,7 +82,9 @@ class Writer:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._entries.put(None)
+                self._haste.set()
         if thread is not None:
+            atexit.unregister(self.close)
             thread.join()
 
     def _put(self, entry: _Entry) -> None:
@@ -79,6 +92,7 @@ class Writer:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="memagent-run-log", daemon=True)
                 self._thread.start()
+                atexit.register(self.close)
             self._entries.put(entry)
 
     def _work(self) -> None:
@@ -103,8 +117,9 @@ class Writer:
         """The entries that wait, at least one unless the end has come, and whether it has."""
         batch: list[_Entry] = []
         entry = self._entries.get()
-        if entry is not None and entry.loop is not None:
-            time.sleep(_LINGER_SECONDS)
+        if entry is not None and entry.loop is not None and self._haste.wait(_LINGER_SECONDS):
+            time.sleep(_LINGER_IN_HASTE_SECONDS)
+        self._haste.clear()
         while entry is not None:
             batch.append(entry)
             if len(batch) == _LARGEST_BATCH:

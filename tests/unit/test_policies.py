@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 from aiohttp import web
@@ -58,9 +62,9 @@ async def test_vllm_is_asked_for_ids_and_logprobs_and_others_are_not_asked_for_i
             policy = OpenAICompatiblePolicy(base_url=server.base_url)
             completion = await ask(policy, logprobs=True)
             await policy.aclose()
-        assert completion.logprobs == [-0.5, -0.5]
-        assert completion.token_ids == ([0, 1] if vllm else None)
-        assert completion.prompt_token_ids == ([0, 1] if vllm else None)
+        assert list(completion.logprobs) == [-0.5, -0.5]
+        ids = completion.token_ids, completion.prompt_token_ids
+        assert [each and list(each) for each in ids] == ([[0, 1], [0, 1]] if vllm else [None, None])
         assert ("return_token_ids" in server.requests[0]) is vllm
 
 
@@ -238,3 +242,85 @@ async def test_a_script_replies_in_order_and_its_end_is_an_error() -> None:
 def test_sampling_parameters_are_checked(wrong) -> None:
     with pytest.raises(ValueError):
         SamplingParams(**wrong)
+
+
+async def test_retry_after_may_be_a_date_and_one_that_is_too_far_off_is_not_waited_for() -> None:
+    def respond(body, number):
+        when = format_datetime(datetime.now(UTC) + timedelta(seconds=2 if number == 0 else 3600), usegmt=True)
+        return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": when})
+
+    with FakeServer(respond) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, read_timeout=30)
+        begin = time.monotonic()
+        with pytest.raises(PolicyOverloadedError, match=r"left alone for 3\d\d\d s: full"):
+            await ask(policy)
+        waited = time.monotonic() - begin
+        await policy.aclose()
+    assert len(server.requests) == 2
+    assert 0.9 < waited < 10
+
+
+async def test_a_connection_that_breaks_before_the_reply_is_tried_again() -> None:
+    async def drop_the_first(reader, writer):
+        served.append(await reader.readuntil(b"\r\n\r\n"))
+        if len(served) > 1:
+            reply = b'{"choices": [{"message": {"content": "whole"}, "finish_reason": "stop"}]}'
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(reply), reply))
+        writer.close()
+
+    served: list[bytes] = []
+    server = await asyncio.start_server(drop_the_first, "127.0.0.1", 0)
+    policy = OpenAICompatiblePolicy("fake", base_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+    completion = await ask(policy)
+    await policy.aclose()
+    server.close()
+    assert (completion.text, completion.retries, len(served)) == ("whole", 1, 2)
+
+
+async def test_the_environment_s_proxy_and_organisation_are_used(monkeypatch) -> None:
+    async def handle(reader, writer):
+        seen.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        reply = b'{"choices": [{"message": {"content": "by proxy"}, "finish_reason": "stop"}]}'
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(reply), reply))
+        writer.close()
+
+    seen: list[str] = []
+    proxy = await asyncio.start_server(handle, "127.0.0.1", 0)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+    monkeypatch.setenv("OPENAI_ORG_ID", "an-organisation")
+    policy = OpenAICompatiblePolicy("fake", base_url="http://far.example/v1", api_key="a-key")
+    assert (await ask(policy)).text == "by proxy"
+    await policy.aclose()
+    proxy.close()
+    assert seen[0].startswith("POST http://far.example/v1/chat/completions ")
+    assert "Authorization: Bearer a-key" in seen[0]
+    assert "an-organisation" in seen[0]
+
+
+async def test_a_token_id_that_is_none_is_refused() -> None:
+    reply = {"choices": [{"message": {"content": "x"}, "token_ids": [-1]}]}
+    with FakeServer(lambda body, number: reply) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
+        with pytest.raises(PolicyResponseError, match="token id"):
+            await ask(policy)
+        await policy.aclose()
+
+
+def test_a_script_that_closes_nothing_ends_in_silence() -> None:
+    script = """
+import asyncio, sys
+sys.path.insert(0, "tests")
+from support.fake_server import FakeServer
+from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy
+
+def reader(server):
+    policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
+    return MemAgent(policy, tokenizer="embedded", budget=Budget(chunk_tokens=50), run_log=False)
+
+with FakeServer(lambda body, number: "x") as server:
+    kept = reader(server)
+    print(kept.read("some words " * 100, "what?").stop_reason)
+    print(asyncio.run(reader(server).aread("some words " * 100, "what?")).stop_reason)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("answered\nanswered\n", "")

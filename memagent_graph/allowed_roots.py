@@ -1,0 +1,72 @@
+"""Which files a language model may name.
+
+Where a model chooses a tool's arguments, a path is a wish of whoever wrote the text that the model has read. So a path
+counts only if the file that it leads to, with all links followed, lies below a folder that the user has named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from memagent_graph.errors import RefusedSourceError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+
+class AllowedRoots:
+    """Folders below which files may be read, and how large a file may be.
+
+    Args:
+        roots: the folders (or single files); links in them are followed once, now. Without any, no file may be read.
+        max_bytes: the largest file.
+
+    Raises:
+        FileNotFoundError: a root does not exist.
+    """
+
+    def __init__(self, roots: Iterable[Path | str] = (), *, max_bytes: int = 256 * 2**20) -> None:
+        self.roots = tuple(Path(root).expanduser().resolve(strict=True) for root in roots)
+        self.max_bytes = max_bytes
+
+    def resolve(self, given: str) -> Path:
+        """The regular file that a path leads to. A relative path is looked up below each root in turn.
+
+        Raises:
+            RefusedSourceError: it is no such path, leads outside the roots, does not exist, is no regular file, or is
+                too large. The message is made for a model: it tells what would work, and nothing about files outside.
+        """
+        shown = given if len(given) <= 200 else given[:200] + "..."
+        if _SCHEME.match(given):
+            raise RefusedSourceError(f"{shown!r} is an address, and only paths are read here", hint=self._remedy())
+        if not given.strip() or "\0" in given:
+            raise RefusedSourceError(f"{shown!r} is no path", hint=self._remedy())
+        for root in self.roots:
+            found = self._below(root, given)
+            if found is not None:
+                return self._checked(found, shown)
+        # The same words for what is missing and for what is outside: the difference is not the model's business.
+        raise RefusedSourceError(f"there is no file {shown!r} that may be read", hint=self._remedy())
+
+    def _below(self, root: Path, given: str) -> Path | None:
+        try:
+            found = (root / given).resolve(strict=True)
+        except (OSError, RuntimeError, ValueError):
+            return None
+        return found if found == root or root in found.parents else None
+
+    def _checked(self, path: Path, shown: str) -> Path:
+        if not path.is_file():
+            raise RefusedSourceError(f"{shown!r} is no regular file", hint="Name one file.")
+        if (size := path.stat().st_size) > self.max_bytes:
+            raise RefusedSourceError(
+                f"{shown!r} has {size:,} bytes, more than the {self.max_bytes:,} that are allowed",
+                hint="Name a smaller file, or a part of it.",
+            )
+        return path
+
+    def _remedy(self) -> str:
+        if not self.roots:
+            return "No files may be read; pass the text itself."
+        return "Name a file below " + ", ".join(str(root) for root in self.roots) + "."

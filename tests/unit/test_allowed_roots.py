@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from memagent_graph.allowed_roots import AllowedRoots
+from memagent_graph.errors import RefusedSourceError
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "open" / "inner").mkdir(parents=True)
+    (tmp_path / "open" / "inner" / "book.txt").write_text("a book")
+    (tmp_path / "secret.txt").write_text("a secret")
+    (tmp_path / "open" / "way_out.txt").symlink_to(tmp_path / "secret.txt")
+    (tmp_path / "open" / "way_up").symlink_to(tmp_path)
+    (tmp_path / "open" / "same.txt").symlink_to("inner/book.txt")
+    return tmp_path
+
+
+@pytest.mark.parametrize("given", ["inner/book.txt", "same.txt", "./inner/../inner/book.txt", "{root}/inner/book.txt"])
+def test_files_below_a_root_are_found(tree: Path, given: str) -> None:
+    roots = AllowedRoots([tree / "open"])
+    assert roots.resolve(given.format(root=tree / "open")) == (tree / "open" / "inner" / "book.txt").resolve()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "../secret.txt",
+        "inner/../../secret.txt",
+        "way_out.txt",
+        "way_up/secret.txt",
+        "{root}/secret.txt",
+        "/etc/passwd",
+        "~/.ssh/id_rsa",
+        "absent.txt",
+        "",
+        "\0",
+        "inner\0/book.txt",
+        "file:///etc/passwd",
+        "http://example.org/x",
+        "x" * 100_000,
+    ],
+)
+def test_whatever_leads_elsewhere_is_refused(tree: Path, given: str) -> None:
+    with pytest.raises(RefusedSourceError) as refusal:
+        AllowedRoots([tree / "open"]).resolve(given.format(root=tree))
+    assert "a secret" not in str(refusal.value)
+    assert str(tree / "open") in str(refusal.value)
+    assert len(str(refusal.value)) < 1000
+
+
+def test_a_missing_file_and_one_outside_are_not_told_apart(tree: Path) -> None:
+    roots = AllowedRoots([tree / "open"])
+    messages = []
+    for given in ("../secret.txt", "../absent.txt"):
+        with pytest.raises(RefusedSourceError) as refusal:
+            roots.resolve(given)
+        messages.append(str(refusal.value).replace(given, "X"))
+    assert messages[0] == messages[1]
+
+
+def test_folders_pipes_and_huge_files_are_refused(tree: Path) -> None:
+    os.mkfifo(tree / "open" / "pipe")
+    with (tree / "open" / "huge.txt").open("wb") as file:
+        file.truncate(10 * 2**30)
+    roots = AllowedRoots([tree / "open"])
+    for given, words in (("inner", "no regular file"), ("pipe", "no regular file"), ("huge.txt", "10,737,418,240")):
+        with pytest.raises(RefusedSourceError, match=words):
+            roots.resolve(given)
+
+
+def test_without_roots_no_file_may_be_read(tree: Path) -> None:
+    with pytest.raises(RefusedSourceError, match="pass the text itself"):
+        AllowedRoots().resolve(str(tree / "secret.txt"))
+    with pytest.raises(FileNotFoundError):
+        AllowedRoots([tree / "absent"])
