@@ -1,0 +1,1 @@
+"""MemAgent in LangChain agents, graphs and chains."""

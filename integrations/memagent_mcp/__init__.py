@@ -1,0 +1,1 @@
+"""MemAgent as a server of the Model Context Protocol."""
