@@ -157,15 +157,6 @@ def trace(
     return Provenance(tuple(origins), tuple(found), _lost_lines(updates, lines, lost))
 
 
-def evidence(
-    updates: Sequence[MemoryUpdate],
-    chunk_text: Callable[[MemoryUpdate], str | None],
-    sections: Sequence[SourceMark] = (),
-) -> tuple[Evidence, ...]:
-    """The quotes alone; see `trace`."""
-    return trace(updates, chunk_text, sections).evidence
-
-
 def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:
     """Which words of memory the answer repeats."""
     asked = WordedText(answer)

@@ -29,7 +29,7 @@ from memagent_graph.state import (
     event_record,
     new_run_id,
 )
-from memagent_graph.tracing import trace_ids
+from memagent_graph.tracing import observed, trace_ids
 
 Change: TypeAlias = dict[str, Any]
 """What a step changes in the state."""
@@ -270,7 +270,7 @@ class _Node(Runnable[ReaderState, Change]):
         if recording is not None:
             recording.trace = trace_ids(config)
         try:
-            change = await self.step(state, context)
+            change = await self.step(state, observed(context, config))
         except Exception as error:
             if recording is not None:
                 recording.stop()

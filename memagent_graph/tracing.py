@@ -1,10 +1,39 @@
-"""Under which trace a step runs: ids that let a run in the log be matched with LangSmith and OpenTelemetry."""
+"""What tracers and counters outside learn of a read: under which trace a step runs, and what each completion cost.
+
+LangChain's callbacks (LangSmith, `get_usage_metadata_callback`, any tracer) see the graph, its nodes and its state, and
+one model run per completion, whatever the policy is made of. Token counts in it are those of `ReadResult.usage`. Of the
+prompt, which holds the chunk, they see only the length, unless the config says otherwise:
+
+>>> graph.invoke(given, {"metadata": {TRACE_TEXTS: True}})  # doctest: +SKIP
+"""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
+
+from memagent_graph.policy import Completion, Messages, Policy, SamplingParams, TokenIds, TokenUsage, strip_reasoning
+
+if TYPE_CHECKING:
+    from memagent_graph.state import ReaderContext
+    from memagent_graph.tokenizers import Tokenizer
+
+TRACE_TEXTS: Final = "memagent_trace_texts"
+"""The key of a config's metadata that, set to True, lets tracers have prompts and completions in full."""
+
+_NOT_STREAMED: Final = "nostream"
+"""LangGraph's tag for model runs that are not part of the conversation: `stream_mode="messages"` leaves them out.
+A chat that shows an agent's messages would otherwise show hundreds of memories."""
 
 
 def trace_ids(config: RunnableConfig | None) -> dict[str, str]:
@@ -19,3 +48,98 @@ def trace_ids(config: RunnableConfig | None) -> dict[str, str]:
             ids["otel_trace_id"] = f"{span.trace_id:032x}"
             ids["otel_span_id"] = f"{span.span_id:016x}"
     return ids
+
+
+def observed(context: ReaderContext, config: RunnableConfig | None) -> ReaderContext:
+    """The context for a step that runs under `config`: where handlers listen, its policy tells them what it does.
+
+    Where none does, which is the common case and the fast one, it is the same context.
+    """
+    callbacks = (config or {}).get("callbacks")
+    if config is None or not getattr(callbacks, "handlers", callbacks):
+        return context
+    return replace(context, policy=ObservedPolicy(context.policy, context.tokenizer, config))
+
+
+@dataclass(frozen=True)
+class ObservedPolicy:
+    """A policy whose completions are reported to the handlers of a config, each as the run of a chat model.
+
+    What the policy itself calls reports to nobody: a LangChain chat model in it would show the whole prompt to the
+    same tracers, and count the same tokens again.
+    """
+
+    policy: Policy
+    tokenizer: Tokenizer
+    """Counts what the server does not."""
+    config: RunnableConfig
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.policy.name
+
+    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+        """Write one completion. Raises what the policy raises."""
+        texts = bool((self.config.get("metadata") or {}).get(TRACE_TEXTS))
+        manager = AsyncCallbackManager.configure(
+            inheritable_callbacks=self.config.get("callbacks"),
+            local_tags=[_NOT_STREAMED],
+            local_metadata={"ls_model_type": "chat", "ls_model_name": self.name},
+        )
+        settings = {"model": self.name, "max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
+        (run,) = await manager.on_chat_model_start(
+            {}, [_shown(prompt, texts=texts)], name="MemAgent policy", invocation_params=settings
+        )
+        try:
+            # A task has a context of its own, which ends with it.
+            completion = await asyncio.create_task(self._unobserved(prompt, sampling))
+        except BaseException as error:
+            await run.on_llm_error(error)
+            raise
+        await run.on_llm_end(self._result(prompt, completion, texts=texts))
+        return completion
+
+    async def _unobserved(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+        from langsmith.run_helpers import tracing_context  # noqa: PLC0415  slow to import, and seldom needed
+
+        for variable, value in copy_context().items():
+            if isinstance(value, BaseCallbackHandler):
+                variable.set(None)
+        # Only the callbacks go: chat models that are chosen by the config's `configurable` find it where it was.
+        var_child_runnable_config.set({**self.config, "callbacks": None})
+        with tracing_context(enabled=False):
+            return await self.policy.complete(prompt, sampling)
+
+    def _result(self, prompt: Messages | TokenIds, completion: Completion, *, texts: bool) -> LLMResult:
+        usage = completion.usage or self._counted(prompt, completion)
+        message = AIMessage(
+            completion.text if texts else strip_reasoning(completion.text).strip(),
+            usage_metadata=UsageMetadata(
+                input_tokens=usage.prompt_tokens,
+                output_tokens=usage.completion_tokens,
+                total_tokens=usage.prompt_tokens + usage.completion_tokens,
+                input_token_details=InputTokenDetails(cache_read=usage.cached_tokens),
+            ),
+            response_metadata={
+                "model_name": completion.model or self.name,
+                "finish_reason": completion.finish_reason.value,
+            },
+        )
+        return LLMResult(generations=[[ChatGeneration(message=message)]])
+
+    def _counted(self, prompt: Messages | TokenIds, completion: Completion) -> TokenUsage:
+        count = self.tokenizer.count
+        asked = sum(1 if isinstance(part, int) else count(part["content"]) for part in prompt)
+        return TokenUsage(asked, count(completion.text))
+
+
+def _shown(prompt: Messages | TokenIds, *, texts: bool) -> list[BaseMessage]:
+    """The prompt as handlers see it."""
+    messages: list[Any] = [part for part in prompt if not isinstance(part, int)]
+    if len(messages) < len(prompt):
+        return [HumanMessage(f"({len(prompt):,} token ids)")]
+    return convert_to_messages(
+        (each["role"], each["content"] if texts else f"({len(each['content']):,} characters, kept out of traces)")
+        for each in messages
+    )

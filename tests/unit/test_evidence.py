@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent_graph.documents import SourceMark
-from memagent_graph.evidence import Provenance, evidence, memory_lines, support, trace
+from memagent_graph.evidence import Provenance, memory_lines, support, trace
 from memagent_graph.overlap import MOST_QUOTES, quotes
 from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent
 
@@ -129,8 +129,8 @@ def test_a_quote_names_the_page_it_begins_in() -> None:
     chunk = "x" * 50 + " Ilse built the lighthouse."
     made = updates(["Ilse built the lighthouse"], [chunk])
     marks = [SourceMark(0, "page 1"), SourceMark(50, "page 2"), SourceMark(60, "page 3")]
-    assert [quote.section for quote in evidence(made, lambda _: chunk, marks)] == ["page 2"]
-    assert [quote.section for quote in evidence(made, lambda _: chunk, marks[2:])] == [None]
+    assert [quote.section for quote in trace(made, lambda _: chunk, marks).evidence] == ["page 2"]
+    assert [quote.section for quote in trace(made, lambda _: chunk, marks[2:]).evidence] == [None]
 
 
 def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:

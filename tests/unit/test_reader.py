@@ -390,3 +390,20 @@ def test_langchain_documents_are_a_document(make_reader) -> None:
 
     documents = [Document(TEXT, metadata={"source": "a.txt"}), Document("The end.", metadata={"source": "b.txt"})]
     assert make_reader().read(documents, QUESTION).answer == "4711"
+
+
+def test_another_question_is_asked_of_an_earlier_run_s_document(tmp_path) -> None:
+    text = document_with({0.2: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=600)
+    with MemAgent(
+        ScriptedPolicy(perfect_reader), tokenizer="embedded", budget=Budget(chunk_tokens=300), store=tmp_path,
+        run_log=tmp_path / "runs.sqlite",
+    ) as agent:  # fmt: skip
+        first = agent.read(text, "What is the key of harbor?")
+        second = agent.ask_again(first.run_id, "What is the key of castle?")
+        assert (first.answer, second.answer) == ("4711", "12")
+        assert second.run_id != first.run_id
+        with pytest.raises(RunNotFoundError):
+            agent.ask_again("no-such-run", "What?")
+    silent = MemAgent(ScriptedPolicy(perfect_reader), tokenizer="embedded", store=tmp_path, run_log=False)
+    with silent, pytest.raises(MemAgentError, match="keeps no run log"):
+        silent.ask_again(first.run_id, "What?")
