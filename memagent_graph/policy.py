@@ -7,6 +7,7 @@ A policy turns one prompt into one completion. Anything with a `name` and an asy
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -84,7 +85,8 @@ class Completion:
     """What a policy wrote, exactly as it wrote it.
 
     `token_ids` and `logprobs` (natural log, 32-bit precision) have one entry per completion token, `prompt_token_ids`
-    one per prompt token; each is None where the policy cannot tell. `usage` is None where the server does not count.
+    one per prompt token; each is None where the policy cannot tell, and may be given as a list. `usage` is None where
+    the server does not count.
     """
 
     text: str
@@ -98,6 +100,14 @@ class Completion:
     """How many times the request was sent again before this answer came."""
     policy_version: str = ""
     """Which weights wrote it, where the policy can tell."""
+
+    def __post_init__(self) -> None:
+        # A hundred replies hold hundreds of thousands of numbers. As objects in lists, every pass of the garbage
+        # collector would look at them.
+        for name, kind in (("prompt_token_ids", "I"), ("token_ids", "I"), ("logprobs", "f")):
+            values = getattr(self, name)
+            if values is not None and not isinstance(values, array):
+                object.__setattr__(self, name, array(kind, values))
 
 
 @runtime_checkable

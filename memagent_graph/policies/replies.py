@@ -2,13 +2,11 @@
 
 Only the fields that are used are decoded: of the hundreds of log-prob entries in a reply, each with its token,
 bytes and alternatives, one number is kept. The client's own typed models cost more processor time than all the rest
-of a step, and drop what vLLM adds (token ids). Numbers leave as arrays: a hundred replies that wait for their turn hold
-hundreds of thousands, and as objects they would be looked at by every pass of the garbage collector.
+of a step, and drop what vLLM adds (token ids).
 """
 
 from __future__ import annotations
 
-from array import array
 from typing import Final
 
 import msgspec
@@ -93,24 +91,19 @@ def decode_completion(content: bytes, *, model: str, retries: int, policy_versio
     choice = reply.choices[0]
     message = choice.message
     text = (message.content if message else choice.text) or ""
-    logprobs = choice.logprobs.values() if choice.logprobs else None
     refused = message is not None and bool(message.refusal) and not text
-    return Completion(
-        text=text,
-        finish_reason=FinishReason.REFUSED if refused else _finish_reason(choice.finish_reason),
-        model=reply.model or model,
-        usage=_usage(reply.usage),
-        prompt_token_ids=_ids(reply.prompt_token_ids or choice.prompt_token_ids),
-        token_ids=_ids(choice.token_ids),
-        logprobs=None if logprobs is None else array("f", logprobs),
-        retries=retries,
-        policy_version=policy_version,
-    )
-
-
-def _ids(values: list[int] | None) -> array[int] | None:
     try:
-        return None if values is None else array("I", values)
+        return Completion(
+            text=text,
+            finish_reason=FinishReason.REFUSED if refused else _finish_reason(choice.finish_reason),
+            model=reply.model or model,
+            usage=_usage(reply.usage),
+            prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
+            token_ids=choice.token_ids,
+            logprobs=choice.logprobs.values() if choice.logprobs else None,
+            retries=retries,
+            policy_version=policy_version,
+        )
     except OverflowError as error:
         raise msgspec.DecodeError(f"a token id is out of range: {error}") from error
 
