@@ -20,6 +20,7 @@ _RECURSION_LIMIT = 2**31 - 1
 """Every superstep moves the cursor or ends the run, so the document's own end bounds the number of steps."""
 
 _PARENT_CHECKPOINTER = "__pregel_checkpointer"
+_PARENT_DURABILITY = "__pregel_durability"
 
 
 class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, ReaderOutput]):
@@ -99,7 +100,10 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         return chosen.for_one_call(checkpointed=bool(self.checkpointer or _parent_checkpointer(config)))
 
     def _durability(self, config: RunnableConfig | None, asked: Durability | None) -> Durability | None:
-        return asked or ("sync" if self.checkpointer and not _parent_checkpointer(config) else None)
+        """Sync where there are checkpoints and nobody chose: "async" may lose hundreds of chunks to a kill."""
+        chosen_by_parent = (config or {}).get("configurable", {}).get(_PARENT_DURABILITY)
+        checkpointed = self.checkpointer or _parent_checkpointer(config)
+        return asked or ("sync" if checkpointed and not chosen_by_parent else None)
 
 
 def build_graph(

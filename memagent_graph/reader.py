@@ -240,6 +240,11 @@ class MemAgent:
 
     # Going on
 
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether this reader saves its own runs' state."""
+        return self._checkpoints is not None
+
     async def aask_again(
         self, run_id: str, question: str, *, new_run_id: str | None = None, limits: Limits | None = None
     ) -> ReadResult:

@@ -1,1 +1,42 @@
-"""MemAgent in LangChain agents, graphs and chains."""
+"""MemAgent in LangChain agents, LangGraph graphs and retrieval chains.
+
+- `ReadLongDocument`: a tool with which an agent reads a document of any length;
+- `MemAgentMiddleware`: over-long tool results and histories are read with the question in mind, not cut off;
+- `MemAgentConversationMemory`, `MemAgentConversationMiddleware`: a bounded memory of a long dialogue;
+- `memagent_node`: reading as a node of any `StateGraph`;
+- `MemAgentDocumentCompressor`: everything that a retriever found, read into one page with citations.
+
+Names are loaded when they are first used; only the middleware needs the extra "langchain".
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from langchain_memagent.compressor import MemAgentDocumentCompressor as MemAgentDocumentCompressor
+    from langchain_memagent.conversation import MemAgentConversationMemory as MemAgentConversationMemory
+    from langchain_memagent.middleware import MemAgentMiddleware as MemAgentMiddleware
+    from langchain_memagent.node import memagent_node as memagent_node
+    from langchain_memagent.tool import ReadLongDocument as ReadLongDocument
+
+_MODULE_OF = {
+    "MemAgentConversationMemory": "conversation",
+    "MemAgentDocumentCompressor": "compressor",
+    "MemAgentMiddleware": "middleware",
+    "ReadLongDocument": "tool",
+    "memagent_node": "node",
+}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605  names of the table above
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,52 @@
+"""An agent whose tool returns 500,000 tokens gains the middleware: `python examples/agent_with_middleware.py [TOKENS]`.
+
+The embedded policy reads; name a server with OPENAI_BASE_URL to use that instead. The agent's own model is scripted,
+so that no key is needed: it calls the tool, and then says what it is shown. Put your model in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import tool
+
+from langchain_memagent import MemAgentMiddleware
+from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, load_tokenizer
+from memagent_graph.demo import compose
+
+
+class ScriptedModel(GenericFakeChatModel):
+    """Stands for a chat model that calls tools."""
+
+    def bind_tools(self, tools: Any, **options: Any) -> Any:
+        """The script knows which tool to call."""
+        return self
+
+
+def main(tokens: int) -> None:
+    """Ask the agent for a fact that stands somewhere in what its tool returns."""
+    archive = compose(load_tokenizer("embedded"), tokens=tokens, questions=1)
+
+    @tool
+    def fetch_archive() -> str:
+        """Fetch the whole archive."""
+        return archive.text
+
+    call = AIMessage("", tool_calls=[{"name": "fetch_archive", "args": {}, "id": "1"}])
+    model = ScriptedModel(messages=iter([call, AIMessage("Done.")]))
+    policy = OpenAICompatiblePolicy() if "OPENAI_BASE_URL" in os.environ else LocalPolicy.embedded()
+    with MemAgent(policy) as reader:
+        agent = create_agent(model, [fetch_archive], middleware=[MemAgentMiddleware(reader, result_tokens=2_000)])
+        state = agent.invoke({"messages": [HumanMessage(archive.questions[0].fact.question)]})
+    print(f"The tool returned {archive.tokens:,} tokens. This is what the model was shown of them:\n")
+    print(state["messages"][2].text)
+    print(f"\nThe fact was {archive.questions[0].fact.value}, at {archive.questions[0].depth:.0%} of the text.")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else 500_000)

@@ -1,0 +1,58 @@
+"""A LangGraph graph gains a reading node: `python examples/graph_with_node.py FILE QUESTION [THREAD]`.
+
+Kill it while it reads and start it again with the same thread: it goes on at the chunk it was at. It uses the policy
+that comes with the package; name a server with OPENAI_BASE_URL to use that instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, TypedDict
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import END, START, StateGraph
+
+from langchain_memagent import memagent_node
+from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy
+
+
+class State(TypedDict, total=False):
+    """The graph's state."""
+
+    path: str
+    question: str
+    answer: str
+    quotes: list[dict[str, Any]]
+    report: str
+
+
+def write_report(state: State) -> State:
+    """A node of the graph as it was before."""
+    quotes = "".join(f'\n  "{quote["quote"]}" at {quote["start_char"]}' for quote in state["quotes"])
+    return {"report": f"{state['question']} {state['answer']}{quotes}"}
+
+
+def main(path: str, question: str, thread: str = "example") -> None:
+    """Build the graph, run or resume it, print what it reports."""
+    agent = MemAgent(OpenAICompatiblePolicy() if "OPENAI_BASE_URL" in os.environ else LocalPolicy.embedded())
+    builder = StateGraph(State)
+    builder.add_node("read", memagent_node(agent, document=lambda state: Path(state["path"]), evidence="quotes"))
+    builder.add_node("write_report", write_report)
+    builder.add_edge(START, "read")
+    builder.add_edge("read", "write_report")
+    builder.add_edge("write_report", END)
+    with SqliteSaver.from_conn_string("graph.sqlite") as checkpoints:
+        graph = builder.compile(checkpointer=checkpoints)
+        config: RunnableConfig = {"configurable": {"thread_id": thread}}
+        given: State | None = None if graph.get_state(config).next else {"path": path, "question": question}
+        for _, part in graph.stream(given, config, stream_mode="custom", subgraphs=True):
+            if part["type"] == "memagent.memory_update" and part["step"]["changed"]:
+                print(f"{part['step']['progress']:.0%}: {part['memory']!r}")
+        print(graph.get_state(config).values["report"])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

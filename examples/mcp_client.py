@@ -1,0 +1,45 @@
+"""Read a document through the MCP server, as an agent's client would: `python examples/mcp_client.py FILE QUESTION`.
+
+The client starts `memagent mcp`, which reads with the policy that comes with the package; name a server with
+OPENAI_BASE_URL to use that instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+
+async def show_progress(progress: float, total: float | None, message: str | None) -> None:
+    """What the client does with a progress notification: one after each chunk."""
+    print(f"{progress / (total or 1):4.0%}  {message}")
+
+
+async def main(path: Path, question: str) -> None:
+    """Ask, follow the progress, and show the answer with its evidence; then look the run up by its id."""
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "memagent_graph", "mcp", "--root", str(path.parent)],
+        env=dict(os.environ),
+    )
+    async with stdio_client(server) as streams, ClientSession(*streams) as session:
+        await session.initialize()
+        asked = {"path": str(path), "questions": question}
+        result = await session.call_tool("read_document", asked, progress_callback=show_progress)
+        if result.isError or result.structuredContent is None:
+            raise SystemExit(result.content[0].text)
+        answer = result.structuredContent["answers"][0]
+        print(f"answer: {answer['answer']}")
+        for quote in answer["evidence"]:
+            print(f"  characters {quote['start_char']}-{quote['end_char']}: {quote['context']}")
+        shown = await session.call_tool("show_run", {"run_id": answer["run_id"]})
+        print(shown.content[0].text)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]).resolve(), sys.argv[2]))

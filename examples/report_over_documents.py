@@ -1,0 +1,54 @@
+"""One question, many documents, read side by side: `python examples/report_over_documents.py QUESTION FILE...`.
+
+It uses the policy that comes with the package; name a server with OPENAI_BASE_URL to use that instead.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Send
+
+from langchain_memagent import memagent_node
+from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, ReadResult
+
+
+class State(TypedDict, total=False):
+    """The graph's state."""
+
+    question: str
+    paths: list[str]
+    findings: Annotated[list[str], operator.add]
+    report: str
+
+
+def one_read_each(state: State) -> list[Send]:
+    """A read per document; each has its own cursor and memory."""
+    return [Send("read", {"question": state["question"], "path": path}) for path in state["paths"]]
+
+
+def finding(sent: dict[str, str], result: ReadResult) -> dict[str, list[str]]:
+    """A document's lines in the report."""
+    lines = [f"- **{Path(sent['path']).name}**: {result.answer} ({result.chunks_read} chunks)"]
+    return {"findings": ["\n".join(lines + [f"  > {each.quote}" for each in result.evidence[:2]])]}
+
+
+def main(question: str, paths: list[str]) -> None:
+    """Read every document, then print a report in Markdown."""
+    agent = MemAgent(OpenAICompatiblePolicy() if "OPENAI_BASE_URL" in os.environ else LocalPolicy.embedded())
+    builder: Any = StateGraph(State)
+    builder.add_node("read", memagent_node(agent, document=lambda sent: Path(sent["path"]), answer=None, write=finding))
+    builder.add_node("report", lambda state: {"report": "\n".join([f"# {state['question']}", *state["findings"]])})
+    builder.add_conditional_edges(START, one_read_each, ["read"])
+    builder.add_edge("read", "report")
+    builder.add_edge("report", END)
+    print(builder.compile().invoke({"question": question, "paths": paths})["report"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,117 @@
+"""`MemAgentDocumentCompressor`: retrieved documents in, one reading of all of them with citations out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from langchain_core.callbacks import Callbacks
+from langchain_core.documents import BaseDocumentCompressor, Document
+from pydantic import ConfigDict, PrivateAttr
+from typing_extensions import TypedDict
+
+from langchain_memagent.reading import PreparedGraph, aread, read
+from memagent_graph import DocumentStore, MemAgent, ReaderGraph, ReadResult
+
+
+class Citation(TypedDict):
+    """A quote in one of the retrieved documents that a line of the reading rests on."""
+
+    document: int
+    """Which of the documents that were passed in, counted from 0."""
+    metadata: dict[str, Any]
+    """That document's own."""
+    start_char: int
+    """Where the quote begins in that document's `page_content`."""
+    end_char: int
+    quote: str
+    line: str
+    """The line of the reading's memory."""
+
+
+class MemAgentDocumentCompressor(BaseDocumentCompressor):
+    """Reads everything that a retriever found, one chunk after the other, with the query as the question.
+
+    For retrieval with too much to put into one prompt: retrieve generously, have it read, and pass on a page. Use it
+    in a chain as `RunnableLambda(lambda found: compressor.compress_documents(found["documents"], found["question"]))`,
+    or where LangChain takes a compressor. Called inside a LangGraph node, a killed read is resumed with the graph.
+
+    Args:
+        agent: the reader, or its graph; prepared at the first call.
+        keep: "reading" gives one `Document`: the answer and the memory, and as metadata `run_id`, `answer`,
+            `stop_reason`, `chunks_read` and `citations` (a list of `Citation`). "cited" gives those of the retrieved
+            documents that are cited, unchanged and in their order.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    agent: MemAgent | ReaderGraph
+    keep: Literal["reading", "cited"] = "reading"
+    _prepared: PreparedGraph = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Called by pydantic."""
+        self._prepared = PreparedGraph(self.agent)
+
+    def compress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> Sequence[Document]:
+        """Read the documents; nothing comes of documents without text.
+
+        Raises:
+            BudgetError: the query is longer than the reader's questions may be.
+            MemAgentError: all that `MemAgent.read` raises.
+        """
+        if not _hold_text(documents):
+            return []
+        graph = self._prepared.get()
+        result = read(graph, list(documents), query, {"callbacks": callbacks} if callbacks else None)
+        return self._passed_on(documents, result, graph.reader_context.store)
+
+    async def acompress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> Sequence[Document]:
+        """`compress_documents` for asynchronous code."""
+        if not _hold_text(documents):
+            return []
+        graph = await self._prepared.aget()
+        result = await aread(graph, list(documents), query, {"callbacks": callbacks} if callbacks else None)
+        return await asyncio.to_thread(self._passed_on, documents, result, graph.reader_context.store)
+
+    def _passed_on(self, documents: Sequence[Document], result: ReadResult, store: DocumentStore) -> list[Document]:
+        citations = list(_citations(documents, result, store))
+        if self.keep == "cited":
+            cited = {citation["document"] for citation in citations}
+            return [document for index, document in enumerate(documents) if index in cited]
+        text = "\n\n".join(part for part in (result.answer, result.memory) if part)
+        metadata = {
+            "run_id": result.run_id,
+            "answer": result.answer,
+            "stop_reason": result.stop_reason.value,
+            "chunks_read": result.chunks_read,
+            "citations": citations,
+        }
+        return [Document(text, metadata=metadata)] if text else []
+
+
+def _hold_text(documents: Sequence[Document]) -> bool:
+    return any(document.page_content.strip() for document in documents)
+
+
+def _citations(documents: Sequence[Document], result: ReadResult, store: DocumentStore) -> Iterator[Citation]:
+    """The evidence, by retrieved document; a quote that runs over the gap between two of them becomes two."""
+    starts = [mark.start_char for mark in store.sections(result.document)]
+    for evidence in result.evidence:
+        for index, (document, first) in enumerate(zip(documents, starts, strict=True)):
+            start = max(evidence.start_char - first, 0)
+            end = min(evidence.end_char - first, len(document.page_content))
+            if start < end:
+                yield Citation(
+                    document=index,
+                    metadata=dict(document.metadata),
+                    start_char=start,
+                    end_char=end,
+                    quote=document.page_content[start:end],
+                    line=evidence.line,
+                )

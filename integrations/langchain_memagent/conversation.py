@@ -1,0 +1,192 @@
+"""A bounded memory of a dialogue of any length: the reader's update step over messages instead of a document."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from langchain_core.messages import BaseMessage, HumanMessage
+from langgraph.graph import END, START
+
+from langchain_memagent.apart import apart, apart_sync
+from langchain_memagent.questions import SOURCE, about_history, shortened
+from langchain_memagent.transcripts import transcript
+from memagent_graph.documents import Document, DocumentStore
+from memagent_graph.errors import MemAgentError
+from memagent_graph.graph import build_graph
+from memagent_graph.nodes import Change, as_route, as_runnable, open_document, read_chunk, update_memory
+from memagent_graph.reader import MemAgent
+from memagent_graph.state import Limits, ReaderContext, ReaderState
+from memagent_graph.strategies.base import GraphBuilder
+
+_FORMAT = 1
+
+
+class MemAgentConversationMemory:
+    """What a dialogue came to, in at most the reader's `memory_tokens` tokens, however long it goes on.
+
+    Every `add` shows the policy the memory and the new messages, in as many chunks as they need, and takes what it
+    writes as the new memory. What was added before is not read again. Nothing is stored besides the memory: neither
+    the reader's document store nor its run log sees the dialogue.
+
+    This is for code that keeps its dialogues itself. An agent of `create_agent` gets the same from
+    `MemAgentMiddleware(agent, result_tokens=None)`.
+
+    >>> memory = MemAgentConversationMemory(agent)  # doctest: +SKIP
+    >>> memory.add(messages_of_this_turn)  # doctest: +SKIP
+    >>> model.invoke([*memory.as_messages, HumanMessage("And the invoice?")])  # doctest: +SKIP
+
+    Args:
+        agent: the reader whose policy, prompts and budgets are used.
+        question: what the dialogue is read for; anything that may matter later where it is left out.
+    """
+
+    def __init__(self, agent: MemAgent, *, question: str | None = None) -> None:
+        self._agent = agent
+        self._question = question
+        self._text = ""
+        self._messages_read = 0
+        self._adding = False
+
+    @property
+    def text(self) -> str:
+        """The memory; empty before the first message."""
+        return self._text
+
+    @property
+    def messages_read(self) -> int:
+        """How many messages it was made from."""
+        return self._messages_read
+
+    @property
+    def as_messages(self) -> list[BaseMessage]:
+        """The memory as the beginning of a prompt: one message, or none while it is empty."""
+        return [memory_message(self._text, self._messages_read)] if self._text else []
+
+    async def aadd(self, messages: Sequence[BaseMessage], *, question: str | None = None) -> str:
+        """Read further messages into the memory, and return it.
+
+        Args:
+            messages: what was said since the last call. Keep tool calls and their results together.
+            question: what these messages are read for, instead of the memory's own question.
+
+        Raises:
+            MemAgentError: another `add` is still at work.
+            PolicyError: the policy failed; the memory is as it was before the call.
+        """
+        if self._adding:
+            raise MemAgentError(
+                "messages are already being read into this memory", hint="Await one add before you begin the next."
+            )
+        self._adding = True
+        try:
+            asked = question or self._question
+            self._text = await apart(read_on(self._agent, self._text, messages, asked))
+            self._messages_read += len(messages)
+        finally:
+            self._adding = False
+        return self._text
+
+    def add(self, messages: Sequence[BaseMessage], *, question: str | None = None) -> str:
+        """`aadd` for synchronous code."""
+        return apart_sync(self.aadd(messages, question=question))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All there is to keep, JSON-ready; `from_dict` makes the same memory of it."""
+        return {
+            "format": _FORMAT,
+            "text": self._text,
+            "messages_read": self._messages_read,
+            "question": self._question,
+        }
+
+    @classmethod
+    def from_dict(cls, agent: MemAgent, values: Mapping[str, Any]) -> MemAgentConversationMemory:
+        """The memory that `to_dict` was called on.
+
+        Raises:
+            MemAgentError: the values are not what `to_dict` gives.
+        """
+        text, messages_read, question = (values.get(name) for name in ("text", "messages_read", "question"))
+        if (
+            values.get("format") != _FORMAT
+            or not isinstance(text, str)
+            or not isinstance(messages_read, int)
+            or not isinstance(question, str | None)
+        ):
+            raise MemAgentError(
+                "these are not the values of a conversation memory that this version can read",
+                hint="Pass what MemAgentConversationMemory.to_dict() returned, unchanged.",
+            )
+        memory = cls(agent, question=question)
+        memory._text, memory._messages_read = text, messages_read
+        return memory
+
+
+def memory_message(text: str, messages_read: int) -> HumanMessage:
+    """A memory as a message that says what it is, for the place of the messages that it was made from."""
+    return HumanMessage(
+        f"[The earlier part of this conversation, {messages_read} messages, is given by this memory of it:]\n\n{text}"
+        "\n\n[The conversation goes on from there.]",
+        additional_kwargs={SOURCE: "memagent"},
+    )
+
+
+async def read_on(agent: MemAgent, memory: str, messages: Iterable[BaseMessage], question: str | None) -> str:
+    """The memory after further messages; as it was where they hold no text.
+
+    Raises:
+        PolicyError: the policy failed.
+    """
+    text = transcript(messages)
+    if not text.strip():
+        return memory
+    context = await agent.aprepare()
+    budget, tokenizer = context.budget, context.tokenizer
+    asked = shortened(question, budget.question_tokens, tokenizer) if question else None
+    # A dialogue is private to its thread, so its text is gone as soon as it was read.
+    with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
+        store = DocumentStore(folder)
+        reference = await asyncio.to_thread(store.add, Document.from_text(text, name="conversation"))
+        graph = build_graph(
+            replace(context, store=store, run_log=None, limits=Limits()),
+            strategy=_ReadOn(memory),
+            checkpointer=False,
+        )
+        given: Any = {
+            "question": asked or about_history(None, budget.question_tokens, tokenizer),
+            "document": reference,
+        }
+        state = await graph.ainvoke(given)
+    return str(state["memory"])
+
+
+@dataclass(frozen=True)
+class _ReadOn:
+    """The paper's loop, begun with a memory instead of an empty one, and ended with one instead of an answer."""
+
+    memory: str
+    name: str = "read_on"
+
+    def wire(self, builder: GraphBuilder) -> None:
+        builder.add_node("open_document", as_runnable(self._open))
+        builder.add_node("read_chunk", as_runnable(read_chunk))
+        builder.add_node("update_memory", as_runnable(update_memory))
+        builder.add_edge(START, "open_document")
+        builder.add_edge("open_document", "read_chunk")
+        builder.add_conditional_edges("read_chunk", as_route(_after_read_chunk), ["update_memory", END])
+        builder.add_conditional_edges("update_memory", as_route(_after_update), ["update_memory", "read_chunk"])
+
+    async def _open(self, state: ReaderState, context: ReaderContext) -> Change:
+        return {**await open_document(state, context), "memory": self.memory}
+
+
+def _after_read_chunk(state: ReaderState) -> str:
+    return "update_memory" if state.get("span") else END
+
+
+def _after_update(state: ReaderState) -> str:
+    return "update_memory" if state.get("span") else "read_chunk"

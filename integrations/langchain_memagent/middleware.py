@@ -1,0 +1,291 @@
+"""`MemAgentMiddleware`: in an agent of `langchain.agents.create_agent`, what is too long to show is read instead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from contextvars import copy_context
+from dataclasses import replace
+from typing import Annotated, Any, NotRequired, TypeAlias
+
+from langchain_core.messages import AnyMessage, ToolMessage
+from langchain_core.runnables.config import ensure_config
+from langchain_core.tools import BaseTool, StructuredTool, ToolException
+from langgraph.prebuilt import ToolRuntime
+from langgraph.types import Command
+from pydantic import BaseModel, Field
+
+from langchain_memagent.apart import apart, apart_sync
+from langchain_memagent.questions import about_result, latest_request, shortened
+from langchain_memagent.result_reading import Reading, Unread, over_long_text, replaced_text
+from langchain_memagent.rolling_history import RollingHistory
+from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.errors import MemAgentError, MissingExtraError
+from memagent_graph.reader import MemAgent
+from memagent_graph.results import MemoryUpdate, ReadResult
+from memagent_graph.state import Limits, new_run_id
+
+try:
+    from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+    from langchain.agents.middleware.types import PrivateStateAttr, ToolCallRequest
+except ImportError as error:
+    raise MissingExtraError("langchain", "the middleware") from error
+
+ToolResult: TypeAlias = ToolMessage | Command[Any]
+Report: TypeAlias = Callable[[str, MemoryUpdate], None]
+_READINGS = "memagent_readings"
+
+
+def _merged(old: dict[str, DocumentRef] | None, new: dict[str, DocumentRef] | None) -> dict[str, DocumentRef]:
+    return {**(old or {}), **(new or {})}
+
+
+class ReadingState(AgentState[Any]):
+    """What the middleware adds to an agent's state: which document each run of this thread has read.
+
+    Private, so that no caller can put another thread's documents in.
+    """
+
+    memagent_readings: NotRequired[Annotated[dict[str, DocumentRef], PrivateStateAttr, _merged]]
+
+
+class AskToolResult(BaseModel):
+    """The arguments of `ask_tool_result`."""
+
+    run_id: str = Field(description="The run id that stands in place of the tool result.")
+    question: str = Field(description="One question, with every name and detail that the answer depends on.")
+
+
+class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
+    """Reads over-long tool results and message histories with the user's request in mind.
+
+    A tool result of more than `result_tokens` tokens is stored, and the agent's model is shown a reading of it: the
+    answer, the memory that the reader kept, and a run id with which it can ask the whole result further questions,
+    through the tool `ask_tool_result`. Errors of the reader do not lose it: the model is told, and can ask later.
+
+    A history of more than `history_tokens` tokens goes to the model as a memory of its older messages, the user's
+    latest request, and the recent messages. Tool calls stay with their results, the system message stays as it is, and
+    so does the history in the agent's state: only the request is another one.
+
+    It works beside `SummarizationMiddleware`, in either order, and in `create_deep_agent(middleware=[...])`: a reading
+    is too short for either to act on.
+
+    Args:
+        agent: the reader. Its tokenizer counts, its document store keeps the results.
+        result_tokens: the longest tool result that is shown as it is; None leaves all as they are.
+        history_tokens: the longest history that is shown as it is; None leaves all as they are.
+        keep_messages: how many recent messages of a longer history stay as they are, where they fit.
+        limits: where the reading of one tool result stops early; the reader's own by default.
+    """
+
+    state_schema = ReadingState
+
+    def __init__(
+        self,
+        agent: MemAgent,
+        *,
+        result_tokens: int | None = 8_000,
+        history_tokens: int | None = 32_000,
+        keep_messages: int = 8,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("result_tokens", result_tokens), ("history_tokens", history_tokens)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be positive, or None for no bound, not {value}")
+        if keep_messages < 1:
+            raise ValueError(f"keep_messages must be at least 1, not {keep_messages}")
+        self._agent = agent
+        self._result_tokens = result_tokens
+        self._limits = limits
+        self._history = (
+            RollingHistory(agent, tokens=history_tokens, keep_messages=keep_messages) if history_tokens else None
+        )
+        self._ask_tool = StructuredTool.from_function(
+            self._ask,
+            coroutine=self._aask,
+            name="ask_tool_result",
+            description="Ask a further question about a tool result that was too long to show and was read instead. "
+            "The whole result is read again with the new question.",
+            args_schema=AskToolResult,
+            infer_schema=False,
+            response_format="content_and_artifact",
+            handle_tool_error=True,
+        )
+        self.tools: Sequence[BaseTool] = [self._ask_tool] if result_tokens else []
+
+    # Tool results
+
+    def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
+        """Run the tool; read what it returned if that is too long."""
+        result = handler(request)
+        if not self._is_concerned(request, result):
+            return result
+        return apart_sync(self._read_results(request, result, _reporter(request.runtime)))
+
+    async def awrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
+    ) -> ToolResult:
+        """`wrap_tool_call` for asynchronous agents."""
+        result = await handler(request)
+        if not self._is_concerned(request, result):
+            return result
+        return await apart(self._read_results(request, result, _reporter(request.runtime)))
+
+    def _is_concerned(self, request: ToolCallRequest, result: ToolResult) -> bool:
+        if self._result_tokens is None or request.tool_call["name"] == self._ask_tool.name:
+            return False
+        return any(over_long_text(message, self._result_tokens) is not None for message in _tool_messages(result))
+
+    async def _read_results(self, request: ToolCallRequest, result: ToolResult, report: Report) -> ToolResult:
+        """The result with a reading in place of every text that is too long, and a note of it in the state."""
+        messages = _tool_messages(result)
+        each = await asyncio.gather(*(self._read_message(request, message, report) for message in messages))
+        replaced = {id(old): new for old, (new, _) in zip(messages, each, strict=True)}
+        readings = {run_id: document for _, kept in each for run_id, document in kept.items()}
+        noted = {_READINGS: readings} if readings else {}
+        if isinstance(result, ToolMessage):
+            return Command(update={"messages": [replaced[id(result)]], **noted}) if noted else replaced[id(result)]
+        update: dict[str, Any] = {**(result.update or {}), **noted}
+        update["messages"] = [replaced.get(id(message), message) for message in update["messages"]]
+        return replace(result, update=update)
+
+    async def _read_message(
+        self, request: ToolCallRequest, message: ToolMessage, report: Report
+    ) -> tuple[ToolMessage, dict[str, DocumentRef]]:
+        """One message and, where it was read, the document that it became, under its run id."""
+        assert self._result_tokens is not None  # noqa: S101  _is_concerned looked
+        text = over_long_text(message, self._result_tokens)
+        if text is None:
+            return message, {}
+        run_id, name = new_run_id(), message.name or request.tool_call["name"]
+        document: DocumentRef | None = None
+        try:
+            context = await self._agent.aprepare()
+            tokens = await asyncio.to_thread(context.tokenizer.count, text)
+            if tokens <= self._result_tokens:
+                return message, {}
+            document = await self._stored(text, name)
+            said = latest_request(_messages(request.state))
+            question = about_result(
+                said[1] if said else None,
+                name,
+                request.tool_call["args"],
+                context.budget.question_tokens,
+                context.tokenizer,
+            )
+            reading = Reading(name, tokens, await self._read(document, question, run_id, report))
+        except (MemAgentError, OSError) as error:
+            # Whatever could not be done, the result is kept if that can be.
+            with suppress(MemAgentError, OSError):
+                document = document or await self._stored(text, name)
+            unread = Unread(name, run_id, document, str(error), text)
+            new = replaced_text(message, unread.content(self._result_tokens), unread.artifact(message.artifact))
+            return new, {run_id: document} if document else {}
+        new = replaced_text(message, reading.content(), reading.artifact(message.artifact))
+        return new, {run_id: reading.result.document}
+
+    async def _stored(self, text: str, tool: str) -> DocumentRef:
+        document = Document.from_text(text, name=f"result of {tool}")
+        return await asyncio.to_thread(self._agent.store.add, document)
+
+    async def _read(self, document: DocumentRef, question: str, run_id: str, report: Report) -> ReadResult:
+        """Read, and report every memory update."""
+        async with aclosing(self._agent.astream(document, question, run_id=run_id, limits=self._limits)) as parts:
+            async for part in parts:
+                if isinstance(part, ReadResult):
+                    return part
+                report(run_id, part)
+        raise AssertionError("a stream ends with its result")
+
+    # Further questions
+
+    def _ask(self, run_id: str, question: str, runtime: ToolRuntime[Any, Any]) -> tuple[str, dict[str, Any]]:
+        return apart_sync(self._ask_apart(run_id, question, runtime.state, _reporter(runtime)))
+
+    async def _aask(self, run_id: str, question: str, runtime: ToolRuntime[Any, Any]) -> tuple[str, dict[str, Any]]:
+        return await apart(self._ask_apart(run_id, question, runtime.state, _reporter(runtime)))
+
+    async def _ask_apart(self, run_id: str, question: str, state: Any, report: Report) -> tuple[str, dict[str, Any]]:
+        known = state.get(_READINGS) or {}
+        if run_id not in known:
+            there = f"Those that can be asked: {', '.join(known)}." if known else "None was too long to show so far."
+            raise ToolException(f"No tool result of this conversation was read under the run id {run_id!r}. {there}")
+        try:
+            context = await self._agent.aprepare()
+            asked = shortened(question, context.budget.question_tokens, context.tokenizer)
+            result = await self._read(known[run_id], asked, new_run_id(), report)
+        except (MemAgentError, OSError) as error:
+            raise ToolException(f"The result could not be read: {error}") from error
+        reading = Reading("", None, result)
+        return reading.findings(), reading.artifact(None)
+
+    # Histories
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        """Call the model, with a memory in place of the older messages if there are too many."""
+        if self._history is None or not self._history.may_be_long(request.messages):
+            return handler(request)
+        return handler(request.override(messages=apart_sync(self._shown(self._history, request, _thread()))))
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """`wrap_model_call` for asynchronous agents."""
+        if self._history is None or not self._history.may_be_long(request.messages):
+            return await handler(request)
+        return await handler(request.override(messages=await apart(self._shown(self._history, request, _thread()))))
+
+    async def _shown(self, history: RollingHistory, request: ModelRequest[Any], thread: str) -> list[AnyMessage]:
+        try:
+            return await history.within(list(request.messages), thread)
+        except MemAgentError as error:
+            error.add_note(
+                "The message history was too long to send and could not be read. The agent's state is as it was: "
+                "invoke it again when the reader's policy answers, or pass history_tokens=None."
+            )
+            raise
+
+
+def _tool_messages(result: ToolResult) -> list[ToolMessage]:
+    """The tool messages in what a tool returned. What goes to a parent graph is left to that graph."""
+    if isinstance(result, ToolMessage):
+        return [result]
+    if isinstance(result, Command) and result.graph is None and isinstance(result.update, dict):
+        messages = result.update.get("messages")
+        return [each for each in messages if isinstance(each, ToolMessage)] if isinstance(messages, list) else []
+    return []
+
+
+def _messages(state: Any) -> list[AnyMessage]:
+    """The messages of an agent's state, whatever its kind."""
+    if isinstance(state, list):
+        return state
+    found = state.get("messages") if isinstance(state, dict) else getattr(state, "messages", None)
+    return list(found or [])
+
+
+def _reporter(runtime: Any) -> Report:
+    """Puts memory updates on the agent's custom stream; that knows its agent only in the context made here."""
+    around = copy_context()
+
+    def report(run_id: str, update: MemoryUpdate) -> None:
+        event = {
+            "type": "memagent.memory_update",
+            "run_id": run_id,
+            "tool_call_id": runtime.tool_call_id,
+            "chunk_index": update.chunk_index,
+            "progress": update.progress,
+            "memory": update.memory,
+        }
+        around.run(runtime.stream_writer, event)
+
+    return report
+
+
+def _thread() -> str:
+    """The thread that the running agent is on; memories are not shared between threads."""
+    return str(ensure_config().get("configurable", {}).get("thread_id", ""))

@@ -1,0 +1,119 @@
+"""`memagent_node`: reading as one node of any `StateGraph`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+
+from langchain_memagent.reading import PreparedGraph, aread, read
+from memagent_graph import MemAgent, ReaderGraph, ReadResult
+from memagent_graph.errors import MemAgentError
+
+From: TypeAlias = str | Callable[[Any], Any]
+"""A key of the parent's state, or a function of it."""
+
+
+def memagent_node(
+    agent: MemAgent | ReaderGraph,
+    *,
+    question: From = "question",
+    document: From = "document",
+    answer: str | None = "answer",
+    memory: str | None = None,
+    run_id: str | None = None,
+    evidence: str | None = None,
+    stop_reason: str | None = None,
+    write: Callable[[Any, ReadResult], Mapping[str, Any]] | None = None,
+    name: str = "memagent",
+) -> Runnable[Any, dict[str, Any]]:
+    """A node that reads a document with a question in mind and writes the answer into the parent's state.
+
+    It runs as a subgraph: on the parent's checkpointer, store, callbacks and stream (progress comes with
+    `subgraphs=True`, `stream_mode="custom"`), under `invoke` and `ainvoke`, and without counting against the parent's
+    recursion limit. When the parent is resumed after an error or a kill, it goes on at the chunk it was at. Every
+    execution of the node is a read of its own: side by side, in a loop, and several documents at once by `Send`.
+
+    >>> builder.add_node("read", memagent_node(agent, document="report"))  # doctest: +SKIP
+
+    Args:
+        agent: the reader; it is prepared at the first call. Give `agent.graph()` instead to have the reader's steps
+            in the parent's drawing, and its memory within reach of the parent's `get_state(subgraphs=True)` and
+            `update_state`.
+        question: where the question is: a key, or a function of the state (of the argument, for `Send`).
+        document: likewise the document: text, `pathlib.Path`, LangChain documents, or, so that the parent's
+            checkpoints stay small, a reference from `agent.store.add`.
+        answer: the key for the answer (text; None where a limit stopped the read); None writes none.
+        memory: the key for the final memory.
+        run_id: the key for the run's id, by which run log and command line know it.
+        evidence: the key for the quotes that the memory rests on: a list of `Evidence` as dicts.
+        stop_reason: the key for why the read ended, as text.
+        write: for all else, a function of the state and the result that gives further changes, as with `Send`, where
+            answers go into a list: `lambda state, result: {"findings": [(state["title"], result.answer)]}`.
+        name: what drawings and traces call it.
+
+    Raises:
+        MemAgentError: when it runs: a key is missing in the state; all that `MemAgent.read` raises.
+    """
+    wiring = _Wiring(question, document, answer, memory, run_id, evidence, stop_reason, write)
+    prepared = PreparedGraph(agent)
+    # LangGraph finds subgraphs among the names that a node's function uses.
+    subgraph = agent if isinstance(agent, ReaderGraph) else None
+
+    def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
+        result = read(subgraph or prepared.get(), *wiring.given(state), config)
+        return wiring.changes(state, result)
+
+    async def arun(state: Any, config: RunnableConfig) -> dict[str, Any]:
+        result = await aread(subgraph or await prepared.aget(), *wiring.given(state), config)
+        return await asyncio.to_thread(wiring.changes, state, result)
+
+    return RunnableLambda(run, arun, name=name)
+
+
+@dataclass(frozen=True)
+class _Wiring:
+    """How the parent's state and the read are connected."""
+
+    question: From
+    document: From
+    answer: str | None
+    memory: str | None
+    run_id: str | None
+    evidence: str | None
+    stop_reason: str | None
+    write: Callable[[Any, ReadResult], Mapping[str, Any]] | None
+
+    def given(self, state: Any) -> tuple[Any, str]:
+        """The document and the question."""
+        return _taken(state, self.document, "document"), _taken(state, self.question, "question")
+
+    def changes(self, state: Any, result: ReadResult) -> dict[str, Any]:
+        """What the node writes. Quotes are looked up in the document's text, so this may take a moment."""
+        changes: dict[str, Any] = {}
+        if self.answer is not None:
+            changes[self.answer] = result.answer
+        if self.memory is not None:
+            changes[self.memory] = result.memory
+        if self.run_id is not None:
+            changes[self.run_id] = result.run_id
+        if self.stop_reason is not None:
+            changes[self.stop_reason] = result.stop_reason.value
+        if self.evidence is not None:
+            changes[self.evidence] = [asdict(each) for each in result.evidence]
+        return changes | dict(self.write(state, result) if self.write else {})
+
+
+def _taken(state: Any, source: From, what: str) -> Any:
+    if callable(source):
+        return source(state)
+    value = state.get(source) if isinstance(state, Mapping) else getattr(state, source, None)
+    if value is None:
+        raise MemAgentError(
+            f'the state that reached this node has no "{source}" to take the {what} from',
+            hint=f'Set it in a node before, or name another key: memagent_node(..., {what}="...").',
+        )
+    return value

@@ -1,0 +1,130 @@
+"""The reader as `langgraph dev` and LangGraph Platform serve it; `integrations/langgraph.json` names `make_graph`.
+
+Everything is set by environment variables. OPENAI_BASE_URL and OPENAI_API_KEY name the policy's server; without a
+server and a model, the embedded policy reads. Each field of `ReaderSettings` has a variable: MEMAGENT_MODEL,
+MEMAGENT_TOKENIZER, MEMAGENT_CHUNK_TOKENS, MEMAGENT_TEMPERATURE and so on. Documents and the run log are kept in the
+folder MEMAGENT_HOME, which several replicas have to share. Checkpoints are the platform's own, so threads can be
+listed, edited (`memory`, as the node `update_memory`) and resumed through its API and in LangGraph Studio.
+
+    cd integrations && langgraph dev
+    client.runs.wait(thread_id, "memagent", input={"question": "...", "document": "the text itself"})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Mapping
+from difflib import get_close_matches
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from langchain_core.runnables import RunnableConfig
+
+from memagent_graph import Document, ReaderGraph
+from memagent_graph.errors import BudgetError, EmptyDocumentError, EncodingError, MemAgentError
+from memagent_graph.settings import ReaderSettings
+
+_PREFIX = "MEMAGENT_"
+_SWITCH = {"true": True, "1": True, "false": False, "0": False}
+_making = threading.Lock()
+
+
+class InputError(MemAgentError, ValueError):
+    """A question or a document that cannot be read with.
+
+    The platform shows its callers what a `ValueError` says and hides all else, which may hold addresses or paths.
+    """
+
+
+class ServedGraph(ReaderGraph):
+    """A reader for callers elsewhere: a document that is text is never taken for the name of a file here."""
+
+    async def astream(
+        self,
+        input: Any,  # noqa: A002
+        config: RunnableConfig | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Any]:
+        """As in `ReaderGraph`.
+
+        Raises:
+            InputError: the caller's question or document is at fault; it says how.
+        """
+        if isinstance(input, dict) and isinstance(text := input.get("document"), str):
+            input = {**input, "document": Document.from_text(text)}  # noqa: A001
+        try:
+            async for part in super().astream(input, config, **options):
+                yield part
+        except MemAgentError as error:
+            if type(error) is MemAgentError or isinstance(error, BudgetError | EmptyDocumentError | EncodingError):
+                raise InputError(error.message, hint=error.hint, run_id=error.run_id) from error
+            raise
+
+
+async def make_graph() -> ReaderGraph:
+    """The graph, without a checkpointer: the platform brings one. Made at the first request, then kept.
+
+    Raises:
+        MemAgentError: a variable that cannot be understood, or a policy that cannot be asked or loaded.
+    """
+    # Loading a policy or a tokenizer takes seconds, and the platform's event loop must not stand still.
+    return await asyncio.to_thread(_made_once)
+
+
+def settings_from_environment(environment: Mapping[str, str]) -> ReaderSettings:
+    """The settings that variables named MEMAGENT_ and a field's name give; empty ones count as unset.
+
+    Raises:
+        MemAgentError: a value of the wrong type, or a name that looks like a misspelt one.
+    """
+    kinds = get_type_hints(ReaderSettings)
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        name = variable.removeprefix(_PREFIX).lower()
+        if not variable.startswith(_PREFIX) or not text:
+            continue
+        if name in kinds:
+            values[name] = _parsed(variable, text, kinds[name])
+        elif meant := get_close_matches(name, kinds, n=1, cutoff=0.85):
+            raise MemAgentError(
+                f"{variable} is no setting", hint=f"Unset it, or, if it is meant, call it {_PREFIX}{meant[0].upper()}."
+            )
+    return ReaderSettings(**values)
+
+
+def _made_once() -> ReaderGraph:
+    with _making:
+        return _made()
+
+
+@cache
+def _made() -> ReaderGraph:
+    graph = settings_from_environment(os.environ).with_server_of_environment().make_reader().graph()
+    # The context holds clients and stores: nothing that a caller could send, nor that has a JSON schema to show.
+    return ServedGraph(**{**vars(graph), "context_schema": None})
+
+
+def _parsed(variable: str, text: str, kind: Any) -> Any:
+    """A variable's value as a field's type has it."""
+    alternatives = get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
+    kind = next(each for each in alternatives if each is not type(None))
+    if get_origin(kind) is Literal:
+        choices: dict[str, Any] = {each: each for each in get_args(kind)}
+    elif kind is bool:
+        choices = _SWITCH
+    else:
+        try:
+            return kind(text)
+        except ValueError as error:
+            expected = "a whole number" if kind is int else "a number"
+            raise _misfit(variable, text, expected) from error
+    if text.lower() not in choices:
+        raise _misfit(variable, text, " or ".join(choices))
+    return choices[text.lower()]
+
+
+def _misfit(variable: str, text: str, expected: str) -> MemAgentError:
+    return MemAgentError(f"{variable} is {text!r} and not {expected}", hint="Correct it, or unset it.")

@@ -1,0 +1,88 @@
+"""The question that a tool result or a history is read with, within the reader's question budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.messages import BaseMessage, HumanMessage
+
+from langchain_memagent.transcripts import call_text, content_text
+from memagent_graph.tokenizers import Tokenizer
+
+SOURCE = "lc_source"
+"""Key in a message's `additional_kwargs` with which middlewares mark messages of their own."""
+
+STANDING_QUESTION = "What will matter later: who wants what, names, numbers, facts, decisions, open tasks?"
+"""What a dialogue is read with where nobody asks anything else."""
+
+_ROOM_FOR_MORE = 256
+"""Question budgets, in tokens, below which the request stands alone. A policy with so little was trained on bare
+questions: the embedded one finds ten facts of ten with them, and none once a sentence follows."""
+
+_ELLIPSIS = " [...] "
+_LONGEST_TOKEN = 16
+"""Characters; ordinary text has about four to a token, so more than this times the budget never fits."""
+
+
+def latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | None:
+    """Where the user spoke last, and what was said; messages that a middleware wrote in the user's place do not count.
+
+    None where the user has said nothing.
+    """
+    for position in range(len(messages) - 1, -1, -1):
+        message = messages[position]
+        if isinstance(message, HumanMessage) and SOURCE not in message.additional_kwargs:
+            text = content_text(message.content).strip()
+            if text:
+                return position, text
+    return None
+
+
+def about_result(request: str | None, tool: str, arguments: Any, tokens: int, tokenizer: Tokenizer) -> str:
+    """The question for reading what a tool returned: the user's request, then which call it was.
+
+    Long arguments are cut first, to a third of the budget, then the request; "[...]" stands where something is missing.
+    A small budget is the request's alone.
+    """
+    call = shortened(call_text(tool, arguments), tokens // 3, tokenizer)
+    if not request:
+        return shortened(f"What does the result of {call} say?", tokens, tokenizer)
+    return _with_request(request, f"\n(The text is the result of {call}.)", tokens, tokenizer)
+
+
+def about_history(request: str | None, tokens: int, tokenizer: Tokenizer) -> str:
+    """The question for reading the older part of a dialogue: the user's request, then whatever may matter later.
+
+    A small budget is the request's alone.
+    """
+    if not request:
+        return shortened(STANDING_QUESTION, tokens, tokenizer)
+    return _with_request(request, f"\n{STANDING_QUESTION}", tokens, tokenizer)
+
+
+def shortened(text: str, tokens: int, tokenizer: Tokenizer) -> str:
+    """`text`, or its beginning and its end with "[...]" between, in at most `tokens` tokens."""
+    if len(text) <= tokens * _LONGEST_TOKEN and tokenizer.count(text) <= tokens:
+        return text
+    fitting, beyond = 0, min(len(text), tokens * _LONGEST_TOKEN)
+    while fitting + 1 < beyond:
+        middle = (fitting + beyond) // 2
+        if tokenizer.count(_ends(text, middle)) <= tokens:
+            fitting = middle
+        else:
+            beyond = middle
+    return _ends(text, fitting) if fitting else text[:1]
+
+
+def _with_request(request: str, rest: str, tokens: int, tokenizer: Tokenizer) -> str:
+    if tokens < _ROOM_FOR_MORE:
+        return shortened(request, tokens, tokenizer)
+    room = max(1, tokens - tokenizer.count(rest))
+    return shortened(shortened(request, room, tokenizer) + rest, tokens, tokenizer)
+
+
+def _ends(text: str, characters: int) -> str:
+    """The first two thirds of so many characters from the beginning, the others from the end."""
+    tail = characters // 3
+    return f"{text[: characters - tail].rstrip()}{_ELLIPSIS}{text[len(text) - tail :].lstrip()}".rstrip()

@@ -1,0 +1,111 @@
+"""One read inside someone else's graph or chain: its callbacks, checkpointer and stream, and a `ReadResult` at the end.
+
+`MemAgent.read` runs apart, on checkpoints of its own. Here the reader's graph is called with the caller's config, so
+that a read is a part of the run around it, and goes on at its chunk when that run is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig, ensure_config
+from langgraph.types import StateSnapshot
+
+from memagent_graph import MemAgent, MemoryUpdate, ReaderGraph, ReadResult
+from memagent_graph.state_views import result_from_state, update_from_step
+
+
+class PreparedGraph:
+    """A reader's graph, made when it is first needed: only then may its policy be asked what it is.
+
+    Args:
+        agent: the reader, or its graph, which is taken as it is.
+    """
+
+    def __init__(self, agent: MemAgent | ReaderGraph) -> None:
+        self._reader = agent
+
+    def get(self) -> ReaderGraph:
+        """The graph. Raises what `MemAgent.graph` raises."""
+        if not isinstance(self._reader, ReaderGraph):
+            self._reader = self._reader.graph()
+        return self._reader
+
+    async def aget(self) -> ReaderGraph:
+        """The graph. Raises what `MemAgent.agraph` raises."""
+        if not isinstance(self._reader, ReaderGraph):
+            self._reader = await self._reader.agraph()
+        return self._reader
+
+
+def read(graph: ReaderGraph, document: Any, question: str, config: RunnableConfig | None = None) -> ReadResult:
+    """Read as a part of the run that `config`, or the calling context, belongs to.
+
+    Args:
+        graph: from `MemAgent.graph`; it must have no checkpointer of its own.
+        document: what `Document.of` takes, or a reference from a `DocumentStore`.
+        question: the question.
+        config: the caller's; by default that of the runnable around this call, if there is one.
+
+    Raises:
+        DocumentError, BudgetError, PolicyError: as `MemAgent.read`.
+    """
+    config, followed = ensure_config(config), _Followed()
+    given = {"question": question, "document": document}
+    for state in graph.stream(given, config, stream_mode="values"):
+        followed.see(state)
+    if followed.began_later:
+        followed.complete(graph.get_state_history(config))
+    return followed.result(graph)
+
+
+async def aread(graph: ReaderGraph, document: Any, question: str, config: RunnableConfig | None = None) -> ReadResult:
+    """`read` for asynchronous code."""
+    config, followed = ensure_config(config), _Followed()
+    given = {"question": question, "document": document}
+    async for state in graph.astream(given, config, stream_mode="values"):
+        followed.see(state)
+    if followed.began_later:
+        followed.complete([snapshot async for snapshot in graph.aget_state_history(config)])
+    return followed.result(graph)
+
+
+@dataclass
+class _Followed:
+    """What was seen of a read as its states came by."""
+
+    state: Mapping[str, Any] = field(default_factory=dict)
+    updates: dict[int, MemoryUpdate] = field(default_factory=dict)
+    """By chunk."""
+
+    def see(self, state: Mapping[str, Any]) -> None:
+        self.state = state
+        self._add(state)
+
+    @property
+    def began_later(self) -> bool:
+        """Whether an earlier process read the first chunks."""
+        return min(self.updates, default=0) > 0
+
+    def complete(self, snapshots: Iterable[StateSnapshot]) -> None:
+        """Add the chunks that were read earlier.
+
+        Behind an edited memory lie two branches; only the one that leads to the newest state counts.
+        """
+        wanted: str | None = None
+        for snapshot in snapshots:
+            if wanted is None or snapshot.config["configurable"]["checkpoint_id"] == wanted:
+                wanted = snapshot.parent_config["configurable"]["checkpoint_id"] if snapshot.parent_config else ""
+                if snapshot.values.get("run_id") == self.state["run_id"]:
+                    self._add(snapshot.values)
+
+    def result(self, graph: ReaderGraph) -> ReadResult:
+        updates = [self.updates[chunk] for chunk in sorted(self.updates)]
+        return result_from_state(self.state, updates, graph.reader_context)
+
+    def _add(self, state: Mapping[str, Any]) -> None:
+        step = state.get("step")
+        if step and step["type"] == "memory_update":
+            self.updates.setdefault(step["chunk_index"], update_from_step(step, state["memory"]))

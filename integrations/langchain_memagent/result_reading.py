@@ -1,0 +1,114 @@
+"""What stands in a tool message in place of a result that is too long to show, and what goes with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import ToolMessage
+
+from langchain_memagent.transcripts import block_text
+from memagent_graph.documents import DocumentRef
+from memagent_graph.results import ReadResult, StopReason
+
+_AROUND_BYTES = 700
+"""Set aside for what stands around the beginning of a result that could not be read."""
+_LONGEST_ERROR = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A result that was read. `tokens` is its length, None where that is not said."""
+
+    tool: str
+    tokens: int | None
+    result: ReadResult
+
+    def content(self) -> str:
+        """What the model is shown instead."""
+        return (
+            f"[The result of {self.tool} has {self.tokens:,} tokens, too long to show. It was read from "
+            f"{'its beginning' if self.result.stop_reason.resumable else 'beginning to end'} with this question in "
+            f"mind: {self.result.question}]\n\n{self.findings()}\n\n[The whole result is kept. To learn something "
+            f'else from it, call ask_tool_result with run_id="{self.result.run_id}" and a question.]'
+        )
+
+    def findings(self) -> str:
+        """The answer, and the memory that it rests on."""
+        result = self.result
+        if result.stop_reason.resumable:
+            answer = f"Not known: reading stopped early after {result.chunks_read} parts ({result.stop_reason.value})."
+        elif result.stop_reason is StopReason.NO_ANSWER or not result.answer:
+            answer = "none was found."
+        else:
+            answer = result.answer
+        return f"Answer: {answer}\n\nNoted while reading:\n{result.memory.strip() or '(nothing)'}"
+
+    def artifact(self, original: Any) -> dict[str, Any]:
+        """What the application gets: ids, figures, and the tool's own artifact under "artifact"."""
+        result = self.result
+        return {
+            "run_id": result.run_id,
+            "document": dict(result.document),
+            "question": result.question,
+            "answer": result.answer,
+            "memory": result.memory,
+            "stop_reason": result.stop_reason.value,
+            "chunks_read": result.chunks_read,
+            "usage_metadata": {
+                "input_tokens": result.usage.prompt_tokens,
+                "output_tokens": result.usage.completion_tokens,
+                "total_tokens": result.usage.total_tokens,
+            },
+            "artifact": original,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A result that could not be read, or, with no `document`, not even stored."""
+
+    tool: str
+    run_id: str
+    document: DocumentRef | None
+    error: str
+    text: str
+
+    def content(self, tokens: int) -> str:
+        """What went wrong, what to do, and the text's beginning; at most `tokens` bytes, so no more tokens either."""
+        if self.document is not None:
+            remedy = (
+                "The whole result is kept: once that is remedied, call ask_tool_result with "
+                f'run_id="{self.run_id}" and a question.'
+            )
+        else:
+            remedy = "It could not be stored either: call the tool again, for less at once if it can be asked for less."
+        head = self.text.encode(errors="replace")[: max(0, tokens - _AROUND_BYTES)].decode(errors="ignore")
+        return (
+            f"[The result of {self.tool} is too long to show, and reading it failed: {self.error[:_LONGEST_ERROR]} "
+            f"{remedy} This is how it begins:]\n\n{head}"
+        )
+
+    def artifact(self, original: Any) -> dict[str, Any]:
+        """As `Reading.artifact`; with the whole text where nothing else keeps it."""
+        kept: dict[str, Any] = {"document": dict(self.document)} if self.document else {"text": self.text}
+        return {"run_id": self.run_id, **kept, "error": self.error, "artifact": original}
+
+
+def over_long_text(message: ToolMessage, tokens: int) -> str | None:
+    """A tool message's text where it may have more than `tokens` tokens: every token is at least one byte."""
+    text = message.content if isinstance(message.content, str) else "\n".join(_texts(message))
+    return text if len(text) * 4 > tokens and len(text.encode(errors="replace")) > tokens else None
+
+
+def replaced_text(message: ToolMessage, text: str, artifact: dict[str, Any]) -> ToolMessage:
+    """The message with another text and artifact; its id, call, name, status and other blocks stay."""
+    content: str | list[str | dict[str, Any]] = text
+    if not isinstance(message.content, str):
+        others = [block for block in message.content if block_text(block) is None]
+        content = [{"type": "text", "text": text}, *others] if others else text
+    return message.model_copy(update={"content": content, "artifact": artifact})
+
+
+def _texts(message: ToolMessage) -> list[str]:
+    return [text for text in map(block_text, message.content) if text is not None]

@@ -1,0 +1,157 @@
+"""An over-long message history as a prompt shows it: a memory of its older part, then the recent messages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+
+from langchain_memagent.conversation import memory_message, read_on
+from langchain_memagent.questions import about_history, latest_request, shortened
+from langchain_memagent.transcripts import safe_cuts, transcript
+from memagent_graph.errors import BudgetError
+from memagent_graph.reader import MemAgent
+from memagent_graph.tokenizers import Tokenizer
+
+_REMEMBERED = 1024
+"""Memories kept in the process, each a few kilobytes; the one not used for longest goes first."""
+_AROUND = 64
+"""Tokens set aside for what stands around the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A history parted in two: the older part is read, the messages from `position` on stay as they are."""
+
+    position: int
+    key: str
+    """Names the older part by its content, and the thread that it belongs to."""
+
+
+class RollingHistory:
+    """Keeps histories within a bound, reading each message at most once.
+
+    The memory of an older part is kept under a hash of its messages. A history that goes on from there is shown with
+    the same memory until it has outgrown the bound again; then what came in between is read on into it. Memories live
+    in this process: elsewhere, and after a restart, the older part is read anew.
+
+    Args:
+        agent: the reader.
+        tokens: the bound for a history, counted by the reader's tokenizer.
+        keep_messages: how many recent messages stay as they are, where they fit.
+    """
+
+    def __init__(self, agent: MemAgent, *, tokens: int, keep_messages: int) -> None:
+        self._agent = agent
+        self._tokens = tokens
+        self._keep = keep_messages
+        self._memories: OrderedDict[str, str] = OrderedDict()
+
+    def may_be_long(self, messages: Sequence[BaseMessage]) -> bool:
+        """Whether it is worth counting: a token is at least one byte, so few bytes are few tokens."""
+        return sum(len(transcript([message]).encode()) for message in messages) > self._tokens
+
+    async def within(self, messages: list[AnyMessage], thread: str) -> list[AnyMessage]:
+        """The messages as they are where they fit; otherwise a memory of the older ones, and the recent ones.
+
+        The user's latest request always stays, shortened where it alone would fill the bound.
+
+        Raises:
+            PolicyError: the policy failed.
+            BudgetError: the bound leaves too little room beside a memory.
+        """
+        context = await self._agent.aprepare()
+        self._require_room(context.budget.memory_tokens)
+        sizes = [context.tokenizer.count(transcript([message])) for message in messages]
+        if sum(sizes) <= self._tokens:
+            return messages
+        request = latest_request(messages)
+        asked = _within_a_quarter(messages, request, self._tokens, context.tokenizer)
+        asked_size = context.tokenizer.count(transcript([asked])) if asked else 0
+        room = self._tokens - context.budget.memory_tokens - _AROUND - asked_size
+        cuts = self._cuts(messages, thread)
+        begin, memory = self._newest(cuts)
+        chosen = self._chosen(cuts, sizes, room)
+        position = begin
+        if sum(sizes[begin:]) > room and chosen.position > begin:
+            question = about_history(request[1] if request else None, context.budget.question_tokens, context.tokenizer)
+            memory = await read_on(self._agent, memory, messages[begin : chosen.position], question)
+            self._remember(chosen.key, memory)
+            position = chosen.position
+        if position == 0:
+            return messages
+        recent = messages[position:]
+        shown: list[AnyMessage] = [memory_message(memory, position)]
+        if request and asked:
+            if request[0] < position:
+                shown.append(asked)
+            else:
+                recent[request[0] - position] = asked
+        return shown + recent
+
+    def _newest(self, cuts: Sequence[_Cut]) -> tuple[int, str]:
+        """How much of the history there is a memory of already, and that memory."""
+        for cut in reversed(cuts):
+            memory = self._memories.get(cut.key)
+            if memory is not None:
+                self._remember(cut.key, memory)
+                return cut.position, memory
+        return 0, ""
+
+    def _chosen(self, cuts: Sequence[_Cut], sizes: Sequence[int], room: int) -> _Cut:
+        """The last cut that keeps enough messages, or, where those are too long, the first after it that fits."""
+        preferred = max(place for place, cut in enumerate(cuts) if cut.position <= max(0, len(sizes) - self._keep))
+        later = cuts[preferred:]
+        return next((cut for cut in later if sum(sizes[cut.position :]) <= room), later[-1])
+
+    def _remember(self, key: str, memory: str) -> None:
+        self._memories[key] = memory
+        self._memories.move_to_end(key)
+        while len(self._memories) > _REMEMBERED:
+            self._memories.popitem(last=False)
+
+    def _cuts(self, messages: Sequence[BaseMessage], thread: str) -> list[_Cut]:
+        """Every safe cut before the last message, with its key; a key holds all messages before it."""
+        start = hashlib.sha256(thread.encode()).hexdigest()
+        keys = list(accumulate(map(_digest, messages), _chained, initial=start))
+        return [_Cut(position, keys[position]) for position in safe_cuts(messages) if position < len(messages)]
+
+    def _require_room(self, memory_tokens: int) -> None:
+        needed = 2 * (memory_tokens + _AROUND)
+        if self._tokens < needed:
+            raise BudgetError(
+                f"history_tokens is {self._tokens}, and a memory alone may have {memory_tokens} tokens",
+                hint=f"Pass history_tokens={needed} or more, or a reader with smaller memory_tokens.",
+            )
+
+
+def _within_a_quarter(
+    messages: Sequence[BaseMessage], request: tuple[int, str] | None, tokens: int, tokenizer: Tokenizer
+) -> HumanMessage | None:
+    """The user's latest request, cut where its text takes more than a quarter of the bound."""
+    if request is None:
+        return None
+    position, text = request
+    message = messages[position]
+    assert isinstance(message, HumanMessage)  # noqa: S101  latest_request looks for nothing else
+    short = shortened(text, max(1, tokens // 4), tokenizer)
+    return message if short == text else message.model_copy(update={"content": short})
+
+
+def _digest(message: BaseMessage) -> str:
+    """What a message says, as a hash; ids and metadata may change from one call to the next."""
+    said: list[object] = [message.type, message.content, message.name]
+    if isinstance(message, AIMessage):
+        said.append([[call["name"], call["args"], call["id"]] for call in message.tool_calls])
+    if isinstance(message, ToolMessage):
+        said.append(message.tool_call_id)
+    return hashlib.sha256(json.dumps(said, default=str, sort_keys=True).encode()).hexdigest()
+
+
+def _chained(before: str, digest: str) -> str:
+    return hashlib.sha256(f"{before}{digest}".encode()).hexdigest()

@@ -1,0 +1,207 @@
+"""Which document a model's arguments lead to, and which they may not.
+
+A model fills in a tool's arguments, and what it has read may have told it what to fill in. So each kind of source has a
+gate of its own: files lie below allowed roots or in a deepagents backend, state keys and the fetcher are named by the
+developer, and nothing is larger than the ceiling. A refusal is a `RefusedSourceError` whose text is made for the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import PurePosixPath
+from typing import Any, Protocol, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from memagent_graph.allowed_roots import AllowedRoots
+from memagent_graph.documents import Document
+from memagent_graph.errors import RefusedSourceError
+
+Fetched: TypeAlias = str | bytes
+Fetcher: TypeAlias = Callable[[str], Fetched | Awaitable[Fetched]]
+"""Gets a web address's content. It decides which hosts may be asked; only http and https addresses reach it."""
+
+_SCHEMES = ("http", "https")
+_LONGEST_SHOWN = 200
+
+
+class FileBackend(Protocol):
+    """What is asked of a deepagents backend: a folder's list, and a file's bytes."""
+
+    async def als(self, path: str) -> Any:
+        """The folder's entries, with their sizes where the backend knows them."""
+
+    async def adownload_files(self, paths: list[str]) -> Sequence[Any]:
+        """Each file's content, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSource:
+    """The document as a model named it; exactly one of the four is set."""
+
+    path: str | None = None
+    text: str | None = None
+    state_key: str | None = None
+    url: str | None = None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Which of the four are set."""
+        return tuple(each.name for each in fields(self) if getattr(self, each.name) is not None)
+
+
+class DocumentSources:
+    """Everything that a tool may read.
+
+    Args:
+        roots: folders, or single files, below which paths may lie, and the largest file.
+        fetcher: gets web addresses; without one no address is read.
+        backend: a deepagents backend, whose virtual files may be read as paths.
+        state_keys: the keys of the agent's state that may be read; text, bytes or LangChain documents.
+    """
+
+    def __init__(
+        self,
+        roots: AllowedRoots,
+        *,
+        fetcher: Fetcher | None = None,
+        backend: FileBackend | None = None,
+        state_keys: Iterable[str] = (),
+    ) -> None:
+        self.roots = roots
+        self.fetcher = fetcher
+        self.backend = backend
+        self.state_keys = tuple(state_keys)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of source that can be read at all: what a tool's schema offers to the model."""
+        offered = {
+            "path": bool(self.roots.roots) or self.backend is not None,
+            "text": True,
+            "state_key": bool(self.state_keys),
+            "url": self.fetcher is not None,
+        }
+        return tuple(kind for kind, is_offered in offered.items() if is_offered)
+
+    async def open(self, named: NamedSource, state: Any = None) -> Document:
+        """The document that a model named.
+
+        Args:
+            named: what it named.
+            state: the agent's state, a mapping or an object with attributes; None outside an agent.
+
+        Raises:
+            RefusedSourceError: it may not be read, is not there, or is too large.
+        """
+        self._require_one(named)
+        if named.path is not None:
+            return await self._file(named.path)
+        if named.text is not None:
+            # Not `Document.of`, which looks whether a short text names a file: that would tell of files outside.
+            return Document.from_text(self._sized(named.text, "the text"))
+        if named.state_key is not None:
+            return self._from_state(named.state_key, state)
+        return await self._fetched(named.url or "")
+
+    def _require_one(self, named: NamedSource) -> None:
+        if len(named.kinds) != 1:
+            given = " and ".join(named.kinds) or "none"
+            raise RefusedSourceError(
+                f"a document is named in exactly one way, and {given} was given",
+                hint=f"Give one of: {', '.join(self.kinds)}.",
+            )
+
+    async def _file(self, path: str) -> Document:
+        if self.backend is not None and (found := await self._virtual_file(path, self.backend)):
+            return found
+        if self.backend is not None and not self.roots.roots:
+            raise RefusedSourceError(
+                f"there is no file {_shown(path)!r} that may be read", hint="Name a file as your file tools list it."
+            )
+        return Document.from_path(await asyncio.to_thread(self.roots.resolve, path))
+
+    async def _virtual_file(self, path: str, backend: FileBackend) -> Document | None:
+        """A backend's file; None where the path is none of a backend, or the backend has no such file."""
+        virtual = PurePosixPath(path)
+        if not virtual.is_absolute() or ".." in virtual.parts or "\0" in path:
+            return None
+        try:
+            # The size first: a backend gives a file's bytes only as a whole.
+            for entry in (await backend.als(str(virtual.parent))).entries or ():
+                if PurePosixPath(entry["path"]) == virtual:
+                    self._require_size(entry.get("size") or 0, repr(_shown(path)))
+            (reply,) = await backend.adownload_files([path])
+        except (OSError, ValueError):
+            return None
+        if reply.content is None:
+            return None
+        return Document.from_bytes(self._sized(reply.content, repr(_shown(path))), virtual.name)
+
+    def _from_state(self, key: str, state: Any) -> Document:
+        if key not in self.state_keys:
+            remedy = f"Name one of: {', '.join(self.state_keys)}." if self.state_keys else "Pass the text itself."
+            raise RefusedSourceError(f"the state key {_shown(key)!r} may not be read", hint=remedy)
+        value = state.get(key) if hasattr(state, "get") else getattr(state, key, None)
+        if isinstance(value, str):
+            return Document.from_text(self._sized(value, f"state key {key!r}"), key)
+        if isinstance(value, bytes):
+            return Document.from_bytes(self._sized(value, f"state key {key!r}"), key)
+        documents: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+        if documents and all(isinstance(getattr(each, "page_content", None), str) for each in documents):
+            self._require_size(sum(len(each.page_content.encode()) for each in documents), f"state key {key!r}")
+            return Document.from_langchain(documents, key)
+        raise RefusedSourceError(
+            f"the state holds no text under {key!r}" if value else f"the state key {key!r} is empty",
+            hint="It can be read once text, bytes or LangChain documents stand there.",
+        )
+
+    async def _fetched(self, url: str) -> Document:
+        shown = _shown(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise RefusedSourceError(f"{shown!r} is no web address", hint="Give a whole http(s) address.") from None
+        if self.fetcher is None:
+            raise RefusedSourceError("web addresses are not read here", hint=f"Give one of: {', '.join(self.kinds)}.")
+        if parts.scheme.lower() not in _SCHEMES or not parts.hostname:
+            raise RefusedSourceError(
+                f"{shown!r} is no web address", hint="Only whole http and https addresses are read."
+            )
+        try:
+            content = await asyncio.to_thread(self.fetcher, url)
+            if inspect.isawaitable(content):
+                content = await content
+        except Exception as error:  # a fetcher may raise anything, and the model should hear of it
+            raise RefusedSourceError(
+                f"{shown!r} could not be fetched ({type(error).__name__}: {_shown(str(error))})",
+                hint="Check the address, or read something else.",
+            ) from error
+        if not isinstance(content, str | bytes):
+            raise RefusedSourceError(
+                f"what was fetched from {shown!r} is a {type(content).__name__}, not text or bytes",
+                hint="Read something else.",
+            )
+        name = PurePosixPath(unquote(parts.path)).name or parts.hostname
+        content = self._sized(content, shown)
+        return Document.from_text(content, name) if isinstance(content, str) else Document.from_bytes(content, name)
+
+    def _sized(self, content: Fetched, what: str) -> Any:
+        # Characters first: a text beyond the ceiling is not encoded just to be refused.
+        self._require_size(len(content), what)
+        if isinstance(content, str):
+            self._require_size(len(content.encode("utf-8", "replace")), what)
+        return content
+
+    def _require_size(self, size: int, what: str) -> None:
+        if size > self.roots.max_bytes:
+            raise RefusedSourceError(
+                f"{what} has {size:,} bytes, more than the {self.roots.max_bytes:,} that are allowed",
+                hint="Read a smaller document, or a part of it.",
+            )
+
+
+def _shown(given: str) -> str:
+    return given if len(given) <= _LONGEST_SHOWN else given[:_LONGEST_SHOWN] + "..."

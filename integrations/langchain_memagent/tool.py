@@ -1,0 +1,289 @@
+"""`ReadLongDocument`: a tool with which an agent reads documents that are longer than its context.
+
+    agent = create_agent(model, tools=[..., ReadLongDocument(agent=MemAgent(...), roots=["reports"])])
+
+The model names a document and asks questions; it gets answers with numbered quotes, and the program around it gets run
+ids, spans and costs in the tool message's artifact. What the model may not read, and why, it is told in words.
+
+When the policy fails in the middle of a read (its server is gone, say), the model is told by default, with the run id
+and the remedy, so that an agent with other tools can go on without the document. The read is not lost: if the agent has
+a checkpointer, or the reader checkpoints of its own, the same question about the same document goes on at the chunk
+where the read failed or reached a limit. With `on_failure="raise"` a failure stops the agent instead, and
+`agent.invoke(None, config)` goes on at that chunk, as it does after the process was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from langchain_core.messages import ToolMessage
+from langchain_core.runnables.config import ensure_config
+from langchain_core.tools import BaseTool, InjectedToolArg, ToolException
+from langgraph.config import get_stream_writer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    SkipValidation,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+
+from langchain_memagent.sources import DocumentSources, Fetcher, FileBackend, NamedSource
+from langchain_memagent.tool_answers import ReadArtifact, content_for_model
+from langchain_memagent.tool_call import Outcome, ReadCall, unfinished_readings
+from langchain_memagent.tool_reading import aread_questions, read_questions
+from memagent_graph import MemAgent
+from memagent_graph.allowed_roots import AllowedRoots
+from memagent_graph.background import run_sync
+from memagent_graph.documents import DocumentRef
+from memagent_graph.errors import BudgetError, DocumentError, MemAgentError, MissingExtraError
+from memagent_graph.graph import check_question
+from memagent_graph.results import MemoryUpdate
+from memagent_graph.settings import ReaderSettings
+from memagent_graph.state import Limits, ReaderContext
+
+_DESCRIPTION = (
+    "Read a whole document of any length with questions in mind, and get their answers with quotes from it. "
+    "Use it for documents that are too long to look at directly. Ask everything that you need from one document in "
+    "one call. Each question is answered on its own, from the document alone, so make it complete in itself."
+)
+_SOURCES = {
+    "path": "Path of the file to read.",
+    "text": "The text to read, where it is in no file.",
+    "state_key": "Where in the agent's state the text to read stands.",
+    "url": "Web address (http or https) of the document to read.",
+}
+
+
+def _describe_wrong_arguments(error: Any) -> str:
+    if not isinstance(error, ValidationError):
+        return "The arguments do not fit the tool's schema."
+    wrong = [
+        f"{'.'.join(map(str, each['loc']))}: {each['msg']}".removeprefix(": Value error, ")
+        for each in error.errors(include_input=False)
+    ]
+    return f"The arguments do not fit: {'; '.join(wrong)}."
+
+
+def _reader_of_environment() -> MemAgent:
+    settings = ReaderSettings(
+        model=os.environ.get("MEMAGENT_MODEL") or None, tokenizer=os.environ.get("MEMAGENT_TOKENIZER") or None
+    )
+    return settings.with_server_of_environment().make_reader()
+
+
+class ReadLongDocument(BaseTool):
+    """Reads a document with a `MemAgent` and answers questions on it.
+
+    Without an `agent`, one is made from the environment: the server of OPENAI_BASE_URL with OPENAI_API_KEY, the model
+    MEMAGENT_MODEL and the tokenizer MEMAGENT_TOKENIZER, or else the embedded policy; documents and runs are kept below
+    MEMAGENT_HOME.
+
+    Errors that a model can do something about come back as tool messages with status "error", never as exceptions.
+    """
+
+    name: str = "read_long_document"
+    description: str = _DESCRIPTION
+    response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
+    handle_tool_error: Any = True
+    handle_validation_error: Any = Field(default=_describe_wrong_arguments)
+
+    agent: SkipValidation[MemAgent] = Field(default_factory=_reader_of_environment, exclude=True, repr=False)
+    """The reader."""
+    roots: Sequence[Path | str] = ()
+    """Folders, or single files, below which the model may name paths, links followed. Without any, none."""
+    max_bytes: int = Field(default=256 * 2**20, gt=0)
+    """The largest document, of any source."""
+    max_questions: int = Field(default=8, gt=0)
+    """Questions in one call."""
+    limits: SkipValidation[Limits] | None = None
+    """Where the read for one question stops early; a call costs at most `max_questions` times as much."""
+    on_failure: Literal["tell", "raise"] = "tell"
+    """What becomes of a read that fails: the model is told, or the error is raised. See the module."""
+    fetcher: SkipValidation[Fetcher] | None = Field(default=None, exclude=True, repr=False)
+    """Gets the content of the web addresses that the model may name; refusing hosts is its job."""
+    backend: SkipValidation[FileBackend] | None = Field(default=None, exclude=True, repr=False)
+    """A deepagents backend; absolute paths are looked up in it first."""
+    state_keys: Sequence[str] = ()
+    """Keys of the agent's state that the model may name."""
+
+    _sources: DocumentSources = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Settle what can be read, and offer just that to the model."""
+        super().model_post_init(context)
+        self._sources = DocumentSources(
+            AllowedRoots(self.roots, max_bytes=self.max_bytes),
+            fetcher=self.fetcher,
+            backend=self.backend,
+            state_keys=self.state_keys,
+        )
+        if self.args_schema is None:
+            self.args_schema = _arguments_schema(self._sources, self.max_questions)
+
+    @property
+    def base_url(self) -> str | None:
+        """The server of the reader's policy; None for a policy in this process."""
+        return getattr(self.agent.policy, "base_url", None)
+
+    @property
+    def model(self) -> str:
+        """What the reader's policy calls its model."""
+        return self.agent.policy.name
+
+    def _run(
+        self,
+        questions: list[str],
+        path: str | None = None,
+        text: str | None = None,
+        state_key: str | None = None,
+        url: str | None = None,
+        runtime: Annotated[Any, InjectedToolArg()] = None,
+    ) -> tuple[str | ToolMessage, ReadArtifact]:
+        call = self._call(questions, NamedSource(path, text, state_key, url), runtime)
+        try:
+            _check_questions(call.questions, run_sync(self.agent.aprepare()))
+            return self._reply(read_questions(call, ensure_config()), runtime)
+        except MemAgentError as error:
+            if self._raises(error):
+                raise
+            raise ToolException(str(error)) from error
+
+    async def _arun(
+        self,
+        questions: list[str],
+        path: str | None = None,
+        text: str | None = None,
+        state_key: str | None = None,
+        url: str | None = None,
+        runtime: Annotated[Any, InjectedToolArg()] = None,
+    ) -> tuple[str | ToolMessage, ReadArtifact]:
+        call = self._call(questions, NamedSource(path, text, state_key, url), runtime)
+        try:
+            _check_questions(call.questions, await self.agent.aprepare())
+            return self._reply(await aread_questions(call, ensure_config()), runtime)
+        except MemAgentError as error:
+            if self._raises(error):
+                raise
+            raise ToolException(str(error)) from error
+
+    def _call(self, questions: list[str], named: NamedSource, runtime: Any) -> ReadCall:
+        asked = tuple(dict.fromkeys(question.strip() for question in questions))
+        if not 1 <= len(asked) <= self.max_questions:
+            raise ToolException(f"Ask 1 to {self.max_questions} questions in one call, not {len(asked)}.")
+        if "" in asked:
+            raise ToolException("A question is empty. Write it out, or leave it out.")
+        # The graph that reads has a state and a stream of its own; these two belong to the agent's.
+        here = contextvars.copy_context()
+        return ReadCall(
+            agent=self.agent,
+            questions=asked,
+            store_document=partial(_in_context, here, self._store, named, getattr(runtime, "state", None)),
+            report=partial(_report, here, _stream_writer()),
+            limits=self.limits,
+            raises=self.on_failure == "raise",
+            unfinished=unfinished_readings(getattr(runtime, "state", None), self.name),
+            key=_key(getattr(runtime, "tool_call_id", None), asked, named),
+        )
+
+    async def _store(self, named: NamedSource, state: Any) -> DocumentRef:
+        document = await self._sources.open(named, state)
+        replace = (await self.agent.aprepare()).replace_undecodable
+        return await asyncio.to_thread(self.agent.store.add, document, replace_undecodable=replace)
+
+    def _reply(self, outcome: Outcome, runtime: Any) -> tuple[str | ToolMessage, ReadArtifact]:
+        content = content_for_model(outcome.readings)
+        artifact = ReadArtifact(document=outcome.document, readings=outcome.readings)
+        if any(reading["error"] is None for reading in outcome.readings):
+            return content, artifact
+        if (tool_call_id := getattr(runtime, "tool_call_id", None)) is None:
+            raise ToolException(content)
+        # An exception's message would have no artifact, and with it no way to go on.
+        failed = ToolMessage(content, artifact=artifact, tool_call_id=tool_call_id, name=self.name, status="error")
+        return failed, artifact
+
+    def _raises(self, error: MemAgentError) -> bool:
+        """Whether an error leaves the tool; that a document cannot be read is always the model's to know."""
+        return self.on_failure == "raise" and not isinstance(error, DocumentError | MissingExtraError)
+
+
+class _Arguments(BaseModel):
+    """Base of the arguments of every such tool; it knows the kinds of source that this one does not read."""
+
+    offered: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_others(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        # Models that fill in every argument leave those that they do not need empty.
+        given = {name: value for name, value in given.items() if value != "" or name not in _SOURCES}
+        if others := [kind for kind in _SOURCES if kind not in cls.offered and given.get(kind) is not None]:
+            raise ValueError(f"{others[0]} cannot be read here; give one of: {', '.join(cls.offered)}")
+        return given
+
+
+def _arguments_schema(sources: DocumentSources, max_questions: int) -> type[BaseModel]:
+    """The arguments, with those kinds of source only that can be read here."""
+    fields: dict[str, Any] = {
+        "questions": (
+            Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)],
+            Field(min_length=1, description=f"The questions, 1 to {max_questions}, each complete in itself."),
+        )
+    }
+    only = " Name the document in exactly one way." if len(sources.kinds) > 1 else ""
+    for kind in sources.kinds:
+        kind_of_value = Literal[sources.state_keys] if kind == "state_key" else str
+        fields[kind] = (kind_of_value | None, Field(default=None, description=_SOURCES[kind] + only))
+    # Not dumped: pydantic would walk through the whole state of the agent.
+    fields["runtime"] = (Annotated[Any, InjectedToolArg()], Field(default=None, exclude=True))
+    arguments = create_model("ReadLongDocumentArguments", __base__=_Arguments, **fields)
+    arguments.offered = sources.kinds
+    return arguments
+
+
+def _check_questions(questions: Sequence[str], context: ReaderContext) -> None:
+    """All of them before any chunk is read, so that a question that is too long costs nothing."""
+    for question in questions:
+        try:
+            check_question(question, context)
+        except BudgetError as error:  # its remedy is for the developer
+            raise ToolException(f"{error.message}. Ask a shorter question.") from error
+
+
+async def _in_context(context: contextvars.Context, store: Callable[..., Any], *arguments: Any) -> DocumentRef:
+    reference: DocumentRef = await asyncio.create_task(store(*arguments), context=context.copy())
+    return reference
+
+
+def _stream_writer() -> Callable[[Any], None]:
+    """The agent's stream; outside of any agent there is none, and nothing is written."""
+    try:
+        return get_stream_writer()
+    except (RuntimeError, KeyError):
+        return lambda _: None
+
+
+def _report(
+    context: contextvars.Context, write: Callable[[Any], None], run_id: str, question: str, update: MemoryUpdate
+) -> None:
+    progress = {"run_id": run_id, "question": question, "chunk": update.chunk_index, "progress": update.progress}
+    context.copy().run(write, {"type": "memagent.progress", **progress})
+
+
+def _key(tool_call_id: str | None, questions: Sequence[str], named: NamedSource) -> str | None:
+    """What tells this tool call from the others, also when it is executed again after a crash."""
+    if tool_call_id is None:
+        return None
+    return hashlib.sha256(repr((tool_call_id, questions, named)).encode("utf-8", "replace")).hexdigest()[:24]

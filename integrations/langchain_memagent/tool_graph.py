@@ -1,0 +1,252 @@
+"""Reading inside an agent's checkpoints: a graph over the questions of one tool call.
+
+It has no checkpointer of its own, so it takes the agent's, and so do its readers; each step is saved before the next
+begins, however the agent was invoked. When an agent that was killed resumes, the tool is called again, and the graph
+goes on: the document is not opened again, answered questions keep their readings, and the others go on at the chunk
+they were at. The questions are read side by side, each in a task of its own.
+
+A tool call's checkpoints lie in a namespace of its own. LangGraph would tell several graphs that are called in one
+task apart by the order of their calls; after a crash that may be another order, and one call would go on with the read
+of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, cast
+
+from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Send
+from typing_extensions import TypedDict
+
+from langchain_memagent.tool_answers import Reading, failed_reading, reading_of
+from langchain_memagent.tool_call import Outcome, ReadCall
+from memagent_graph.background import run_sync
+from memagent_graph.documents import DocumentRef
+from memagent_graph.errors import MemAgentError
+from memagent_graph.graph import ReaderGraph
+from memagent_graph.results import MemoryUpdate, ReadResult
+from memagent_graph.state import ReaderContext, ReaderState, new_run_id
+from memagent_graph.state_views import result_from_state, update_from_step
+
+# Entries of LangGraph's config, which it has no public names for.
+_CHECKPOINTER = "__pregel_checkpointer"
+"""The checkpointer of the graph that runs."""
+_SCRATCHPAD = "__pregel_scratchpad"
+"""It counts the graphs that a task has called."""
+_RESUMING = "__pregel_resuming"
+"""Whether a graph goes on from its checkpoint, and leaves its input aside."""
+
+_FEW_STEPS = 25
+"""Supersteps of the graph over the questions, whose readers count their own; a caller's bound may be lower."""
+
+
+def has_checkpointer(config: RunnableConfig) -> bool:
+    """Whether the config is that of a graph with a checkpointer."""
+    return bool(config.get("configurable", {}).get(_CHECKPOINTER))
+
+
+def read_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
+    """Read with every question, in the checkpoints of the agent that calls the tool with `config`.
+
+    Raises:
+        DocumentError: the document cannot be read.
+        MemAgentError: a read failed, and the call wants that raised.
+    """
+    graph = _over_questions(call, call.agent.graph())
+    return _outcome(graph.invoke({}, _own_place(call, config), durability="sync"))
+
+
+async def aread_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
+    """`read_in_agent` for asynchronous agents."""
+    graph = _over_questions(call, await call.agent.agraph())
+    return _outcome(await graph.ainvoke({}, _own_place(call, config), durability="sync"))
+
+
+def _own_place(call: ReadCall, config: RunnableConfig) -> RunnableConfig:
+    """The config of a graph whose checkpoints lie where only this tool call has them."""
+    place = config["configurable"]
+    if call.key is not None and (scratchpad := place.get(_SCRATCHPAD)) is not None:
+        place = {
+            **place,
+            "checkpoint_ns": f"{place['checkpoint_ns']}|read_long_document:{call.key}",
+            _SCRATCHPAD: replace(scratchpad, subgraph_counter=lambda: 0),
+        }
+    return {**config, "configurable": place, "recursion_limit": _FEW_STEPS}
+
+
+class _Questions(TypedDict, total=False):
+    """State of the graph over the questions."""
+
+    document: DocumentRef
+    readings: Annotated[dict[str, Reading], operator.or_]
+    """By the question's index. A call that is tried again replaces what it had."""
+
+
+class _Asked(TypedDict):
+    """What the task of one question gets."""
+
+    index: int
+    document: DocumentRef
+
+
+def _over_questions(call: ReadCall, reader: ReaderGraph) -> Any:
+    async def astore(given: Any) -> Any:
+        return {"document": await call.store_document()}
+
+    def store(given: Any) -> Any:
+        return run_sync(astore(given))
+
+    def read(asked: _Asked, config: RunnableConfig) -> Any:
+        read = _Read(call, reader, asked, config)
+        try:
+            if read.earlier and not reader.get_state(read.place()).values:
+                left_off = read.left_off(reader.get_state(read.place(read.earlier[-1])).values)
+                if left_off is not None:
+                    reader.update_state(read.place(), left_off, as_node="update_memory")
+            for mode, part in reader.stream(*read.start, **read.options):
+                read.take(mode, part)
+            for place in read.earlier_places:
+                read.take_history(list(reader.get_state_history(place)))
+            reading = read.reading()
+        except MemAgentError as error:
+            reading = read.failed(error)
+        return {"readings": {str(asked["index"]): reading}}
+
+    async def aread(asked: _Asked, config: RunnableConfig) -> Any:
+        read = _Read(call, reader, asked, config)
+        try:
+            if read.earlier and not (await reader.aget_state(read.place())).values:
+                left_off = read.left_off((await reader.aget_state(read.place(read.earlier[-1]))).values)
+                if left_off is not None:
+                    await reader.aupdate_state(read.place(), left_off, as_node="update_memory")
+            async for mode, part in reader.astream(*read.start, **read.options):
+                read.take(mode, part)
+            for place in read.earlier_places:
+                read.take_history([each async for each in reader.aget_state_history(place)])
+            reading = await asyncio.to_thread(read.reading)
+        except MemAgentError as error:
+            reading = read.failed(error)
+        return {"readings": {str(asked["index"]): reading}}
+
+    def each_question(state: _Questions) -> list[Send]:
+        tasks = range(len(call.questions))
+        return [Send("read_question", _Asked(index=index, document=state["document"])) for index in tasks]
+
+    builder = StateGraph(_Questions)
+    builder.add_node("store_document", RunnableLambda(store, astore, name="store_document"))
+    builder.add_node("read_question", cast("Any", RunnableLambda(read, aread, name="read_question")))
+    builder.add_edge(START, "store_document")
+    builder.add_conditional_edges("store_document", each_question, ["read_question"])
+    builder.add_edge("read_question", END)
+    return builder.compile(name="ReadLongDocument")
+
+
+def _outcome(state: Any) -> Outcome:
+    readings = state["readings"]
+    return Outcome(state["document"], [readings[key] for key in sorted(readings, key=int)])
+
+
+@dataclass
+class _Read:
+    """One reader at work: where its checkpoints lie, what it starts from, and what its stream has shown."""
+
+    call: ReadCall
+    reader: ReaderGraph
+    asked: _Asked
+    config: RunnableConfig
+    updates: dict[int, MemoryUpdate] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    continues: bool = False
+    """Whether it starts from where an earlier tool call left off."""
+
+    @property
+    def question(self) -> str:
+        return self.call.questions[self.asked["index"]]
+
+    @property
+    def earlier(self) -> list[str]:
+        """The namespaces in which this question was read before and left unfinished, oldest first."""
+        earlier = self.call.earlier(self.asked["document"], self.question)
+        return earlier["namespaces"] if earlier else []
+
+    @property
+    def namespace(self) -> str:
+        namespace: str = self.config["configurable"]["checkpoint_ns"]
+        return namespace
+
+    def place(self, namespace: str | None = None) -> RunnableConfig:
+        """A config that leads to the reader's checkpoints: to its own, or to those of an earlier tool call."""
+        given = self.config["configurable"]
+        return {
+            "configurable": {
+                "thread_id": given["thread_id"],
+                "checkpoint_ns": namespace or self.namespace,
+                _CHECKPOINTER: given[_CHECKPOINTER],
+            }
+        }
+
+    def left_off(self, state: dict[str, Any]) -> dict[str, Any] | None:
+        """The state to start from, if an earlier call's is there and still fits the reader."""
+        if state.get("settings") != self._context.settings:
+            return None
+        self.continues = True
+        return {**state, "stop_reason": None}
+
+    @property
+    def start(self) -> tuple[dict[str, Any] | None, RunnableConfig]:
+        """The reader's input and config. When the agent resumes, LangGraph leaves the input aside."""
+        if self.continues:
+            return None, {**self.config, "configurable": {**self.config["configurable"], _RESUMING: True}}
+        return {"question": self.question, "document": self.asked["document"], "run_id": new_run_id()}, self.config
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "context": self._context,
+            "stream_mode": ["values", "custom"],
+            "output_keys": list(ReaderState.__annotations__),
+        }
+
+    @property
+    def _context(self) -> ReaderContext:
+        context = self.reader.reader_context
+        return replace(context, limits=self.call.limits) if self.call.limits else context
+
+    def take(self, mode: str, part: Any) -> None:
+        """A part of the stream: the whole state, or a step's own report."""
+        if mode == "values":
+            self.state = part
+        elif part["type"] == "memagent.memory_update":
+            update = update_from_step(part["step"], part["memory"])
+            self.updates[update.chunk_index] = update
+            self.call.report(part["run_id"], self.question, update)
+
+    @property
+    def earlier_places(self) -> list[RunnableConfig]:
+        """Where the memories of chunks are kept that were read before this execution."""
+        if len(self.updates) >= int(self.state["chunks_read"]):
+            return []
+        return [self.place(), *map(self.place, reversed(self.earlier))]
+
+    def take_history(self, snapshots: Iterable[Any]) -> None:
+        """The updates of earlier executions, from their checkpoints."""
+        for snapshot in snapshots:
+            step = snapshot.values.get("step")
+            if step is not None and step["type"] == "memory_update":
+                self.updates.setdefault(step["chunk_index"], update_from_step(step, snapshot.values["memory"]))
+
+    def reading(self) -> Reading:
+        """The whole read, as `MemAgent` would have returned it."""
+        updates = [update for _, update in sorted(self.updates.items())]
+        result: ReadResult = result_from_state(self.state, updates, self.reader.reader_context)
+        return reading_of(result, goes_on=True, namespaces=[*self.earlier, self.namespace])
+
+    def failed(self, error: MemAgentError) -> Reading:
+        if self.call.raises:
+            raise error
+        return failed_reading(self.question, error, goes_on=True, namespaces=[*self.earlier, self.namespace])

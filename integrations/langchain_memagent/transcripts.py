@@ -1,0 +1,96 @@
+"""Messages as text that a policy can read, and where a history may be cut without parting tool calls from results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+
+_SPEAKERS = ((HumanMessage, "User"), (AIMessage, "Assistant"), (SystemMessage, "System"))
+
+
+def transcript(messages: Iterable[BaseMessage]) -> str:
+    """The messages as a dialogue, a paragraph each: who speaks, which tools are called with what, and what they gave.
+
+    Blocks that are not text are named, so that a reader knows that something stood there.
+    """
+    tools: dict[str, str] = {}
+    paragraphs: list[str] = []
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            tool = message.name or tools.get(message.tool_call_id, "a tool")
+            outcome = "Error" if message.status == "error" else "Result"
+            paragraphs.append(f"{outcome} of {tool}: {content_text(message.content)}")
+            continue
+        text = content_text(message.content)
+        if text.strip():
+            paragraphs.append(f"{_speaker(message)}: {text}")
+        if isinstance(message, AIMessage):
+            for call in message.tool_calls:
+                tools[call["id"] or ""] = call["name"]
+                paragraphs.append(f"Assistant calls {call_text(call['name'], call['args'])}")
+    return "\n\n".join(paragraphs)
+
+
+def call_text(name: str, arguments: Any) -> str:
+    """A tool call as one line."""
+    return f"{name}({json.dumps(arguments, ensure_ascii=False, default=str)})"
+
+
+def content_text(content: str | Sequence[str | dict[str, Any]]) -> str:
+    """A message's content as text; other blocks as their kind in brackets."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(block_text(block) or f"[{_kind(block)}]" for block in content if _is_shown(block))
+
+
+def block_text(block: str | dict[str, Any]) -> str | None:
+    """The text of a content block; None for an image and whatever else is not text."""
+    if isinstance(block, str):
+        return block
+    text = block.get("text")
+    return text if block.get("type") == "text" and isinstance(text, str) else None
+
+
+def safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:
+    """Every position at which the messages may be parted, in ascending order; 0, which parts nothing, is always one.
+
+    A tool call and its results stay on one side, a call that still waits for its results is on the later one, and the
+    later side never begins with a tool result, which model servers refuse.
+    """
+    closed: set[int] = set()
+    calls: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+    for position, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            call = calls.get(message.tool_call_id, position - 1)
+            closed.update(range(call + 1, position + 1))
+            waiting.pop(message.tool_call_id, None)
+            continue
+        # Whoever speaks next ends the wait: a call that was never answered must not hold all that follows.
+        waiting = {}
+        if isinstance(message, AIMessage):
+            waiting = dict.fromkeys(_call_ids(message), position)
+            calls.update(waiting)
+    for call in waiting.values():
+        closed.update(range(call + 1, len(messages) + 1))
+    return [position for position in range(len(messages) + 1) if position == 0 or position not in closed]
+
+
+def _call_ids(message: AIMessage) -> list[str]:
+    return [call["id"] or "" for call in (*message.tool_calls, *message.invalid_tool_calls)]
+
+
+def _speaker(message: BaseMessage) -> str:
+    return next((name for kind, name in _SPEAKERS if isinstance(message, kind)), message.type.capitalize())
+
+
+def _kind(block: str | dict[str, Any]) -> str:
+    return str(block.get("type", "something")) if isinstance(block, dict) else "text"
+
+
+def _is_shown(block: str | dict[str, Any]) -> bool:
+    """Calls are shown from `tool_calls`, and reasoning is nobody's message."""
+    return _kind(block) not in {"tool_use", "tool_call", "function_call", "reasoning", "thinking", "redacted_thinking"}

@@ -1,0 +1,289 @@
+"""What the tools give back: typed results, and the same in words for a model to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from itertools import islice
+
+from pydantic import BaseModel, ConfigDict
+
+from memagent_graph.errors import MemAgentError
+from memagent_graph.evidence import Evidence
+from memagent_graph.results import ReadResult, StopReason, count_events
+from memagent_graph.run_log import RunRecord, RunTotals
+from memagent_graph.timeline import RunView, Timeline
+from memagent_graph.timeline.terminal import plain
+
+MOST_QUOTES = 20
+"""How many quotes a result holds: enough for a memory's lines, and no flood for its reader's context."""
+_LONGEST_QUOTE = 400
+_CONTEXT = 80
+"""Characters on either side of a quote."""
+_LONGEST_IN_LIST = 120
+
+
+class Report(BaseModel):
+    """A tool's result, or a part of one; docstrings of attributes stand in the schema that clients see."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class Quote(Report):
+    """Words of the document that support a line of the final memory."""
+
+    line: str
+    """The line of the final memory."""
+    quote: str
+    """The document's own words."""
+    chunk: int
+    """The chunk they stand in, counted from 0."""
+    start_char: int
+    """Their first character, in the document."""
+    end_char: int
+    section: str | None
+    """The page or source they stand in, where the document has such."""
+    context: str
+    """The quote with what stands around it in its chunk; empty where the document's text is no longer stored."""
+
+    @classmethod
+    def of(cls, evidence: Evidence, view: RunView) -> Quote:
+        """From evidence, and the run that it belongs to."""
+        return cls(
+            line=evidence.line,
+            quote=shortened(evidence.quote, _LONGEST_QUOTE),
+            chunk=evidence.chunk_index,
+            start_char=evidence.start_char,
+            end_char=evidence.end_char,
+            section=evidence.section,
+            context=_around(evidence, view),
+        )
+
+    def in_words(self) -> str:
+        """The quote and its place, in one line; a short one with what stands around it."""
+        section = "" if self.section is None else f", {shortened(self.section)}"
+        context = f' in "{self.context}"' if self.context and len(self.quote) < _CONTEXT else ""
+        return (
+            f'"{self.quote}"{context} (chunk {self.chunk}, characters {self.start_char:,}-{self.end_char:,}{section})'
+        )
+
+
+class Answer(Report):
+    """One question, and what came of reading the document with it in mind."""
+
+    question: str
+    answer: str | None
+    """None where the read failed, stopped at a limit, or ended without an answer."""
+    stop_reason: str | None
+    """"answered", "no_answer", or the limit it stopped at; None where it failed."""
+    error: str | None
+    """What went wrong and what to do, where the read failed."""
+    memory: str
+    """What was noted of the document."""
+    evidence: list[Quote]
+    """Where in the document the notes come from."""
+    run_id: str | None
+    """For ask_again and show_run."""
+    chunks_read: int
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+    events: dict[str, int]
+    """What happened on the way that was no plain success, and how often."""
+
+    @classmethod
+    def of(cls, result: ReadResult) -> Answer:
+        """From a result. Looks its evidence up in the document's text, which may take a second."""
+        return cls(
+            question=result.question,
+            answer=result.answer,
+            stop_reason=result.stop_reason.value,
+            error=None,
+            memory=result.memory,
+            evidence=quotes(result.evidence, result.view()),
+            run_id=result.run_id,
+            chunks_read=result.chunks_read,
+            prompt_tokens=result.usage.prompt_tokens,
+            completion_tokens=result.usage.completion_tokens,
+            seconds=round(result.usage.seconds, 3),
+            events={kind.value: count for kind, count in count_events(result.events).items()},
+        )
+
+    @classmethod
+    def failed(cls, question: str, error: MemAgentError) -> Answer:
+        """For a question whose read failed where others did not."""
+        return cls(
+            question=question,
+            answer=None,
+            stop_reason=None,
+            error=str(error),
+            memory="",
+            evidence=[],
+            run_id=error.run_id,
+            chunks_read=0,
+            prompt_tokens=0,
+            completion_tokens=0,
+            seconds=0.0,
+            events={},
+        )
+
+    def in_words(self) -> str:
+        """Answer, evidence, and what there is to say of the read."""
+        lines = [f"Question: {plain(self.question)}", f"Answer: {self._outcome()}"]
+        if self.error is None and self.answer is None:
+            lines.append(f"Noted so far: {plain(self.memory) or '(nothing)'}")
+        if self.evidence:
+            lines += ["Evidence:", *(f"- {each.in_words()}" for each in self.evidence)]
+        if self.run_id is not None:
+            lines.append(f"Run: {self.run_id} ({self.chunks_read:,} chunks, {self._tokens():,} tokens)")
+        return "\n".join(lines)
+
+    def _outcome(self) -> str:
+        if self.error is not None:
+            return f"none, the read failed: {plain(self.error)}"
+        if self.answer is not None:
+            return plain(self.answer)
+        if self.stop_reason == StopReason.NO_ANSWER:
+            return "none, though the document was read to its end"
+        return (
+            f"none, the read stopped at {self.stop_reason}; ask again with a higher limit, where the server allows one"
+        )
+
+    def _tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Reading(Report):
+    """A document that was read, and its answers."""
+
+    document: str
+    """Its name."""
+    document_bytes: int | None
+    """The size of its text, as UTF-8."""
+    answers: list[Answer]
+    """One for each question, in their order."""
+
+    def in_words(self) -> str:
+        """The answers, one after another."""
+        return "\n\n".join(answer.in_words() for answer in self.answers)
+
+
+class RunSummary(Report):
+    """One run of the log."""
+
+    run_id: str
+    began: str
+    """ISO 8601, with the zone of the server."""
+    document: str
+    """The document's name."""
+    question: str
+    answer: str | None
+    stop_reason: str | None
+    """How it ended; None while it runs, or where it was interrupted."""
+    prompt_tokens: int
+    completion_tokens: int
+
+    @classmethod
+    def of(cls, record: RunRecord, totals: RunTotals) -> RunSummary:
+        """From the log's entry."""
+        return cls(
+            run_id=record.run_id,
+            began=moment(record.began),
+            document=record.document["name"],
+            question=record.question,
+            answer=record.answer,
+            stop_reason=record.stop_reason,
+            prompt_tokens=totals.prompt_tokens,
+            completion_tokens=totals.completion_tokens,
+        )
+
+    def in_words(self) -> str:
+        """The run in one line."""
+        ended = self.stop_reason or "not ended"
+        answer = "" if self.answer is None else f" -> {shortened(self.answer, _LONGEST_IN_LIST)}"
+        return (
+            f"{self.run_id}  {self.began}  {ended}  {shortened(self.document, _LONGEST_IN_LIST)}: "
+            f"{shortened(self.question, _LONGEST_IN_LIST)}{answer}"
+        )
+
+
+class RunListing(Report):
+    """Runs of the log, newest first."""
+
+    runs: list[RunSummary]
+    runs_in_log: int
+    """How many the log holds in all."""
+
+    def in_words(self) -> str:
+        """One line a run."""
+        return "\n".join([*(run.in_words() for run in self.runs), f"{len(self.runs)} of {self.runs_in_log} runs"])
+
+
+class RunReport(Report):
+    """One run: what was asked and answered, and how the memory came to be."""
+
+    run_id: str
+    question: str
+    document: str
+    """The document's name."""
+    model: str
+    began: str | None
+    stop_reason: str | None
+    """How it ended; None while it runs, or where it was interrupted."""
+    answer: str | None
+    memory: str
+    """The final memory."""
+    evidence: list[Quote]
+    """Where in the document the memory's lines come from."""
+    chunks: int
+    changes: int
+    """How many chunks changed the memory."""
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> RunReport:
+        """From a timeline."""
+        view, totals = timeline.view, timeline.totals
+        return cls(
+            run_id=view.run_id,
+            question=view.question,
+            document=view.document["name"],
+            model=view.model,
+            began=None if view.began is None else moment(view.began),
+            stop_reason=view.stop_reason,
+            answer=view.answer,
+            memory=timeline.memory,
+            evidence=quotes(timeline.provenance.evidence, view),
+            chunks=totals.chunks,
+            changes=totals.changes,
+            prompt_tokens=totals.prompt_tokens,
+            completion_tokens=totals.completion_tokens,
+            seconds=round(totals.seconds, 3),
+        )
+
+
+def quotes(evidence: Iterable[Evidence], view: RunView) -> list[Quote]:
+    """The first quotes, no more than `MOST_QUOTES`."""
+    return [Quote.of(each, view) for each in islice(evidence, MOST_QUOTES)]
+
+
+def _around(evidence: Evidence, view: RunView) -> str:
+    for update in view.updates:
+        if update.chunk_index == evidence.chunk_index:
+            text = view.chunk_text(update) or ""
+            start, end = evidence.start_char - update.start_char, evidence.end_char - update.start_char
+            return shortened(text[max(0, start - _CONTEXT) : end + _CONTEXT], _LONGEST_QUOTE + 2 * _CONTEXT)
+    return ""
+
+
+def shortened(text: str, longest: int = _LONGEST_IN_LIST) -> str:
+    """A text in one line of at most so many characters, without control characters."""
+    line = " ".join(plain(text).split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def moment(seconds: float) -> str:
+    """Seconds since 1970 as ISO 8601."""
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")

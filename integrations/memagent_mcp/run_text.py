@@ -1,0 +1,84 @@
+"""One run as plain text, short enough for a model's context: what `show_run` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memagent_graph.timeline import Timeline
+from memagent_graph.timeline.model import Step, is_notable
+from memagent_graph.timeline.terminal import plain
+from memagent_graph.word_diff import DiffOp
+from memagent_mcp.reports import MOST_QUOTES, Quote, moment, shortened
+
+_MOST_STEPS = 24
+_MOST_LOST = 8
+
+
+def run_text(timeline: Timeline) -> str:
+    """Question, document, answer, where memory changed, what supports its lines, what was lost."""
+    parts = [_head(timeline), _changes(timeline), _memory(timeline), _lost(timeline)]
+    return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
+
+
+def _head(timeline: Timeline) -> Iterator[str]:
+    view, totals = timeline.view, timeline.totals
+    yield f"Run: {view.run_id}" + ("" if view.began is None else f", {moment(view.began)}")
+    yield f"Document: {shortened(view.document['name'])}"
+    yield f"Question: {plain(view.question)}"
+    yield f"Answer: {'none' if view.answer is None else plain(view.answer)}"
+    yield f"Ended: {view.stop_reason or 'not yet; it runs, or was interrupted'}"
+    yield f"Model: {shortened(view.model)}"
+    yield (
+        f"Read: {totals.chunks:,} chunks, {totals.changes:,} changed the memory; {totals.prompt_tokens:,} tokens in, "
+        f"{totals.completion_tokens:,} out; {totals.seconds:.1f} s"
+    )
+    if totals.events:
+        yield "Events: " + ", ".join(f"{kind.value} {count}" for kind, count in totals.events.items())
+
+
+def _changes(timeline: Timeline) -> Iterator[str]:
+    steps = [step for step in timeline.steps if is_notable(step)]
+    if not steps:
+        return
+    shown = sorted(steps, key=lambda step: -step.density)[:_MOST_STEPS]
+    yield "Where memory changed:"
+    yield from (f"- {_step(step)}" for step in steps if step in shown)
+    if len(steps) > len(shown):
+        yield f"- and {len(steps) - len(shown):,} chunks that changed less"
+
+
+def _step(step: Step) -> str:
+    update = step.update
+    words = f"chunk {update.chunk_index}, characters {update.start_char:,}-{update.end_char:,}: "
+    words += f"+{step.inserted_words} -{step.deleted_words} words" if step.changed else "unchanged"
+    if inserted := shortened(" … ".join(each.text for each in step.diff if each.op is DiffOp.INSERT)):
+        words += f', new: "{inserted}"'
+    return "; ".join([words, *(event.kind.value for event in update.events)])
+
+
+def _memory(timeline: Timeline) -> Iterator[str]:
+    yield "Final memory, and where it comes from:"
+    quoted = 0
+    for index, line in enumerate(timeline.provenance.lines):
+        origin = f"edited by a person at chunk {line.first_chunk}" if line.edited else f"chunk {line.first_chunk}"
+        if line.reworded:
+            origin += f", reworded at {shortened(', '.join(map(str, line.reworded)), 60)}"
+        yield f"- {plain(line.line)} [{origin}]"
+        for quote in timeline.quotes(index)[: max(0, MOST_QUOTES - quoted)]:
+            quoted += 1
+            yield f"  {Quote.of(quote, timeline.view).in_words()}"
+    if not timeline.provenance.lines:
+        yield "(empty)"
+
+
+def _lost(timeline: Timeline) -> Iterator[str]:
+    lost = timeline.provenance.lost
+    if not lost:
+        return
+    longest = sorted(lost, key=lambda line: line.first_chunk - line.gone_chunk)[:_MOST_LOST]
+    yield "Noted, and lost again:"
+    yield from (
+        f"- {shortened(line.line)} [chunks {line.first_chunk} to {line.gone_chunk}]" for line in lost if line in longest
+    )
+    if len(lost) > len(longest):
+        yield f"- and {len(lost) - len(longest):,} that were there for fewer chunks"

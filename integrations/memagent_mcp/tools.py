@@ -1,0 +1,227 @@
+"""The tools that a client's model calls. Their docstrings are what that model reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import fields
+from itertools import islice
+from typing import Annotated, Any, TypeVar
+
+import anyio
+from mcp.types import CallToolResult, TextContent
+from pydantic import Field
+
+from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.errors import MemAgentError, RefusedSourceError
+from memagent_graph.reader import MemAgent
+from memagent_graph.results import ReadResult
+from memagent_graph.run_log import RunLog
+from memagent_graph.state import Limits
+from memagent_graph.timeline import build_timeline
+from memagent_graph.timeline.sources import view_of_run
+from memagent_mcp.progress import Progress
+from memagent_mcp.reports import Answer, Reading, RunListing, RunReport, RunSummary
+from memagent_mcp.roots import Roots, ToolContext
+from memagent_mcp.run_text import run_text
+
+MOST_QUESTIONS = 16
+"""How many questions one call may ask: each reads the whole document."""
+
+Result = TypeVar("Result")
+Questions = Annotated[
+    Annotated[list[str], Field(min_length=1, max_length=MOST_QUESTIONS)] | str,
+    Field(description=f"What to find out: one question, or up to {MOST_QUESTIONS}, each answered on its own."),
+]
+# Empty strings stand for "not given": the SDK takes an argument that may be a string or null for JSON where it looks
+# like JSON, and a document that is JSON would arrive as a dictionary.
+PathArgument = Annotated[str, Field(description="The file to read, below the allowed roots. Give either path or text.")]
+TextArgument = Annotated[str, Field(description="The text to read, instead of a file.")]
+RunId = Annotated[str, Field(description="A run's id, as read_document and list_runs give it.")]
+MaxChunks = Annotated[int | None, Field(ge=1, description="Stop each question's read after so many chunks.")]
+MaxTokens = Annotated[int | None, Field(ge=1, description="Stop it after so many tokens, in and out.")]
+MaxSeconds = Annotated[float | None, Field(gt=0, description="Stop it after so many seconds.")]
+
+
+class ReadingTools:
+    """`read_document` on one reader.
+
+    Args:
+        reader: reads.
+        roots: where files may lie.
+        max_bytes: the longest text, as UTF-8.
+        ceilings: limits of each read that a call can only lower.
+    """
+
+    def __init__(self, reader: MemAgent, roots: Roots, *, max_bytes: int, ceilings: Limits) -> None:
+        self._reader = reader
+        self._roots = roots
+        self._max_bytes = max_bytes
+        self._ceilings = ceilings
+
+    async def read_document(
+        self,
+        context: ToolContext,
+        questions: Questions,
+        path: PathArgument = "",
+        text: TextArgument = "",
+        max_chunks: MaxChunks = None,
+        max_tokens: MaxTokens = None,
+        max_seconds: MaxSeconds = None,
+    ) -> Annotated[CallToolResult, Reading]:
+        """Read a document of any length, from beginning to end, with a question in mind, and answer from it.
+
+        Use it for what does not fit your own context: books, logs, transcripts, long reports. The document is read
+        chunk by chunk by a language model of its own; you get the answer, quotes that support it with their places in
+        the document, and a run id with which ask_again asks the same document something else. Each question costs one
+        pass over the whole document, so ask precisely, and everything at once.
+        """
+        asked = [questions] if isinstance(questions, str) else questions
+        document = await self._document(context, path, text)
+        limits = tightest(self._ceilings, Limits(max_chunks, max_tokens, max_seconds))
+        return await undisturbed(self.answers(context, document, asked, limits))
+
+    async def answers(
+        self, context: ToolContext, document: Document | DocumentRef, questions: Sequence[str], limits: Limits
+    ) -> CallToolResult:
+        """Read a document with several questions side by side.
+
+        Raises:
+            MemAgentError: every one of them failed; this is the first one's error.
+        """
+        store, prepared = self._reader.store, await self._reader.aprepare()
+        if isinstance(document, Document):
+            # Once, and not by each question's read.
+            reference = await asyncio.to_thread(store.add, document, replace_undecodable=prepared.replace_undecodable)
+        else:
+            reference = document
+        progress = Progress(context, reference["name"], len(questions))
+
+        async def one(index: int, question: str) -> Answer | MemAgentError:
+            try:
+                async with aclosing(self._reader.astream(reference, question, limits=limits)) as parts:
+                    async for part in parts:
+                        if isinstance(part, ReadResult):
+                            return await asyncio.to_thread(Answer.of, part)
+                        await progress.advance(index, part)
+            except MemAgentError as error:
+                return error
+            raise AssertionError("a stream ends with its result")
+
+        outcomes = await asyncio.gather(*(one(index, question) for index, question in enumerate(questions)))
+        failures = [outcome for outcome in outcomes if isinstance(outcome, MemAgentError)]
+        if len(failures) == len(outcomes):
+            raise failures[0]
+        answers = [
+            Answer.failed(question, outcome) if isinstance(outcome, MemAgentError) else outcome
+            for question, outcome in zip(questions, outcomes, strict=True)
+        ]
+        size = await asyncio.to_thread(store.size, reference)
+        reading = Reading(document=reference["name"], document_bytes=size, answers=answers)
+        return _result(reading, reading.in_words())
+
+    async def _document(self, context: ToolContext, path: str, text: str) -> Document:
+        if bool(path) == bool(text):
+            raise RefusedSourceError(
+                "both a path and a text were given" if path else "neither a path nor a text was given",
+                hint="Give exactly one of the two.",
+            )
+        if path:
+            allowed = await self._roots.for_request(context)
+            return Document.from_path(await asyncio.to_thread(allowed.resolve, path))
+        if (size := len(text.encode("utf-8", "surrogatepass"))) > self._max_bytes:
+            raise RefusedSourceError(
+                f"the text has {size:,} bytes, more than the {self._max_bytes:,} that are allowed",
+                hint="Pass a part of it.",
+            )
+        # Not `Document.of`, which would tell whether a file of that name exists.
+        return Document.from_text(text)
+
+
+class RunTools:
+    """`ask_again`, `list_runs` and `show_run` on a reader's log of runs."""
+
+    def __init__(self, reader: MemAgent, log: RunLog, reading: ReadingTools, *, ceilings: Limits) -> None:
+        self._reader = reader
+        self._log = log
+        self._reading = reading
+        self._ceilings = ceilings
+
+    async def ask_again(
+        self,
+        context: ToolContext,
+        run_id: RunId,
+        question: Annotated[str, Field(description="What to find out now.")],
+        max_chunks: MaxChunks = None,
+        max_tokens: MaxTokens = None,
+        max_seconds: MaxSeconds = None,
+    ) -> Annotated[CallToolResult, Reading]:
+        """Read the document of an earlier run again, with another question.
+
+        The document need not be passed again, nor be where it was. It costs another pass over the whole document.
+        """
+        record = await asyncio.to_thread(self._log.get, run_id)
+        limits = tightest(self._ceilings, Limits(max_chunks, max_tokens, max_seconds))
+        return await undisturbed(self._reading.answers(context, record.document, [question], limits))
+
+    async def list_runs(
+        self,
+        limit: Annotated[int, Field(ge=1, le=200, description="At most so many, the newest.")] = 20,
+        contains: Annotated[str, Field(description="Only those with this in question or document name.")] = "",
+    ) -> Annotated[CallToolResult, RunListing]:
+        """List what was read before: run ids, documents, questions and answers, newest first."""
+        listing = await asyncio.to_thread(self._listing, limit, contains)
+        return _result(listing, listing.in_words())
+
+    async def show_run(self, run_id: RunId) -> Annotated[CallToolResult, RunReport]:
+        """Show how a run came to its answer: where the memory changed, what in the document supports it, what was lost.
+
+        Use it to check an answer, or to see why there is none.
+        """
+        report, words = await asyncio.to_thread(self._shown, run_id)
+        return _result(report, words)
+
+    def _listing(self, limit: int, contains: str) -> RunListing:
+        part = contains.casefold()
+        every = self._log.runs()
+        chosen = (run for run in every if part in run.question.casefold() or part in run.document["name"].casefold())
+        records = list(islice(chosen, limit))
+        totals = self._log.totals(record.run_id for record in records)
+        runs = [RunSummary.of(record, totals[record.run_id]) for record in records]
+        return RunListing(runs=runs, runs_in_log=self._log.counts()[0])
+
+    def _shown(self, run_id: str) -> tuple[RunReport, str]:
+        timeline = build_timeline(view_of_run(self._log, run_id, self._reader.store))
+        return RunReport.of(timeline), run_text(timeline)
+
+
+def tightest(ceilings: Limits, wishes: Limits) -> Limits:
+    """The lower of each pair of limits."""
+    lowest: dict[str, Any] = {}
+    for each in fields(Limits):
+        values = (getattr(ceilings, each.name), getattr(wishes, each.name))
+        lowest[each.name] = min((value for value in values if value is not None), default=None)
+    return Limits(**lowest)
+
+
+async def undisturbed(work: Coroutine[Any, Any, Result]) -> Result:
+    """Await work that a cancellation reaches once, and see it closed before the cancellation goes on.
+
+    The SDK cancels a request through a scope that cancels every further wait, too, and so would cut off the writing of
+    a run's last entries.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(task, return_exceptions=True)
+        raise
+
+
+def _result(report: Reading | RunListing | RunReport, words: str) -> CallToolResult:
+    return CallToolResult(
+        content=[TextContent(type="text", text=words)], structuredContent=report.model_dump(mode="json")
+    )

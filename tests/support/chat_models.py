@@ -1,0 +1,58 @@
+"""Chat models that say what a test tells them to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import Runnable
+from pydantic import Field
+
+
+class ScriptedChatModel(BaseChatModel):
+    """Replies with what `script` makes of the messages; takes any tools. `prompts` holds every prompt, in order."""
+
+    script: Callable[[list[BaseMessage]], AIMessage]
+    prompts: list[list[BaseMessage]] = Field(default_factory=list)
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Sequence[Any], **options: Any) -> Runnable[Any, AIMessage]:
+        return self  # type: ignore[return-value]
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **options: Any,
+    ) -> ChatResult:
+        self.prompts.append(list(messages))
+        return ChatResult(generations=[ChatGeneration(message=self.script(list(messages)))])
+
+
+def calls(*named: tuple[str, dict[str, Any]], prefix: str = "call") -> AIMessage:
+    """A message that calls tools, with the ids `call-0`, `call-1` and so on."""
+    return AIMessage(
+        "",
+        tool_calls=[
+            {"name": name, "args": args, "id": f"{prefix}-{number}"} for number, (name, args) in enumerate(named)
+        ],
+    )
+
+
+def in_turn(*replies: AIMessage | str) -> ScriptedChatModel:
+    """A model that gives these replies one after the other, and the last one from then on."""
+    queue = [AIMessage(reply) if isinstance(reply, str) else reply for reply in replies]
+
+    def script(messages: list[BaseMessage]) -> AIMessage:
+        reply = queue.pop(0) if len(queue) > 1 else queue[0]
+        return reply.model_copy(update={"id": None})
+
+    return ScriptedChatModel(script=script)

@@ -1,0 +1,29 @@
+"""The example runs as it is, with the embedded policy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from memagent_graph.evaluation.planted_facts import Fact
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "agent_with_tool.py"
+FACT = Fact(
+    attribute="access code",
+    entity="the quiet falcon",
+    value="48213",
+    statement="The access code of the quiet falcon is 48213.",
+    question="What is the access code of the quiet falcon?",
+)
+
+
+def test_an_agent_reads_a_document_with_the_tool(tmp_path: Path) -> None:
+    text = "It rained all day, and the river rose a little. " * 20
+    (tmp_path / "note.txt").write_text(text + FACT.statement + " " + text)
+    command = [sys.executable, str(EXAMPLE), str(tmp_path / "note.txt"), FACT.question]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "tool: Answer: 48213\n" in done.stdout
+    assert ": 100% read" in done.stdout
+    assert "ai: That is what the document says." in done.stdout
+    assert EXAMPLE.read_text().count("\n") < 60

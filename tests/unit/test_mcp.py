@@ -1,0 +1,647 @@
+"""The MCP server as clients meet it: real clients, real processes, a real policy server, hostile arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import httpx
+import pytest
+from mcp import ClientSession, McpError, StdioServerParameters, types
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.memory import create_connected_server_and_client_session
+from support.fake_server import FakeServer
+from support.scripts import document_with, perfect_reader
+
+from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
+from memagent_graph.state import Limits
+from memagent_mcp import make_server
+from memagent_mcp.roots import local_path, overlap
+from memagent_mcp.serving import allowed_names, is_local
+from memagent_mcp.tools import tightest, undisturbed
+
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=1500)
+QUESTION = "What is the key of harbor?"
+SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
+         "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
+HELLO: dict[str, Any] = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+ACCEPT = {"Accept": "application/json, text/event-stream"}
+SMALL_BUDGET = Budget(context_window=900, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A root with a book in it, and a secret beside it."""
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "book.txt").write_text(TEXT)
+    (tmp_path / "secret.txt").write_text("The key of harbor is 9999.")
+    return tmp_path / "library"
+
+
+class Heard:
+    """A progress callback that remembers."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, float | None, str | None]] = []
+        self.twice = asyncio.Event()
+
+    async def __call__(self, progress: float, total: float | None, message: str | None) -> None:
+        self.told.append((progress, total, message))
+        if len(self.told) == 2:
+            self.twice.set()
+
+
+def roots(*paths: str) -> Any:
+    """A client's answer when it is asked for its roots."""
+
+    async def tell(context: Any) -> types.ListRootsResult:
+        return types.ListRootsResult(roots=[types.Root(uri=path) for path in paths])  # type: ignore[arg-type]
+
+    return tell
+
+
+def command(*options: object) -> list[str]:
+    return [sys.executable, "-m", "memagent_graph", "mcp", *map(str, options)]
+
+
+@asynccontextmanager
+async def over_stdio(*options: object, list_roots: Any = None, errors: Path | None = None) -> AsyncIterator[Any]:
+    program, *arguments = command(*options)
+    parameters = StdioServerParameters(command=program, args=arguments, env=dict(os.environ))
+    with (errors or Path(os.devnull)).open("w") as errlog:
+        async with (
+            stdio_client(parameters, errlog=errlog) as streams,
+            ClientSession(*streams, list_roots_callback=list_roots) as session,
+        ):
+            await session.initialize()
+            yield session
+
+
+@contextmanager
+def http_server(*options: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`memagent mcp --http` on a free port; its URL and its process."""
+    process = subprocess.Popen(
+        command("--http", "--port", 0, *options), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.search(r"http://\S+/mcp", line)
+        assert found, line + process.stderr.read()
+        yield found[0], process
+    finally:
+        process.terminate()
+        assert process.wait(15) is not None
+        process.stderr.close()
+
+
+@asynccontextmanager
+async def over_http(url: str, *, list_roots: Any = None) -> AsyncIterator[Any]:
+    async with (
+        streamable_http_client(url) as (incoming, outgoing, _),
+        ClientSession(incoming, outgoing, list_roots_callback=list_roots) as session,
+    ):
+        await session.initialize()
+        yield session
+
+
+@asynccontextmanager
+async def in_process(*own: Path, list_roots: Any = None, **bounds: Any) -> AsyncIterator[Any]:
+    """A client and a server made by `make_server`, joined in memory; the policy reads perfectly."""
+    reader = MemAgent(ScriptedPolicy(perfect_reader), tokenizer="embedded", budget=SMALL_BUDGET, prompts=load_prompts())
+    async with reader:
+        server = make_server(reader, roots=own, **bounds)
+        async with create_connected_server_and_client_session(server, list_roots_callback=list_roots) as session:
+            yield session
+
+
+def said(result: types.CallToolResult) -> str:
+    (content,) = result.content
+    assert isinstance(content, types.TextContent)
+    return content.text
+
+
+def refused(result: types.CallToolResult) -> str:
+    assert result.isError
+    assert "Traceback" not in said(result)
+    assert "9999" not in said(result)
+    return said(result)
+
+
+async def use_every_tool(session: Any, path: Path | str) -> None:
+    """What both transports must be able to do."""
+    heard = Heard()
+    arguments = {"path": str(path), "questions": [QUESTION, "What is the key of castle?"]}
+    read = await session.call_tool("read_document", arguments, progress_callback=heard)
+    assert not read.isError, said(read)
+    assert [answer["answer"] for answer in read.structuredContent["answers"]] == ["4711", "1234"]
+    first = read.structuredContent["answers"][0]
+    assert TEXT[first["evidence"][0]["start_char"] : first["evidence"][0]["end_char"]] == first["evidence"][0]["quote"]
+    assert '- "harbor is 4711" in "' in said(read)
+    assert "The key of harbor is 4711. word" in first["evidence"][0]["context"]
+    assert first["run_id"] in said(read)
+
+    shares = [share for share, _, _ in heard.told]
+    assert len(shares) == 2 * first["chunks_read"] > 4
+    assert shares == sorted(set(shares))
+    assert shares[-1] == 1.0
+    assert {total for _, total, _ in heard.told} == {1.0}
+    assert re.fullmatch(r"book\.txt: chunk \d+ for question [12] of 2, \d+% read", heard.told[3][2] or "")
+
+    heard = Heard()
+    follow_up = {"run_id": first["run_id"], "question": "And the key of castle?"}
+    again = await session.call_tool("ask_again", follow_up, progress_callback=heard)
+    assert again.structuredContent["answers"][0]["answer"] == "1234"
+    assert len(heard.told) > 2
+
+    listed = await session.call_tool("list_runs", {"contains": "CASTLE", "limit": 5})
+    assert [run["question"] for run in listed.structuredContent["runs"]] == [
+        "And the key of castle?",
+        "What is the key of castle?",
+    ]
+    assert listed.structuredContent["runs_in_log"] == 3
+    assert "book.txt" in said(listed)
+
+    shown = await session.call_tool("show_run", {"run_id": first["run_id"]})
+    assert shown.structuredContent["answer"] == "4711"
+    assert shown.structuredContent["changes"] == len(re.findall(r"^- chunk \d+, characters", said(shown), re.M))
+    for part in (QUESTION, "Answer: 4711", "book.txt", "- harbor 4711 [chunk "):
+        assert part in said(shown)
+    assert "\x1b" not in said(shown)
+
+    for outside in ("../secret.txt", str(Path(str(path)).parent.parent / "secret.txt")):
+        assert "no file" in refused(await session.call_tool("read_document", {"path": outside, "questions": QUESTION}))
+
+
+async def test_a_client_over_standard_streams_reads_asks_again_lists_and_shows(folder) -> None:
+    with FakeServer() as server:
+        async with over_stdio("--root", folder, "--base-url", server.base_url, *SMALL) as session:
+            await use_every_tool(session, folder / "book.txt")
+
+
+async def test_a_client_over_http_reads_asks_again_lists_and_shows(folder) -> None:
+    with (
+        FakeServer() as server,
+        http_server("--root", folder, "--base-url", server.base_url, *SMALL) as (url, _),
+    ):
+        async with over_http(url) as session:
+            await use_every_tool(session, folder / "book.txt")
+
+
+async def test_tools_describe_themselves_and_their_results(folder) -> None:
+    async with over_stdio("--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded") as session:
+        tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+    assert set(tools) == {"read_document", "ask_again", "list_runs", "show_run"}
+    assert set(tools["read_document"].inputSchema["properties"]) == {
+        "questions", "path", "text", "max_chunks", "max_tokens", "max_seconds"
+    }  # fmt: skip
+    for tool in tools.values():
+        assert len(tool.description) > 60
+        assert tool.annotations.readOnlyHint
+        assert all("description" in each for each in tool.inputSchema["properties"].values())
+    answer = tools["read_document"].outputSchema["$defs"]["Answer"]["properties"]
+    assert "limit" in answer["stop_reason"]["description"]
+
+
+async def test_without_a_log_there_is_only_reading(folder) -> None:
+    with FakeServer() as server:
+        async with over_stdio("--no-log", "--base-url", server.base_url, *SMALL) as session:
+            assert [tool.name for tool in (await session.list_tools()).tools] == ["read_document"]
+            read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
+            assert read.structuredContent["answers"][0]["answer"] == "4711"
+
+
+async def test_the_command_lines_bounds_hold_for_every_call(folder) -> None:
+    bounds = ["--max-bytes", len(TEXT), "--max-chunks", 2, "--replace-undecodable", "--root", folder]
+    (folder / "stray.txt").write_bytes(b"stray \x81\x8d bytes " * 20)
+    with FakeServer() as server:
+        async with over_stdio(*bounds, "--base-url", server.base_url, *SMALL) as session:
+            read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+            assert read.structuredContent["answers"][0]["stop_reason"] == "max_chunks"
+            run = read.structuredContent["answers"][0]["run_id"]
+            again = await session.call_tool("ask_again", {"run_id": run, "question": QUESTION, "max_chunks": 99})
+            assert again.structuredContent["answers"][0]["chunks_read"] == 2
+            (folder / "book.txt").write_text(TEXT + ".")
+            longer = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+            assert f"more than the {len(TEXT):,} that are allowed" in refused(longer)
+            stray = await session.call_tool("read_document", {"path": "stray.txt", "questions": QUESTION})
+            assert not stray.isError
+
+
+async def test_hostile_paths_are_refused_in_words_that_tell_what_would_work(folder, tmp_path) -> None:
+    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (folder / "up").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe")
+    with (folder / "huge.txt").open("wb") as huge:
+        huge.truncate(10 * 2**30)
+    there = "no file"
+    attempts = {
+        "../secret.txt": there,
+        "up/secret.txt": there,
+        "link.txt": there,
+        str(tmp_path / "secret.txt"): there,
+        str(tmp_path / "missing.txt"): there,
+        "/etc/passwd": there,
+        "~/.ssh/id_rsa": there,
+        f"file://{folder / 'book.txt'}": "is an address",
+        "http://127.0.0.1/book.txt": "is an address",
+        "book.txt\0.md": "no path",
+        "huge.txt": "10,737,418,240 bytes",
+        "pipe": "no regular file",
+        ".": "no regular file",
+        "x" * 5000: there,
+    }
+    with FakeServer() as server:
+        async with over_stdio("--root", folder, "--base-url", server.base_url, *SMALL) as session:
+            for path, words in attempts.items():
+                answer = refused(await session.call_tool("read_document", {"path": path, "questions": QUESTION}))
+                assert words in answer, path
+                assert len(answer) < 600
+            answers = [
+                refused(await session.call_tool("read_document", {"path": path, "questions": QUESTION}))
+                for path in ("../secret.txt", "../nosuch.txt")
+            ]
+            assert answers[0].replace("secret", "nosuch") == answers[1]
+            fine = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+            assert not fine.isError
+        assert len(server.requests) == fine.structuredContent["answers"][0]["chunks_read"] + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"questions": QUESTION}, "neither a path nor a text"),
+        ({"questions": QUESTION, "path": "book.txt", "text": "x"}, "both a path and a text"),
+        ({"questions": [], "text": "x"}, "at least 1"),
+        ({"questions": ["why?"] * 17, "text": "x"}, "at most 16"),
+        ({"questions": " ", "text": TEXT}, "question is empty"),
+        ({"questions": "why " * 100, "text": TEXT}, "question has"),
+        ({"questions": QUESTION, "text": " \n "}, "no text"),
+        ({"questions": QUESTION, "text": TEXT, "max_chunks": 0}, "greater than or equal to 1"),
+        ({"questions": QUESTION, "text": "long " * 3000}, "more than the 12,000"),
+    ],
+)
+async def test_wrong_arguments_are_tool_errors_with_a_remedy(folder, arguments, words) -> None:
+    async with in_process(folder, max_bytes=12_000) as session:
+        assert words in refused(await session.call_tool("read_document", arguments))
+
+
+async def test_a_text_that_is_json_or_names_a_file_is_read_as_the_text_it_is(folder, monkeypatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    async with in_process(folder) as session:
+        for text in (json.dumps({"note": "The key of harbor is 4711."}), "secret.txt"):
+            read = await session.call_tool("read_document", {"text": text, "questions": QUESTION})
+            found = read.structuredContent["answers"][0]["answer"]
+            assert (found == "4711") == ("4711" in text)
+            assert read.structuredContent["document_bytes"] == len(text)
+
+
+async def test_of_several_questions_one_may_fail(folder) -> None:
+    async with in_process(folder) as session:
+        asked = {"path": "book.txt", "questions": [QUESTION, "why " * 100]}
+        read = await session.call_tool("read_document", asked)
+    assert not read.isError
+    good, bad = read.structuredContent["answers"]
+    assert (good["answer"], good["error"]) == ("4711", None)
+    assert (bad["answer"], bad["run_id"]) == (None, None)
+    assert "question has" in bad["error"]
+    assert "the read failed: the question has" in said(read)
+
+
+async def test_an_unknown_run_is_an_error_that_names_known_ones(folder) -> None:
+    async with in_process(folder) as session:
+        read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+        for tool, more in (("show_run", {}), ("ask_again", {"question": QUESTION})):
+            answer = refused(await session.call_tool(tool, {"run_id": "nope", **more}))
+            assert read.structuredContent["answers"][0]["run_id"] in answer
+
+
+async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(folder) -> None:
+    async with in_process(folder, limits=Limits(max_chunks=3)) as session:
+        for wish, chunks in ((None, 3), (2, 2), (9, 3)):
+            read = await session.call_tool(
+                "read_document", {"path": "book.txt", "questions": QUESTION, "max_chunks": wish}
+            )
+            (answer,) = read.structuredContent["answers"]
+            assert (answer["answer"], answer["stop_reason"], answer["chunks_read"]) == (None, "max_chunks", chunks)
+            assert "stopped at max_chunks" in said(read)
+
+
+def test_of_two_limits_the_lower_counts() -> None:
+    assert tightest(Limits(), Limits()) == Limits()
+    assert tightest(Limits(max_chunks=3, max_seconds=5), Limits(max_chunks=9, max_tokens_total=7)) == Limits(3, 7, 5)
+
+
+# Roots
+
+
+@pytest.mark.parametrize(
+    ("own", "declared", "readable"),
+    [
+        ([], None, set()),
+        (["a"], None, {"a", "a/b"}),
+        ([], ["a/b"], {"a/b"}),
+        (["a"], ["a/b", "c"], {"a/b"}),
+        (["a/b"], ["."], {"a/b"}),
+        (["a"], ["c"], set()),
+        (["a"], [], set()),
+        (["a"], ["missing"], set()),
+        ([], ["file://elsewhere/a"], set()),
+    ],
+)
+async def test_files_are_read_below_the_servers_and_the_clients_roots(tmp_path, own, declared, readable) -> None:
+    for name in ("a", "a/b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "note.txt").write_text("The key of harbor is 4711.")
+    told = None
+    if declared is not None:
+        told = roots(*(each if "://" in each else (tmp_path / each).as_uri() for each in declared))
+    async with in_process(*(tmp_path / each for each in own), list_roots=told) as session:
+        for name in ("a", "a/b", "c"):
+            arguments = {"path": str(tmp_path / name / "note.txt"), "questions": QUESTION}
+            read = await session.call_tool("read_document", arguments)
+            assert read.isError == (name not in readable), said(read)
+
+
+async def test_a_client_that_does_not_tell_its_roots_reads_no_file(folder) -> None:
+    async def fail(context: Any) -> types.ErrorData:
+        return types.ErrorData(code=types.INTERNAL_ERROR, message="not now")
+
+    async with in_process(folder, list_roots=fail) as session:
+        answer = refused(await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION}))
+        assert "did not tell them" in answer
+
+
+async def test_over_http_a_clients_roots_narrow_the_servers_and_grant_nothing(folder) -> None:
+    everything = roots("file:///")
+    with FakeServer() as server:
+        policy = ["--base-url", server.base_url, *SMALL]
+        arguments = {"path": str(folder / "book.txt"), "questions": QUESTION}
+        with http_server(*policy) as (url, _):
+            async with over_http(url, list_roots=everything) as session:
+                assert "pass the text" in refused(await session.call_tool("read_document", arguments))
+        with http_server("--root", folder, *policy) as (url, _):
+            async with over_http(url, list_roots=everything) as session:
+                assert not (await session.call_tool("read_document", arguments)).isError
+            async with over_http(url, list_roots=roots((folder.parent / "home").as_uri())) as session:
+                refused(await session.call_tool("read_document", arguments))
+
+
+async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_hears_it(folder) -> None:
+    hello = {**HELLO, "params": {**HELLO["params"], "capabilities": {"roots": {}}}}
+    call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
+        "name": "read_document", "arguments": {"path": "book.txt", "questions": QUESTION}}}  # fmt: skip
+    with FakeServer() as server, http_server("--root", folder, "--base-url", server.base_url, *SMALL) as (url, _):
+        async with httpx.AsyncClient(timeout=30) as client:
+            session = {
+                **ACCEPT,
+                "Mcp-Session-Id": (await client.post(url, json=hello, headers=ACCEPT)).headers["mcp-session-id"],
+            }
+            await client.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session)
+            async with client.stream("POST", url, json=call, headers=session) as reply:
+                messages = (json.loads(line[5:]) async for line in reply.aiter_lines() if line.startswith("data: {"))
+                question = await anext(messages)
+                assert question["method"] == "roots/list"
+                told = {"jsonrpc": "2.0", "id": question["id"], "result": {"roots": [{"uri": folder.as_uri()}]}}
+                assert (await client.post(url, json=told, headers=session)).status_code == 202
+                answer = await anext(messages)
+    assert answer["id"] == 2
+    assert answer["result"]["structuredContent"]["answers"][0]["answer"] == "4711"
+
+
+def test_trees_overlap_in_the_inner_of_two_nested_folders() -> None:
+    a, b, c = Path("/x/a"), Path("/x/a/b"), Path("/x/c")
+    assert overlap([a], [b, c]) == overlap([b], [a]) == overlap([Path("/x")], [b]) == (b,)
+    assert overlap([a, c], [Path("/x")]) == (a, c)
+    assert overlap([a], [Path("/x/ab")]) == overlap([a], []) == ()
+
+
+def test_only_file_uris_of_this_machine_are_paths(tmp_path) -> None:
+    named = tmp_path / "a b#c"
+    named.mkdir()
+    assert local_path(named.as_uri()) == named.resolve()
+    assert local_path(f"file://localhost{tmp_path}") == tmp_path.resolve()
+    for other in ("https://example.org/", f"file://host{tmp_path}", "file://", "file:", (tmp_path / "no").as_uri()):
+        assert local_path(other) is None
+
+
+# Cancelling and stopping
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_a_cancelled_request_stops_its_read_and_leaves_the_session_usable(folder, transport) -> None:
+    with FakeServer(delay=0.1) as server:
+        options = ("--root", folder, "--base-url", server.base_url, *SMALL)
+        if transport == "stdio":
+            async with over_stdio(*options) as session:
+                await cancel_a_read(session, server)
+        else:
+            with http_server(*options) as (url, _):
+                async with over_http(url) as session:
+                    await cancel_a_read(session, server)
+
+
+async def cancel_a_read(session: Any, server: FakeServer) -> None:
+    heard = Heard()
+    number = session._request_id
+    call = asyncio.create_task(
+        session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION}, progress_callback=heard)
+    )
+    await heard.twice.wait()
+    cancelled = types.CancelledNotification(params=types.CancelledNotificationParams(requestId=number))
+    await session.send_notification(types.ClientNotification(cancelled))
+    with pytest.raises(McpError, match="cancelled"):
+        await call
+    await asyncio.sleep(0.3)
+    asked = len(server.requests)
+    await asyncio.sleep(0.5)
+    assert len(server.requests) == asked < 8
+    runs = await session.call_tool("list_runs", {})
+    assert [run["stop_reason"] for run in runs.structuredContent["runs"]] == [None]
+    shown = await session.call_tool("show_run", {"run_id": runs.structuredContent["runs"][0]["run_id"]})
+    assert "Ended: not yet" in said(shown)
+
+
+def test_the_server_ends_with_its_client_and_with_ctrl_c(folder) -> None:
+    for end in ("close", "interrupt"):
+        process = subprocess.Popen(
+            command("--base-url", "http://127.0.0.1:9/v1", *SMALL),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(json.dumps(HELLO) + "\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["result"]["serverInfo"]["name"] == "memagent"
+        if end == "interrupt":
+            process.send_signal(signal.SIGINT)
+            process.wait(5)
+        rest, errors = process.communicate(timeout=10)
+        assert process.returncode == (0 if end == "close" else -signal.SIGINT)
+        assert (rest, "Traceback" in errors) == ("", False)
+
+
+async def test_the_http_server_stops_while_clients_hold_on(folder) -> None:
+    with http_server("--base-url", "http://127.0.0.1:9/v1", *SMALL) as (url, process):
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname, address.port)) as halfway:
+            halfway.sendall(
+                f"POST /mcp HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+                "Content-Length: 1000\r\n\r\n{".encode()
+            )
+            async with httpx.AsyncClient(timeout=30) as client:
+                hello = await client.post(url, json=HELLO, headers=ACCEPT)
+                session = {**ACCEPT, "Mcp-Session-Id": hello.headers["mcp-session-id"]}
+                async with client.stream("GET", url, headers=session) as events:
+                    assert events.status_code == 200
+                    begin = time.monotonic()
+                    process.send_signal(signal.SIGINT)
+                    assert await asyncio.to_thread(process.wait, 15) == 130
+                    assert time.monotonic() - begin < 10
+
+
+async def test_a_cancellation_waits_for_a_read_to_be_closed() -> None:
+    closed = False
+
+    async def work() -> None:
+        nonlocal closed
+        try:
+            await asyncio.sleep(60)
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0.01)
+            closed = True
+
+    with anyio.move_on_after(0.05) as scope:
+        await undisturbed(work())
+    assert scope.cancelled_caught
+    assert closed
+
+
+def test_standard_output_carries_the_protocol_alone() -> None:
+    code = (
+        "import os, subprocess\n"
+        "from memagent_mcp.serving import reserve_standard_output\n"
+        "protocol = reserve_standard_output()\n"
+        "print('from Python', flush=True)\n"
+        "os.write(1, b'from native code')\n"
+        "subprocess.run(['echo', 'from a child'])\n"
+        "protocol.write('{}'); protocol.flush()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "{}"
+    assert all(each in done.stderr for each in ("from Python", "from native code", "from a child"))
+
+
+# Who may connect
+
+
+def test_other_machines_are_let_in_only_when_that_is_said(folder) -> None:
+    def fail(*options: object) -> str:
+        done = subprocess.run(command(*options), check=False, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == ""
+        assert "Traceback" not in done.stderr
+        return " ".join(re.sub("[│╭╰╮╯─]", " ", done.stderr).split())
+
+    assert "--allow-remote" in fail("--http", "--host", "0.0.0.0")
+    assert "--server-name" in fail("--http", "--host", "0.0.0.0", "--allow-remote")
+    assert "--http" in fail("--host", "0.0.0.0")
+    assert "does not exist" in fail("--root", folder / "nowhere")
+    with http_server("--base-url", "http://127.0.0.1:9/v1", *SMALL) as (url, _):
+        port = re.search(r":(\d+)/", url)
+        assert port
+        assert "cannot listen" in fail("--http", "--port", port[1], "--base-url", "http://127.0.0.1:9/v1", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "rebound.example.org"}, 421),
+        ({"Host": "localhost.example.org:80"}, 421),
+        ({"Origin": "https://example.org"}, 403),
+    ],
+)
+async def test_web_pages_cannot_reach_the_server_by_a_name_of_their_own(http_url, headers, status) -> None:
+    async with httpx.AsyncClient() as client:
+        reply = await client.post(http_url, json=HELLO, headers={**ACCEPT, **headers})
+    assert reply.status_code == status
+
+
+@pytest.fixture(scope="module")
+def http_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    before = os.environ.get("MEMAGENT_HOME")
+    os.environ["MEMAGENT_HOME"] = str(tmp_path_factory.mktemp("home"))
+    try:
+        with http_server("--base-url", "http://127.0.0.1:9/v1", *SMALL) as (url, _):
+            yield url
+    finally:
+        os.environ.pop("MEMAGENT_HOME")
+        if before is not None:
+            os.environ["MEMAGENT_HOME"] = before
+
+
+def test_names_given_are_answered_besides_this_machines_own() -> None:
+    settings = allowed_names(["reader.example.org", "::2"])
+    assert settings.enable_dns_rebinding_protection
+    assert {"reader.example.org", "reader.example.org:*", "[::2]:*", "localhost:*"} <= set(settings.allowed_hosts)
+    assert "https://reader.example.org:*" in settings.allowed_origins
+    assert [is_local(host) for host in ("127.0.0.1", "127.8.9.1", "::1", "localhost", "0.0.0.0", "::", "host")] == [
+        True, True, True, True, False, False, False
+    ]  # fmt: skip
+
+
+def test_without_the_mcp_extra_the_remedy_is_named(tmp_path) -> None:
+    (tmp_path / "mcp.py").write_text("raise ImportError('not installed')")
+    done = subprocess.run(
+        command(), check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (7, "")
+    assert 'pip install "memagent-graph[mcp]"' in done.stderr
+
+
+def test_other_commands_need_no_mcp(tmp_path) -> None:
+    (tmp_path / "mcp.py").write_text("raise ImportError('not installed')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert subprocess.run(command("--help"), check=False, env=environment, capture_output=True).returncode == 0
+
+
+# The example
+
+
+def test_the_example_shows_progress_answer_and_evidence(tmp_path) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "mcp_client.py"
+    text = "It rained all day, and the river rose a little. " * 40
+    (tmp_path / "note.txt").write_text(f"{text}The access code of the quiet falcon is 48213. {text}")
+    question = "What is the access code of the quiet falcon?"
+    done = subprocess.run(
+        [sys.executable, str(example), "note.txt", question],
+        check=True, capture_output=True, text=True, timeout=120, cwd=tmp_path,
+    )  # fmt: skip
+    assert "answer: 48213" in done.stdout
+    assert "quiet falcon is 48213" in done.stdout
+    assert len(re.findall(r"^ *\d+%  note\.txt: chunk \d+", done.stdout, re.M)) > 2

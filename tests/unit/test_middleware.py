@@ -1,0 +1,578 @@
+"""Over-long tool results and histories in agents of `create_agent`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain.agents import create_agent
+from langchain.agents.middleware import SummarizationMiddleware
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.prebuilt import ToolRuntime
+from langgraph.types import Command
+from support.chat_models import ScriptedChatModel, calls, in_turn
+from support.scripts import document_with, part, perfect_reader
+
+from langchain_memagent.middleware import MemAgentMiddleware
+from langchain_memagent.questions import about_result, latest_request, shortened
+from langchain_memagent.transcripts import safe_cuts, transcript
+from memagent_graph import Limits, MemAgent, ScriptedPolicy
+from memagent_graph.errors import BudgetError, PolicyUnreachableError
+from memagent_graph.policies import ChatModelPolicy
+from memagent_graph.tokenizers import load_tokenizer
+
+MakeReader = Callable[..., MemAgent]
+LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=3000)
+ASK = {"messages": [HumanMessage("What is the key of harbor?")]}
+
+
+@tool
+def fetch(name: str) -> str:
+    """Fetch a text."""
+    return LONG if name == "long" else "a short text"
+
+
+@pytest.fixture(params=["invoke", "ainvoke"])
+def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Call an agent synchronously, and once more asynchronously."""
+
+    async def call(agent: Any, given: Any, thread: str = "one") -> list[AnyMessage]:
+        config = {"configurable": {"thread_id": thread}, "recursion_limit": 25}
+        state = agent.invoke(given, config) if request.param == "invoke" else await agent.ainvoke(given, config)
+        return list(state["messages"])
+
+    return call
+
+
+def tool_message(messages: list[AnyMessage], index: int = 0) -> ToolMessage:
+    return [message for message in messages if isinstance(message, ToolMessage)][index]
+
+
+class Traced(BaseCallbackHandler):
+    """What a tracer would see."""
+
+    calls = 0
+
+    def on_chat_model_start(self, *arguments: Any, **options: Any) -> None:
+        self.calls += 1
+
+
+class TestToolResults:
+    async def test_a_reading_with_the_request_in_mind_stands_in_place_of_an_over_long_result(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
+        reader = make_reader()
+        agent = create_agent(model, [fetch], middleware=[MemAgentMiddleware(reader, result_tokens=500)])
+        shown = tool_message(await run(agent, ASK))
+        assert (shown.tool_call_id, shown.name, shown.status) == ("call-0", "fetch", "success")
+        assert "Answer: 4711" in shown.content
+        assert "harbor 4711" in shown.content
+        assert "2222" not in shown.content, "castle was not asked for"
+        assert shown.artifact["run_id"] in shown.content
+        assert shown.artifact["usage_metadata"]["input_tokens"] > 3000
+        assert reader.store.read_bytes(shown.artifact["document"], 0, 10**6).decode() == LONG
+
+    async def test_a_result_within_the_bound_stays_as_it_is(self, make_reader: MakeReader, run: Any) -> None:
+        policy = ScriptedPolicy(perfect_reader)
+        model = in_turn(calls(("fetch", {"name": "short"})), "done")
+        agent = create_agent(model, [fetch], middleware=[MemAgentMiddleware(make_reader(policy), result_tokens=500)])
+        assert tool_message(await run(agent, ASK)).content == "a short text"
+        assert policy.prompts == []
+
+    async def test_more_bytes_than_the_bound_but_fewer_tokens_stay_as_they_are(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        model = in_turn(calls(("fetch", {"name": "long"})), "done")
+        bound = load_tokenizer("embedded").count(LONG)
+        agent = create_agent(model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=bound)])
+        assert tool_message(await run(agent, ASK)).content == LONG
+
+    async def test_the_whole_result_can_be_asked_further_questions(self, make_reader: MakeReader, run: Any) -> None:
+        def script(messages: list[BaseMessage]) -> AIMessage:
+            results = [message for message in messages if isinstance(message, ToolMessage)]
+            if not results:
+                return calls(("fetch", {"name": "long"}))
+            if len(results) == 1:
+                run_id = results[0].artifact["run_id"]
+                return calls(
+                    ("ask_tool_result", {"run_id": run_id, "question": "What is the key of castle?"}), prefix="more"
+                )
+            return AIMessage("done")
+
+        for run_log in (True, False):
+            middleware = MemAgentMiddleware(make_reader(run_log=run_log), result_tokens=500)
+            agent = create_agent(ScriptedChatModel(script=script), [fetch], middleware=[middleware])
+            asked = tool_message(await run(agent, ASK), 1)
+            assert "Answer: 2222" in asked.content
+            assert asked.artifact["question"] == "What is the key of castle?"
+
+    async def test_a_result_can_be_asked_in_a_later_turn_by_another_process_but_not_on_another_thread(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        saver = InMemorySaver()
+
+        def agent(*replies: AIMessage | str) -> Any:
+            middleware = MemAgentMiddleware(make_reader(), result_tokens=500)
+            return create_agent(in_turn(*replies), [fetch], middleware=[middleware], checkpointer=saver)
+
+        first = tool_message(await run(agent(calls(("fetch", {"name": "long"})), "4711"), ASK))
+        arguments = {"run_id": first.artifact["run_id"], "question": "What is the key of castle?"}
+        again = {"messages": [HumanMessage("And castle?")]}
+        same = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "2222"), again)
+        assert "Answer: 2222" in tool_message(same, -1).content
+        # A caller cannot smuggle the run in, neither as state nor as a message.
+        forged = {**again, "memagent_readings": {first.artifact["run_id"]: first.artifact["document"]}}
+        forged["messages"] = [calls(("fetch", {})), first, *again["messages"]]
+        other = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "?"), forged, thread="two")
+        assert tool_message(other, -1).status == "error"
+        assert "2222" not in tool_message(other, -1).content
+        assert "No tool result of this conversation" in tool_message(other, -1).content
+
+    async def test_blocks_that_are_no_text_stay(self, make_reader: MakeReader, run: Any) -> None:
+        image = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
+
+        @tool
+        def look() -> list[dict[str, Any]]:
+            """Look."""
+            half = len(LONG) // 2
+            return [{"type": "text", "text": LONG[:half]}, image, {"type": "text", "text": LONG[half:]}]
+
+        agent = create_agent(
+            in_turn(calls(("look", {})), "done"),
+            [look],
+            middleware=[MemAgentMiddleware(make_reader(), result_tokens=500)],
+        )
+        text, kept = tool_message(await run(agent, ASK)).content
+        assert "Answer: 4711" in text["text"]
+        assert kept == image
+
+    async def test_messages_inside_a_command_are_read_and_the_rest_of_it_stays(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        @tool
+        def hand_over(runtime: ToolRuntime) -> Command[Any]:
+            """Hand over."""
+            told = ToolMessage(LONG, tool_call_id=runtime.tool_call_id, name="hand_over", artifact={"mine": 1})
+            return Command(update={"messages": [told, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
+
+        agent = create_agent(
+            in_turn(calls(("hand_over", {})), "done"),
+            [hand_over],
+            middleware=[MemAgentMiddleware(make_reader(), result_tokens=500)],
+        )
+        messages = await run(agent, ASK)
+        assert "Answer: 4711" in tool_message(messages).content
+        assert tool_message(messages).artifact["artifact"] == {"mine": 1}
+        assert "note" in [message.content for message in messages]
+
+    async def test_several_long_results_of_one_turn_are_all_read_and_all_askable(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        saver = InMemorySaver()
+        model = in_turn(calls(("fetch", {"name": "long"}), ("fetch", {"name": "long"})), "done")
+        agent = create_agent(
+            model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=500)], checkpointer=saver
+        )
+        messages = await run(agent, ASK)
+        run_ids = {tool_message(messages, index).artifact["run_id"] for index in (0, 1)}
+        state = (await agent.aget_state({"configurable": {"thread_id": "one"}})).values
+        assert run_ids == set(state["memagent_readings"])
+
+    async def test_a_result_that_cannot_be_read_is_kept_and_the_model_is_told(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        down = [True]
+
+        def policy(prompt: str) -> Any:
+            return (
+                PolicyUnreachableError("no connection", hint="Start the server.") if down[0] else perfect_reader(prompt)
+            )
+
+        saver = InMemorySaver()
+        middleware = MemAgentMiddleware(make_reader(ScriptedPolicy(policy)), result_tokens=2000)
+        model = in_turn(calls(("fetch", {"name": "long"})), "later, then")
+        agent = create_agent(model, [fetch], middleware=[middleware], checkpointer=saver)
+        told = tool_message(await run(agent, ASK))
+        assert "no connection" in told.content
+        assert "Start the server." in told.content
+        assert LONG[:500] in told.content
+        assert load_tokenizer("embedded").count(told.content) <= 2000
+        down[0] = False
+        ask = calls(("ask_tool_result", {"run_id": told.artifact["run_id"], "question": ASK["messages"][0].content}))
+        agent = create_agent(in_turn(ask, "4711"), [fetch], middleware=[middleware], checkpointer=saver)
+        assert "Answer: 4711" in tool_message(await run(agent, ASK), -1).content
+
+    async def test_a_result_that_cannot_be_stored_stays_in_the_artifact(
+        self, make_reader: MakeReader, run: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*arguments: Any, **options: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        @tool
+        def hand_over(runtime: ToolRuntime) -> Command[Any]:
+            """Hand over."""
+            return Command(update={"messages": [ToolMessage(LONG, tool_call_id=runtime.tool_call_id)]})
+
+        reader = make_reader()
+        monkeypatch.setattr(reader.store, "add", full)
+        model = in_turn(calls(("fetch", {"name": "long"}), ("hand_over", {})), "done")
+        middleware = [MemAgentMiddleware(reader, result_tokens=2000)]
+        messages = await run(create_agent(model, [fetch, hand_over], middleware=middleware), ASK)
+        for index in (0, 1):
+            told = tool_message(messages, index)
+            assert "No space left" in told.content
+            assert told.artifact["text"] == LONG
+
+    async def test_a_limit_that_stops_the_reading_is_said(self, make_reader: MakeReader, run: Any) -> None:
+        middleware = MemAgentMiddleware(make_reader(), result_tokens=500, limits=Limits(max_chunks=3))
+        agent = create_agent(in_turn(calls(("fetch", {"name": "long"})), "done"), [fetch], middleware=[middleware])
+        assert "stopped early after 3 parts" in tool_message(await run(agent, ASK)).content
+
+    async def test_progress_is_on_the_custom_stream_and_nothing_of_the_policy_on_the_others(
+        self, make_reader: MakeReader
+    ) -> None:
+        policy = ChatModelPolicy(
+            ScriptedChatModel(script=lambda messages: AIMessage(perfect_reader(messages[-1].text)))
+        )
+        saver = InMemorySaver()
+        for way in ("stream", "astream"):
+            agent = create_agent(
+                in_turn(calls(("fetch", {"name": "long"})), "done"),
+                [fetch],
+                middleware=[MemAgentMiddleware(make_reader(policy), result_tokens=500)],
+                checkpointer=saver,
+            )
+            traced = Traced()
+            config: Any = {"configurable": {"thread_id": "one"}, "callbacks": [traced]}
+            options: Any = {"stream_mode": ["custom", "messages"], "subgraphs": True}
+            if way == "stream":
+                parts = [each[1:] for each in agent.stream(ASK, config, **options)]
+            else:
+                parts = [each[1:] async for each in agent.astream(ASK, config, **options)]
+            assert traced.calls == 2, "the agent's model, and not the policy"
+            progress = [event["progress"] for mode, event in parts if mode == "custom"]
+            assert progress == sorted(progress)
+            assert progress[-1] == 1.0
+            said = {event[0].text for mode, event in parts if mode == "messages" and isinstance(event[0], AIMessage)}
+            assert said <= {"", "done"}
+        assert set(saver.storage) == {"one"}, "no step of the reader was saved in the agent's checkpointer"
+        assert set(saver.storage["one"]) == {""}
+
+
+class TestHistories:
+    def agent(self, reader: MemAgent, model: Any, saver: Any = None, **options: Any) -> Any:
+        settings = {"result_tokens": None, "history_tokens": 400, "keep_messages": 3, **options}
+        middleware = [MemAgentMiddleware(reader, **settings)]
+        return create_agent(model, [fetch], middleware=middleware, checkpointer=saver, system_prompt="Be brief.")
+
+    async def dialogue(self, agent: Any, run: Any, turns: int = 20) -> list[AnyMessage]:
+        messages: list[AnyMessage] = []
+        for turn in range(turns):
+            said = f"turn {turn}: " + " ".join(f"word{turn}x{index}" for index in range(12))
+            if turn == 1:
+                said = "The key of harbor is 4711. Remember it."
+            messages = await run(agent, {"messages": [HumanMessage(said)]})
+        return messages
+
+    async def test_the_request_is_bounded_and_the_stored_state_is_the_same_as_without(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        count = load_tokenizer("embedded").count
+        states = []
+        for history_tokens in (400, None):
+            saver, model = InMemorySaver(), in_turn("fine")
+            agent = self.agent(make_reader(), model, saver, history_tokens=history_tokens)
+            await self.dialogue(agent, run)
+            longest = max(sum(count(message.text) for message in prompt) for prompt in model.prompts)
+            assert (longest <= 450) == (history_tokens is not None)
+            assert all(prompt[0] == SystemMessage("Be brief.") for prompt in model.prompts)
+            config = {"configurable": {"thread_id": "one"}}
+            history = [
+                [(message.type, message.content, message.additional_kwargs) for message in snapshot.values["messages"]]
+                async for snapshot in agent.aget_state_history(config)
+                if "messages" in snapshot.values
+            ]
+            states.append(history)
+            assert set(saver.storage["one"]) == {""}
+        assert states[0] == states[1]
+
+    async def test_a_fact_of_the_oldest_messages_reaches_the_model(self, make_reader: MakeReader, run: Any) -> None:
+        def keep_every_key(prompt: str) -> str:
+            memory, section = part(prompt, "memory"), part(prompt, "section")
+            return "\n".join([memory, *re.findall(r"key of \w+ is \d+", section)]).strip() or "nothing yet"
+
+        model = in_turn("fine")
+        agent = self.agent(make_reader(ScriptedPolicy(keep_every_key)), model, InMemorySaver())
+        await self.dialogue(agent, run)
+        await run(agent, {"messages": [HumanMessage("What is the key of harbor?")]})
+        assert "Remember it" not in str(model.prompts[-1]), "the message itself is no longer there"
+        assert "key of harbor is 4711" in model.prompts[-1][1].text
+        assert model.prompts[-1][-1].content == "What is the key of harbor?"
+
+    async def test_no_message_is_read_twice_and_most_turns_read_nothing(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        policy = ScriptedPolicy(lambda prompt: "the memory")
+        agent = self.agent(make_reader(policy), in_turn("fine"), InMemorySaver())
+        await self.dialogue(agent, run, turns=25)
+        sections = [prompt.split("<section>")[1] for prompt in policy.prompts]
+        for turn in range(15):
+            assert sum(f"word{turn}x5" in section for section in sections) == (turn != 1)
+        assert len(sections) < 25
+
+    async def test_another_process_reads_the_older_part_anew(self, make_reader: MakeReader, run: Any) -> None:
+        saver = InMemorySaver()
+        await self.dialogue(self.agent(make_reader(), in_turn("fine"), saver), run)
+        policy = ScriptedPolicy(perfect_reader)
+        model = in_turn("4711")
+        await run(self.agent(make_reader(policy), model, saver), ASK)
+        assert "harbor 4711" in str(model.prompts[-1])
+
+    async def test_calls_stay_with_their_results_and_the_request_stays_in_a_long_loop_of_tools(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        number = [0]
+
+        def script(messages: list[BaseMessage]) -> AIMessage:
+            assert_complete(messages)
+            assert "What is the key of harbor?" in [message.content for message in messages]
+            number[0] += 1
+            if number[0] > 9:
+                return AIMessage("4711")
+            names = [("fetch", {"name": "word " * 20})] * (number[0] % 3 + 1)
+            return calls(*names, prefix=f"round{number[0]}")
+
+        model = ScriptedChatModel(script=script)
+        await run(self.agent(make_reader(), model), ASK)
+        assert any("memory of it" in str(prompt) for prompt in model.prompts)
+
+    async def test_a_policy_that_fails_says_so_and_the_turn_can_be_repeated(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        down = [False]
+
+        def policy(prompt: str) -> Any:
+            return PolicyUnreachableError("no connection") if down[0] else "the memory"
+
+        agent = self.agent(make_reader(ScriptedPolicy(policy)), in_turn("fine"), InMemorySaver())
+        down[0] = True
+        with pytest.raises(PolicyUnreachableError) as caught:
+            await self.dialogue(agent, run)
+        assert any("history_tokens=None" in note for note in caught.value.__notes__)
+        down[0] = False
+        assert (await run(agent, None))[-1].content == "fine"
+
+    async def test_threads_do_not_share_memories(self, make_reader: MakeReader, run: Any) -> None:
+        policy = ScriptedPolicy(lambda prompt: "the memory")
+        model = in_turn("fine")
+        agent = self.agent(make_reader(policy), model, InMemorySaver())
+        said = [HumanMessage("a " * 100), AIMessage("b " * 100), HumanMessage("c " * 100), AIMessage("d " * 100)]
+        for thread in ("one", "two"):
+            before = len(policy.prompts)
+            await run(agent, {"messages": [*said, HumanMessage("And now?")]}, thread)
+            assert len(policy.prompts) > before
+
+    async def test_a_bound_that_leaves_no_room_beside_a_memory_is_refused(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        agent = self.agent(make_reader(), in_turn("fine"), history_tokens=100)
+        with pytest.raises(BudgetError, match="history_tokens=248 or more"):
+            await run(agent, {"messages": [HumanMessage("word " * 200)]})
+
+    async def test_a_request_that_alone_fills_the_bound_is_shortened(self, make_reader: MakeReader, run: Any) -> None:
+        model = in_turn("fine")
+        agent = self.agent(make_reader(), model)
+        said = [HumanMessage("a"), AIMessage("b"), AIMessage("c"), HumanMessage("Begin. " + "word " * 500 + "The end.")]
+        await run(agent, {"messages": said})
+        shown = model.prompts[-1][-1].text
+        assert shown.startswith("Begin.")
+        assert shown.endswith("The end.")
+        assert load_tokenizer("embedded").count(shown) <= 100
+
+
+class TestTogetherWithOthers:
+    @pytest.mark.parametrize("ours_first", [True, False])
+    async def test_with_summarization(self, make_reader: MakeReader, run: Any, ours_first: bool) -> None:
+        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
+        summary = SummarizationMiddleware(in_turn("a summary"), trigger=("tokens", 2000), keep=("messages", 2))
+        ours = MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=400)
+        agent = create_agent(model, [fetch], middleware=[ours, summary] if ours_first else [summary, ours])
+        messages = await run(agent, ASK)
+        assert "Answer: 4711" in tool_message(messages).content
+        assert not [message for message in messages if "a summary" in message.text], "nothing was left to summarise"
+
+    async def test_a_summary_counts_as_history_and_not_as_a_request(self, make_reader: MakeReader, run: Any) -> None:
+        model = in_turn("fine")
+        summary = SummarizationMiddleware(in_turn("SUMMARY " * 20), trigger=("messages", 16), keep=("messages", 12))
+        ours = MemAgentMiddleware(make_reader(), history_tokens=260, keep_messages=2)
+        agent = create_agent(model, [fetch], middleware=[summary, ours], checkpointer=InMemorySaver())
+        for turn in range(12):
+            messages = await run(agent, {"messages": [HumanMessage(f"turn {turn}: " + "word " * 20)]})
+        assert any("summary of the conversation" in message.text for message in messages)
+        assert any("memory of it" in str(prompt) for prompt in model.prompts)
+
+    async def test_in_a_deep_agent(self, make_reader: MakeReader, run: Any) -> None:
+        from deepagents import create_deep_agent
+
+        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
+        agent = create_deep_agent(
+            model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=5000)]
+        )
+        messages = await run(agent, ASK)
+        assert "Answer: 4711" in tool_message(messages).content
+        assert messages[-1].content == "4711"
+
+    async def test_a_deep_agents_history_is_read_too(self, make_reader: MakeReader, run: Any) -> None:
+        from deepagents import create_deep_agent
+
+        model = in_turn("fine")
+        agent = create_deep_agent(model, middleware=[MemAgentMiddleware(make_reader(), history_tokens=400)])
+        said = [HumanMessage("The key of harbor is 4711."), *(AIMessage(f"word{turn} " * 40) for turn in range(12))]
+        messages = await run(agent, {"messages": [*said, *ASK["messages"]]})
+        assert [message.content for message in messages[:13]] == [message.content for message in said]
+        assert "harbor 4711" in str(model.prompts[-1])
+        assert "word3 " not in str(model.prompts[-1])
+
+
+class TestQuestions:
+    tokenizer = load_tokenizer("embedded")
+
+    def test_the_request_comes_first_and_then_the_call(self) -> None:
+        question = about_result("Who won?", "search", {"query": "cup"}, 1024, self.tokenizer)
+        assert question == 'Who won?\n(The text is the result of search({"query": "cup"}).)'
+
+    def test_a_small_budget_is_the_requests_alone(self) -> None:
+        assert about_result("Who won?", "search", {"query": "cup"}, 96, self.tokenizer) == "Who won?"
+
+    def test_without_a_request_the_call_is_asked_about(self) -> None:
+        assert "search" in about_result(None, "search", {}, 100, self.tokenizer)
+
+    @given(st.text(max_size=2000), st.dictionaries(st.text(max_size=9), st.text(max_size=900)), st.integers(20, 600))
+    def test_it_always_fits_its_budget(self, request: str, arguments: dict[str, str], tokens: int) -> None:
+        question = about_result(request, "search", arguments, tokens, self.tokenizer)
+        assert 0 < self.tokenizer.count(question) <= tokens
+
+    def test_what_is_cut_out_is_marked_and_both_ends_stay(self) -> None:
+        text = "Begin here. " + "and so on " * 500 + "The end."
+        short = shortened(text, 50, self.tokenizer)
+        assert short.startswith("Begin here.")
+        assert short.endswith("The end.")
+        assert " [...] " in short
+
+    def test_what_a_middleware_says_in_the_users_place_is_no_request(self) -> None:
+        summary = HumanMessage("a summary", additional_kwargs={"lc_source": "summarization"})
+        assert latest_request([HumanMessage("Who won?"), summary, AIMessage("hm")]) == (0, "Who won?")
+        assert latest_request([summary]) is None
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[BaseMessage]:
+    """Any order of speakers and parallel calls; some calls are never answered, some results belong to nothing."""
+    messages: list[BaseMessage] = []
+    calls_made = 0
+    for kind in draw(st.lists(st.sampled_from(["human", "ai", "calls", "orphan"]), max_size=12)):
+        if kind == "human":
+            messages.append(HumanMessage("question"))
+        elif kind == "ai":
+            messages.append(AIMessage("text"))
+        elif kind == "orphan":
+            messages.append(ToolMessage("lost", tool_call_id="nobody"))
+        else:
+            ids = [f"id{calls_made + index}" for index in range(draw(st.integers(1, 3)))]
+            calls_made += len(ids)
+            messages.append(AIMessage("", tool_calls=[{"name": "t", "args": {}, "id": each} for each in ids]))
+            answered = draw(st.lists(st.sampled_from(ids), unique=True))
+            messages.extend(ToolMessage("result", tool_call_id=each) for each in answered)
+    return messages
+
+
+class TestCuts:
+    @given(histories())
+    def test_no_cut_parts_a_call_from_a_result(self, messages: list[BaseMessage]) -> None:
+        for cut in safe_cuts(messages):
+            older, recent = messages[:cut], messages[cut:]
+            made = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
+            given = {message.tool_call_id for message in recent if isinstance(message, ToolMessage)}
+            assert not made & given
+            if cut:
+                assert not (recent and isinstance(recent[0], ToolMessage))
+
+    @given(histories())
+    def test_every_other_position_would(self, messages: list[BaseMessage]) -> None:
+        """All that is not offered begins with a result, parts a call from one, or parts one that is still awaited."""
+        for cut in set(range(len(messages) + 1)) - set(safe_cuts(messages)):
+            older, recent = messages[:cut], messages[cut:]
+            made = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
+            given = {message.tool_call_id for message in recent if isinstance(message, ToolMessage)}
+            had = {message.tool_call_id for message in older if isinstance(message, ToolMessage)}
+            begins_with_result = bool(recent) and isinstance(recent[0], ToolMessage)
+            assert (
+                made & given or begins_with_result or (made - had and all(isinstance(m, ToolMessage) for m in recent))
+            )
+
+    def test_a_call_that_waits_is_on_the_later_side(self) -> None:
+        assert safe_cuts([HumanMessage("a"), calls(("fetch", {}))]) == [0, 1]
+
+    def test_a_call_that_was_never_answered_does_not_hold_all_that_follows(self) -> None:
+        assert safe_cuts([calls(("fetch", {})), HumanMessage("a"), AIMessage("b")]) == [0, 1, 2, 3]
+
+
+def test_a_transcript_shows_speakers_calls_results_and_names_what_is_no_text() -> None:
+    picture = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
+    messages = [
+        HumanMessage([{"type": "text", "text": "What is this?"}, picture]),
+        AIMessage(
+            [{"type": "text", "text": "I look."}, {"type": "tool_use", "id": "x", "name": "look", "input": {}}],
+            tool_calls=[{"name": "look", "args": {"at": "it"}, "id": "x"}],
+        ),
+        ToolMessage("a cat", tool_call_id="x"),
+        ToolMessage("gone", tool_call_id="y", name="find", status="error"),
+    ]
+    assert transcript(messages).split("\n\n") == [
+        "User: What is this?\n[image]",
+        "Assistant: I look.",
+        'Assistant calls look({"at": "it"})',
+        "Result of look: a cat",
+        "Error of find: gone",
+    ]
+
+
+def test_without_langchain_the_import_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['langchain.agents.middleware'] = None\n"
+        "from memagent_graph.errors import MissingExtraError\n"
+        "import langchain_memagent.conversation\n"
+        "try:\n    import langchain_memagent.middleware\n"
+        "except MissingExtraError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 'pip install "memagent-graph[langchain]"' in done.stdout
+
+
+@pytest.mark.parametrize("settings", [{"result_tokens": 0}, {"history_tokens": -1}, {"keep_messages": 0}])
+def test_settings_without_sense_are_refused(make_reader: MakeReader, settings: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        MemAgentMiddleware(make_reader(), **settings)
+
+
+def assert_complete(messages: list[BaseMessage]) -> None:
+    """Every result follows its call, and every call has its result, as model servers demand."""
+    made: set[str | None] = set()
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            assert message.tool_call_id in made
+            made.discard(message.tool_call_id)
+        elif isinstance(message, AIMessage):
+            assert not made
+            made = {call["id"] for call in message.tool_calls}
+    assert not made

@@ -1,0 +1,416 @@
+"""`memagent_node`: reading as a part of somebody else's graph."""
+
+from __future__ import annotations
+
+import operator
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Send
+from support.fake_server import FakeServer
+from support.scripts import document_with, part, perfect_reader
+from typing_extensions import TypedDict
+
+from langchain_memagent.node import memagent_node
+from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
+from memagent_graph.errors import MemAgentError, PolicyError
+
+TEXT = document_with({0.5: "The key of harbor is 4711."}, words=9000)
+QUESTION = "What is the key of harbor?"
+INPUT: Any = {"question": QUESTION, "document": TEXT}
+TIGHT: Any = {"recursion_limit": 25}
+
+
+class State(TypedDict, total=False):
+    question: str
+    document: Any
+    answer: str | None
+    notes: str
+    run: str
+    quotes: list[dict[str, Any]]
+    why: str
+
+
+def parent_of(node: Any, state: Any = State) -> StateGraph:
+    builder = StateGraph(state)
+    builder.add_node("read", node)
+    builder.add_edge(START, "read")
+    builder.add_edge("read", END)
+    return builder
+
+
+class TestTheParentsKeys:
+    def test_are_question_document_and_answer_unless_named(self, make_reader) -> None:
+        assert parent_of(memagent_node(make_reader())).compile().invoke(INPUT) == {**INPUT, "answer": "4711"}
+
+    def test_can_have_other_names_and_take_more_of_the_result(self, make_reader) -> None:
+        class Other(TypedDict, total=False):
+            task: str
+            report: str
+            found: str
+
+        node = memagent_node(make_reader(), question="task", document="report", answer="found")
+        out = parent_of(node, Other).compile().invoke({"task": QUESTION, "report": TEXT})
+        assert out["found"] == "4711"
+
+        node = memagent_node(make_reader(), memory="notes", run_id="run", evidence="quotes", stop_reason="why")
+        out = parent_of(node).compile().invoke(INPUT)
+        assert out["notes"].endswith("harbor 4711")
+        assert out["why"] == "answered"
+        assert out["run"]
+        [quote] = out["quotes"]
+        assert TEXT[quote["start_char"] : quote["end_char"]] == quote["quote"]
+
+    def test_can_be_functions_of_the_state(self, make_reader) -> None:
+        node = memagent_node(
+            make_reader(),
+            question=lambda state: f"{state['question']} Answer at once.",
+            document=lambda state: state["document"].upper().replace("THE KEY OF HARBOR IS", "The key of harbor is"),
+            answer=None,
+            write=lambda state, result: {"answer": f"{state['question']} {result.answer}"},
+        )
+        assert parent_of(node).compile().invoke(INPUT)["answer"] == f"{QUESTION} 4711"
+
+    def test_are_attributes_where_the_state_is_an_object(self, make_reader) -> None:
+        @dataclass
+        class Held:
+            question: str
+            document: str
+            answer: str | None = None
+
+        out = parent_of(memagent_node(make_reader()), Held).compile().invoke(Held(QUESTION, TEXT))
+        assert out["answer"] == "4711"
+
+    def test_are_named_where_they_are_missing(self, make_reader) -> None:
+        parent = parent_of(memagent_node(make_reader())).compile()
+        with pytest.raises(MemAgentError, match=r'no "document" to take the document from.*document="\.\.\."'):
+            parent.invoke({"question": QUESTION})
+
+
+@pytest.mark.parametrize("given", ["agent", "graph"])
+async def test_a_recursion_limit_of_25_does_not_reach_it(make_reader, given) -> None:
+    agent = make_reader()
+    parent = parent_of(memagent_node(agent if given == "agent" else await agent.agraph())).compile()
+    assert (await parent.ainvoke(INPUT, TIGHT))["answer"] == "4711"
+    assert parent.invoke(INPUT, TIGHT)["answer"] == "4711"
+
+
+async def test_the_policy_is_asked_nothing_before_the_first_call(make_reader) -> None:
+    with FakeServer() as server:
+        policy = OpenAICompatiblePolicy(base_url=server.base_url)
+        node = memagent_node(make_reader(policy))
+        parent = parent_of(node).compile()
+        assert policy.name == "the served model"
+        assert (await parent.ainvoke(INPUT))["answer"] == "4711"
+
+
+async def test_progress_callbacks_and_drawings_go_through_the_parent(make_reader) -> None:
+    class Names(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.seen: Counter[str] = Counter()
+
+        def on_chain_start(self, serialized, inputs, **kwargs) -> None:
+            self.seen[kwargs.get("name") or ""] += 1
+
+    parent = parent_of(memagent_node(make_reader().graph())).compile()
+    names = Names()
+    parts = [each async for each in parent.astream(INPUT, {"callbacks": [names]}, stream_mode="custom", subgraphs=True)]
+    assert parts[0][0][0].startswith("read:")
+    assert {each["type"] for _, each in parts} == {"memagent.memory_update", "memagent.answer"}
+    updates = [each for _, each in parts if each["type"] == "memagent.memory_update"]
+    assert names.seen["update_memory"] == len(updates) > 25
+    assert {"read:read_chunk", "read:update_memory", "read:answer"} <= set(parent.get_graph(xray=True).nodes)
+
+
+KEYS = {"first": "11", "second": "22", "third": "33"}
+
+
+def facts(*names: str, words: int = 3000) -> str:
+    """Each fact three times, so that no end of a chunk can hide it."""
+    planted = {
+        depth + index / 13: f"The key of {name} is {KEYS[name]}."
+        for index, name in enumerate(names)
+        for depth in (0.1, 0.37, 0.64)
+    }
+    return document_with(planted, words=words)
+
+
+class Many(TypedDict, total=False):
+    documents: dict[str, str]
+    first: str
+    second: str
+    third: str
+    rounds: Annotated[list[str], operator.add]
+
+
+@pytest.mark.parametrize("saver", ["memory", "sqlite", "async sqlite"])
+async def test_three_in_parallel_and_one_in_a_loop_keep_their_cursors_apart_over_two_runs_on_one_thread(
+    make_reader, tmp_path, saver
+) -> None:
+    policy = ScriptedPolicy(perfect_reader)
+    agent = make_reader(policy)
+    builder = StateGraph(Many)
+    for name in ("first", "second", "third"):
+        node = memagent_node(
+            agent,
+            question=lambda state, name=name: f"What is the key of {name}?",
+            document=lambda state, name=name: state["documents"][name],
+            answer=name,
+        )
+        builder.add_node(f"read_{name}", node)
+        builder.add_edge(START, f"read_{name}")
+        builder.add_edge(f"read_{name}", "again")
+    asked = tuple(KEYS)
+    builder.add_node(
+        "again",
+        memagent_node(
+            agent,
+            question=lambda state: f"What is the key of {asked[len(state.get('rounds', [])) % 3]}?",
+            document=lambda state: state["documents"]["all"],
+            answer=None,
+            write=lambda state, result: {"rounds": [result.answer]},
+        ),
+    )
+    builder.add_conditional_edges("again", lambda state: "again" if len(state["rounds"]) % 3 else END, ["again", END])
+    config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
+
+    def given(run: int) -> Many:
+        texts = {name: facts(name, words=1000 * run + 400 * index) for index, name in enumerate(asked)}
+        return {"documents": {**texts, "all": facts(*asked, words=1700 * run)}}
+
+    async def two_runs(parent: Any, invoke: Any) -> None:
+        for run in (1, 2):
+            before = len(policy.prompts)
+            documents = given(run)["documents"]
+            out = await invoke(parent, {"documents": documents})
+            assert [out[name] for name in asked] == list(KEYS.values())
+            assert out["rounds"] == [*KEYS.values()] * run
+            read = Counter(
+                (part(prompt, "problem"), part(prompt, "section"))
+                for prompt in policy.prompts[before:]
+                if "<section>" in prompt
+            )
+            wanted = Counter(
+                (f"What is the key of {name}?", section)
+                for name in asked
+                for text in (documents[name], documents["all"])
+                for section in sections(agent, text)
+            )
+            assert read == wanted
+
+    async def synchronously(parent: Any, state: Any) -> Any:
+        return parent.invoke(state, config)
+
+    async def asynchronously(parent: Any, state: Any) -> Any:
+        return await parent.ainvoke(state, config)
+
+    if saver == "memory":
+        await two_runs(builder.compile(checkpointer=InMemorySaver()), asynchronously)
+    elif saver == "sqlite":
+        with SqliteSaver.from_conn_string(str(tmp_path / "c.sqlite")) as kept:
+            await two_runs(builder.compile(checkpointer=kept), synchronously)
+    else:
+        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "c.sqlite")) as kept:
+            await two_runs(builder.compile(checkpointer=kept), asynchronously)
+
+
+def sections(agent: Any, text: str) -> list[str]:
+    """What the policy is shown when the text is read from its beginning to its end."""
+    tokenizer, size = load_tokenizer("embedded"), agent.graph().reader_context.budget.chunk_tokens
+    ids, cut = tokenizer.encode(text), 0
+    found = []
+    while cut < len(text):
+        end = tokenizer.prefix_chars(text, ids, (len(found) + 1) * size) if len(ids) > (len(found) + 1) * size else None
+        end = len(text) if end is None else end
+        found.append(text[cut:end].strip())
+        cut = end
+    return found
+
+
+class Report(TypedDict, total=False):
+    texts: dict[str, str]
+    findings: Annotated[list[tuple[str, str | None]], operator.add]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_several_documents_are_read_side_by_side_with_send(make_reader, sync) -> None:
+    names = [f"place{letter}" for letter in "abcdefgh"]
+    builder = StateGraph(Report)
+    node = memagent_node(
+        make_reader(),
+        question=lambda sent: f"What is the key of {sent['title']}?",
+        document="text",
+        answer=None,
+        write=lambda sent, result: {"findings": [(sent["title"], result.answer)]},
+    )
+    builder.add_node("read", node)
+    builder.add_conditional_edges(
+        START, lambda state: [Send("read", {"title": title, "text": text}) for title, text in state["texts"].items()]
+    )
+    texts = {name: f"{facts('first')} The key of {name} is {index}." for index, name in enumerate(names)}
+    parent = builder.compile(checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
+    given: Report = {"texts": texts}
+    out = parent.invoke(given, config) if sync else await parent.ainvoke(given, config)
+    assert out["findings"] == [(name, str(index)) for index, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_of_several_documents_only_the_one_that_failed_is_read_on(make_reader, sync) -> None:
+    broken = True
+
+    def script(prompt: str) -> Any:
+        return PolicyError("gone") if broken and "4712" in part(prompt, "section") else perfect_reader(prompt)
+
+    policy = ScriptedPolicy(script)
+    node = memagent_node(
+        make_reader(policy), document="text", answer=None, write=lambda sent, result: {"findings": [result.answer]}
+    )
+    builder = StateGraph(Report)
+    builder.add_node("read", node)
+    texts = [TEXT.replace("4711", f"471{number}") for number in range(4)]
+    builder.add_conditional_edges(
+        START, lambda state: [Send("read", {"question": QUESTION, "text": text}) for text in texts]
+    )
+    parent = builder.compile(checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "t"}}
+    given: Report = {"findings": []}
+    with pytest.raises(PolicyError):
+        parent.invoke(given, config) if sync else await parent.ainvoke(given, config)
+    broken, asked = False, len(policy.prompts)
+    out = parent.invoke(None, config) if sync else await parent.ainvoke(None, config)
+    assert out["findings"] == ["4710", "4711", "4712", "4713"]
+    wanted = sum(len(sections(make_reader(), text)) + 1 for text in texts)
+    assert wanted < len(policy.prompts) <= wanted + len(texts), "a chunk that had been read was read again"
+    assert asked < wanted
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_after_an_error_it_goes_on_at_its_chunk_with_all_its_evidence(make_reader, tmp_path, sync) -> None:
+    text = document_with({0.2: "The key of harbor is 12.", 0.8: "The key of harbor is 4711."}, words=6000)
+    broken = True
+
+    def script(prompt: str) -> Any:
+        return PolicyError("gone") if broken and "4711" in part(prompt, "section") else perfect_reader(prompt)
+
+    policy = ScriptedPolicy(script)
+    node = memagent_node(make_reader(policy, run_log=False), evidence="quotes")
+    path, config = str(tmp_path / "c.sqlite"), {"configurable": {"thread_id": "t"}}
+    given: Any = {"question": QUESTION, "document": text}
+    if sync:
+        with SqliteSaver.from_conn_string(path) as saver:
+            parent = parent_of(node).compile(checkpointer=saver)
+            with pytest.raises(PolicyError, match="chunk"):
+                parent.invoke(given, config)
+            broken = False
+            out = parent.invoke(None, config)
+    else:
+        async with AsyncSqliteSaver.from_conn_string(path) as saver:
+            parent = parent_of(node).compile(checkpointer=saver)
+            with pytest.raises(PolicyError, match="chunk"):
+                await parent.ainvoke(given, config)
+            broken = False
+            out = await parent.ainvoke(None, config)
+    assert out["answer"] == "4711"
+    assert {quote["line"] for quote in out["quotes"]} == {"harbor 12", "harbor 4711"}
+    sections = Counter(part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt)
+    assert sum(sections.values()) == len(sections) + 1
+
+
+async def test_its_memory_can_be_edited_through_the_parent(make_reader) -> None:
+    """With the graph itself as the node's reader: LangGraph then knows the subgraph."""
+    broken = True
+
+    def script(prompt: str) -> Any:
+        return PolicyError("gone") if broken and "4711" in prompt else perfect_reader(prompt)
+
+    node = memagent_node(make_reader(ScriptedPolicy(script)).graph(), memory="notes")
+    parent = parent_of(node).compile(checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "t"}}
+    with pytest.raises(PolicyError):
+        await parent.ainvoke(INPUT, config)
+    [task] = (await parent.aget_state(config, subgraphs=True)).tasks
+    assert task.state.values["memory"] == "nothing yet"
+    broken = False
+    await parent.aupdate_state(task.state.config, {"memory": "castle 99"}, as_node="update_memory")
+    assert (await parent.ainvoke(None, config))["notes"] == "castle 99\nharbor 4711"
+
+
+CHUNKS = 300
+PARENT = """
+import operator, sqlite3, sys
+from pathlib import Path
+from typing import Annotated, TypedDict
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import END, START, StateGraph
+from langchain_memagent.node import memagent_node
+from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
+
+url, folder, question = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+agent = MemAgent(
+    OpenAICompatiblePolicy("fake", base_url=url),
+    tokenizer="embedded",
+    budget=Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60),
+    prompts=load_prompts(),
+    store=folder / "documents",
+    run_log=folder / "runs.sqlite",
+)
+
+class State(TypedDict, total=False):
+    question: str
+    path: str
+    answer: str
+    done: Annotated[list[str], operator.add]
+
+builder = StateGraph(State)
+builder.add_node("prepare", lambda state: {"done": ["prepare"]})
+builder.add_node("read", memagent_node(agent, document=lambda state: Path(state["path"])))
+builder.add_node("finish", lambda state: {"done": ["finish"]})
+for left, right in zip((START, "prepare", "read", "finish"), ("prepare", "read", "finish", END)):
+    builder.add_edge(left, right)
+with SqliteSaver.from_conn_string(str(folder / "parent.sqlite")) as saver:
+    parent = builder.compile(checkpointer=saver)
+    config = {"configurable": {"thread_id": "t"}, "recursion_limit": 25}
+    begun = bool(parent.get_state(config).values)
+    print("reading", flush=True)
+    out = parent.invoke(None if begun else {"question": question, "path": str(folder / "book.txt")}, config)
+    print(out["answer"], *out["done"], flush=True)
+"""
+
+
+def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_path: Path) -> None:
+    """The parent asks for no durability of its own, so LangGraph's default would apply: "async"."""
+    tokenizer = load_tokenizer("embedded")
+    text = document_with({0.2: "The key of harbor is 4711."}, words=15_000)
+    text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), CHUNKS * 40)]
+    (tmp_path / "book.txt").write_text(text)
+    (tmp_path / "parent.py").write_text(PARENT)
+    with FakeServer(lambda body, number: perfect_reader(body["messages"][0]["content"])) as server:
+        command = [sys.executable, str(tmp_path / "parent.py"), server.base_url, str(tmp_path), QUESTION]
+        kills = (60, 150, 240)
+        for chunk in kills:
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout.readline() == "reading\n"
+                while len(server.requests) < chunk:
+                    assert process.poll() is None, "the read was over before it could be killed"
+                    time.sleep(0.0005)
+                os.kill(process.pid, signal.SIGKILL)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        sections = [part(body["messages"][0]["content"], "section") for body in server.requests]
+    assert done.stdout.splitlines()[1] == "4711 prepare finish"
+    asked = Counter(section for section in sections if section)
+    assert len(asked) == CHUNKS
+    assert sum(asked.values()) <= CHUNKS + len(kills)

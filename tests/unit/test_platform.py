@@ -1,0 +1,222 @@
+"""The reader behind the LangGraph API: `langgraph dev` for real, and what its environment variables mean."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langgraph_sdk import get_client
+from support.fake_server import FakeServer
+from support.scripts import document_with, part
+
+from langchain_memagent.platform import settings_from_environment
+from memagent_graph import load_tokenizer
+from memagent_graph.errors import MemAgentError
+from memagent_graph.settings import ReaderSettings
+
+CONFIGURATION = Path(__file__).resolve().parents[2] / "integrations" / "langgraph.json"
+CHUNKS = 700
+CHUNK_TOKENS = 40
+QUESTION = "What is the key of harbor?"
+BUDGETS = {
+    "MEMAGENT_CONTEXT_WINDOW": "1000",
+    "MEMAGENT_QUESTION_TOKENS": "50",
+    "MEMAGENT_MEMORY_TOKENS": "60",
+    "MEMAGENT_CHUNK_TOKENS": str(CHUNK_TOKENS),
+    "MEMAGENT_ANSWER_TOKENS": "60",
+}
+
+
+class TestSettings:
+    def test_without_variables_are_the_defaults(self) -> None:
+        assert settings_from_environment({"HOME": "/home/ada", "MEMAGENT_HOME": "/data"}) == ReaderSettings()
+
+    def test_have_a_variable_for_every_field(self) -> None:
+        given = {
+            "MEMAGENT_MODEL": "qwen",
+            "MEMAGENT_CHUNK_TOKENS": "5000",
+            "MEMAGENT_TEMPERATURE": "0.7",
+            "MEMAGENT_LOGPROBS": "false",
+            "MEMAGENT_REPLACE_UNDECODABLE": "True",
+            "MEMAGENT_BOUNDARY": "sentence",
+            "MEMAGENT_SEED": "",
+        }
+        assert settings_from_environment(given) == ReaderSettings(
+            model="qwen",
+            chunk_tokens=5000,
+            temperature=0.7,
+            logprobs=False,
+            replace_undecodable=True,
+            boundary="sentence",
+        )
+
+    @pytest.mark.parametrize(
+        ("variable", "text", "said"),
+        [
+            ("MEMAGENT_CHUNK_TOKENS", "many", "'many' and not a whole number"),
+            ("MEMAGENT_TEMPERATURE", "warm", "'warm' and not a number"),
+            ("MEMAGENT_LOGPROBS", "perhaps", "'perhaps' and not true or 1 or false"),
+            ("MEMAGENT_BOUNDARY", "line", "'line' and not token or sentence or paragraph"),
+            ("MEMAGENT_CHUNK_TOKEN", "5", "no setting.*MEMAGENT_CHUNK_TOKENS"),
+        ],
+    )
+    def test_that_cannot_be_understood_are_refused_by_name(self, variable, text, said) -> None:
+        with pytest.raises(MemAgentError, match=f"{variable} is .*{said}"):
+            settings_from_environment({variable: text})
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def policy_server() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def address(policy_server: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`langgraph dev` with the package's langgraph.json, in a folder of its own, where it keeps its threads."""
+    folder, port = tmp_path_factory.mktemp("served"), free_port()
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("LANG", "MEMAGENT_", "OPENAI_"))},
+        "OPENAI_BASE_URL": policy_server.base_url,
+        "MEMAGENT_TOKENIZER": "embedded",
+        "MEMAGENT_HOME": str(folder / "home"),
+        **BUDGETS,
+        "LANGSMITH_TRACING": "false",
+        "LANGGRAPH_CLI_NO_ANALYTICS": "1",
+        "LANGGRAPH_NO_VERSION_CHECK": "true",
+    }
+    command = [sys.executable, "-m", "langgraph_cli", "dev", "--no-browser", "--no-reload"]
+    command += ["--config", str(CONFIGURATION), "--port", str(port)]
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        url, patience = f"http://127.0.0.1:{port}", time.monotonic() + 90
+        while True:
+            assert process.poll() is None and time.monotonic() < patience, log.read_text()[-5000:]
+            try:
+                if httpx.get(f"{url}/ok").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.2)
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        print(log.read_text()[-20_000:])
+
+
+def text_of(chunks: int) -> str:
+    tokenizer = load_tokenizer("embedded")
+    planted = {0.3: "The key of harbor is 4711.", 0.5: "The key of harbor is 4711.", 0.7: "The key of harbor is 4711."}
+    text = document_with(planted, words=chunks * 30)
+    end = tokenizer.prefix_chars(text, tokenizer.encode(text), chunks * CHUNK_TOKENS)
+    assert end is not None
+    return text[:end]
+
+
+@pytest.mark.timeout(240)
+async def test_langgraph_dev_serves_a_read_of_700_chunks_whose_memory_can_be_edited(address, policy_server) -> None:
+    client = get_client(url=address)
+    thread = (await client.threads.create())["thread_id"]
+    given = {"question": QUESTION, "document": text_of(CHUNKS)}
+    out: Any = await client.runs.wait(thread, "memagent", input=given)
+    assert out["answer"] == "4711"
+    state: Any = await client.threads.get_state(thread)
+    assert state["values"]["chunks_read"] == CHUNKS
+    assert state["next"] == []
+    sections = [part(body["messages"][0]["content"], "section") for body in policy_server.requests]
+    assert len({section for section in sections if section}) == CHUNKS
+
+    history: Any = await client.threads.get_history(thread, limit=60)
+    behind = next(each for each in history if each["values"]["chunks_read"] == CHUNKS - 20)
+    assert behind["next"] == ["update_memory"]
+    edited: Any = await client.threads.update_state(
+        thread, {"memory": "the key is 99"}, as_node="update_memory", checkpoint=behind["checkpoint"]
+    )
+    before = len(policy_server.requests)
+    again: Any = await client.runs.wait(thread, "memagent", input=None, checkpoint=edited["checkpoint"])
+    assert again["answer"] == "99"
+    assert len(policy_server.requests) - before == 20 + 1
+    state = await client.threads.get_state(thread)
+    assert (state["values"]["chunks_read"], state["values"]["memory"]) == (CHUNKS, "the key is 99")
+
+
+@pytest.mark.timeout(120)
+async def test_studio_finds_the_nodes_the_schemas_and_the_progress(address) -> None:
+    client = get_client(url=address)
+    [assistant] = await client.assistants.search(graph_id="memagent")
+    graph: Any = await client.assistants.get_graph(assistant["assistant_id"])
+    assert {"read_chunk", "update_memory", "answer"} <= {node["id"] for node in graph["nodes"]}
+    schemas: Any = await client.assistants.get_schemas(assistant["assistant_id"])
+    assert {"question", "document"} <= set(schemas["input_schema"]["properties"])
+    assert "memory" in schemas["state_schema"]["properties"]
+    given = {"question": QUESTION, "document": text_of(10)}
+    parts = [part async for part in client.runs.stream(None, "memagent", input=given, stream_mode="custom")]
+    kinds = [each.data["type"] for each in parts if each.event == "custom"]
+    assert kinds == ["memagent.memory_update"] * 10 + ["memagent.answer"]
+
+
+@pytest.mark.timeout(120)
+async def test_a_run_can_be_stopped_before_a_node_corrected_and_resumed(address) -> None:
+    client = get_client(url=address)
+    thread = (await client.threads.create())["thread_id"]
+    given = {"question": QUESTION, "document": text_of(10)}
+    await client.runs.wait(thread, "memagent", input=given, interrupt_before=["answer"])
+    state: Any = await client.threads.get_state(thread)
+    assert state["next"] == ["answer"]
+    await client.threads.update_state(thread, {"memory": "the key is 5"})
+    out: Any = await client.runs.wait(thread, "memagent", input=None)
+    assert out["answer"] == "5"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"question": QUESTION}, 'lacks "question" (text) or "document"'),
+        ({"question": QUESTION, "document": " "}, "holds no text"),
+        ({"question": "why " * 100, "document": "text"}, "its budget is 50"),
+    ],
+)
+async def test_wrong_input_is_refused_with_its_remedy(address, given, said) -> None:
+    out: Any = await get_client(url=address).runs.wait(None, "memagent", input=given, raise_error=False)
+    assert said in out["__error__"]["message"]
+
+
+@pytest.mark.timeout(60)
+async def test_a_text_is_never_taken_for_a_file_of_the_server(address, policy_server) -> None:
+    given = {"question": QUESTION, "document": "/etc/hosts"}
+    out: Any = await get_client(url=address).runs.wait(None, "memagent", input=given)
+    assert out["chunks_read"] == 1
+    assert part(policy_server.requests[-2]["messages"][0]["content"], "section") == "/etc/hosts"
+
+
+@pytest.mark.timeout(60)
+async def test_nothing_in_it_blocks_the_servers_event_loop(address) -> None:
+    """The server runs with its detector of blocking calls on; a run that trips it fails."""
+    out: Any = await get_client(url=address).runs.wait(
+        None, "memagent", input={"question": QUESTION, "document": text_of(30)}
+    )
+    assert out["answer"] == "4711"

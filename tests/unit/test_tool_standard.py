@@ -1,0 +1,50 @@
+"""LangChain's own tests of a tool, on `ReadLongDocument`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_tests.integration_tests import ToolsIntegrationTests
+from langchain_tests.unit_tests import ToolsUnitTests
+from support.scripts import document_with
+
+from langchain_memagent.tool import ReadLongDocument
+
+QUESTIONS = ["What is the key of harbor?", "What is the key of castle?"]
+
+
+class Standard:
+    """What both suites are told of the tool."""
+
+    @pytest.fixture(autouse=True)
+    def _reader(self, make_reader) -> None:
+        self.reader = make_reader()
+
+    @property
+    def tool_constructor(self) -> type[ReadLongDocument]:
+        return ReadLongDocument
+
+    @property
+    def tool_constructor_params(self) -> dict[str, Any]:
+        return {"agent": self.reader, "roots": ["."], "max_questions": 3}
+
+    @property
+    def tool_invoke_params_example(self) -> dict[str, Any]:
+        return {"questions": QUESTIONS, "text": document_with({0.5: "The key of harbor is 4711."}, words=600)}
+
+
+class TestReadLongDocumentUnit(Standard, ToolsUnitTests):
+    @property
+    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+        environment = {
+            "OPENAI_BASE_URL": "http://localhost:8123/v1",
+            "OPENAI_API_KEY": "a-key",
+            "MEMAGENT_MODEL": "a-model",
+            "MEMAGENT_TOKENIZER": "embedded",
+        }
+        return environment, {}, {"base_url": "http://localhost:8123/v1", "model": "a-model", "max_questions": 8}
+
+
+class TestReadLongDocumentIntegration(Standard, ToolsIntegrationTests):
+    pass

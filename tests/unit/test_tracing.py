@@ -1,0 +1,221 @@
+"""What LangChain's tracers and usage counters see of a read."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from langchain_core.callbacks import get_usage_metadata_callback
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.tracers import BaseTracer, Run
+from langchain_core.tracers.context import tracing_v2_enabled
+from langchain_core.tracers.langchain import wait_for_all_tracers
+from langsmith import Client
+from support.fake_server import FakeServer
+from support.scripts import document_with, part, perfect_reader
+
+from memagent_graph import ChatModelPolicy, Completion, FinishReason, OpenAICompatiblePolicy, ScriptedPolicy
+from memagent_graph.errors import PolicyError
+from memagent_graph.policy import TokenUsage
+from memagent_graph.tracing import TRACE_TEXTS, observed
+
+TEXT = document_with({0.5: "The key of harbor is 4711."}, words=3000)
+QUESTION = "What is the key of harbor?"
+INPUT: Any = {"question": QUESTION, "document": TEXT}
+FILLER = "and then word"
+
+
+class Recorder(BaseTracer):
+    """Keeps every run that it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: list[Run] = []
+
+    def _persist_run(self, run: Run) -> None:
+        pass
+
+    def _end_trace(self, run: Run) -> None:
+        self.runs.append(run)
+        super()._end_trace(run)
+
+    @property
+    def models(self) -> list[Run]:
+        return [run for run in self.runs if run.run_type in {"llm", "chat_model"}]
+
+    @property
+    def words(self) -> str:
+        return repr([(run.inputs, run.outputs, run.extra, run.events, run.error, run.serialized) for run in self.runs])
+
+
+class PerfectChatModel(BaseChatModel):
+    """A LangChain chat model with usage, as integrations have it."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "perfect"
+
+    def _generate(self, messages: list[BaseMessage], *arguments: Any, **options: Any) -> ChatResult:
+        prompt = str(messages[-1].content)
+        text = perfect_reader(prompt)
+        used = {"input_tokens": len(prompt), "output_tokens": len(text), "total_tokens": len(prompt) + len(text)}
+        message = AIMessage(text, usage_metadata=used, response_metadata={"model_name": "perfect-1"})
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+@contextmanager
+def policies(kind: str) -> Any:
+    if kind == "server":
+        with FakeServer() as server:
+            yield OpenAICompatiblePolicy("fake", base_url=server.base_url)
+    elif kind == "chat model":
+        yield ChatModelPolicy(PerfectChatModel())
+    else:
+        yield ScriptedPolicy(perfect_reader)
+
+
+KINDS = ["server", "chat model", "script without usage"]
+
+
+def total(counted: Any) -> tuple[int, int]:
+    [usage] = counted.usage_metadata.values()
+    return usage["input_tokens"], usage["output_tokens"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sync", [True, False])
+async def test_usage_in_langchains_counter_is_that_of_the_result(make_reader, kind, sync) -> None:
+    with policies(kind) as policy:
+        agent = make_reader(policy)
+        with get_usage_metadata_callback() as counted:
+            result = agent.read(TEXT, QUESTION) if sync else await agent.aread(TEXT, QUESTION)
+        assert total(counted) == (result.usage.prompt_tokens, result.usage.completion_tokens)
+        assert result.answer == "4711"
+        await agent.aclose()
+
+
+async def test_discarded_completions_and_cached_tokens_are_counted(make_reader) -> None:
+    def script(prompt: str) -> Any:
+        text = "" if "<section>" not in prompt else perfect_reader(prompt)
+        return Completion(text, FinishReason.STOP, "s", TokenUsage(10, 1, 4))
+
+    with get_usage_metadata_callback() as counted:
+        result = await make_reader(ScriptedPolicy(script)).aread(TEXT, QUESTION)
+    assert result.usage.turns == result.chunks_read + 3
+    usage = counted.usage_metadata["s"]
+    assert usage["input_tokens"] == 10 * result.usage.turns
+    assert usage["input_token_details"]["cache_read"] == result.usage.cached_tokens == 4 * result.usage.turns
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sync", [True, False])
+async def test_no_text_of_the_document_is_in_any_run(make_reader, kind, sync) -> None:
+    with policies(kind) as policy:
+        agent, recorder = make_reader(policy), Recorder()
+        graph = await agent.agraph()
+        config: Any = {"callbacks": [recorder]}
+        out = graph.invoke(INPUT, config) if sync else await graph.ainvoke(INPUT, config)
+        await agent.aclose()
+    assert out["answer"] == "4711"
+    assert len(recorder.models) == out["chunks_read"] + 1, "one run per completion, not two"
+    assert FILLER in TEXT
+    assert FILLER not in recorder.words
+    assert "characters, kept out of traces" in recorder.words
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_texts_are_traced_where_the_config_asks_for_it(make_reader, kind) -> None:
+    with policies(kind) as policy:
+        agent, recorder = make_reader(policy), Recorder()
+        config: Any = {"callbacks": [recorder], "metadata": {TRACE_TEXTS: True}}
+        out = await (await agent.agraph()).ainvoke(INPUT, config)
+        await agent.aclose()
+    assert len(recorder.models) == out["chunks_read"] + 1
+    assert FILLER in repr(recorder.models[0].inputs)
+
+
+async def test_the_facade_takes_the_wish_from_the_chain_around_it(make_reader) -> None:
+    agent, recorder = make_reader(), Recorder()
+    chain = RunnableLambda(lambda question: agent.read(TEXT, question).answer)
+    config: Any = {"callbacks": [recorder], "metadata": {TRACE_TEXTS: True}}
+    assert await chain.ainvoke(QUESTION, config) == "4711"
+    assert FILLER in recorder.words
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_langsmith_gets_no_text_of_the_document_either(make_reader, kind, monkeypatch) -> None:
+    """Its tracer comes from the environment or a context manager, not from the config."""
+    monkeypatch.setenv("LANGSMITH_TRACING", "true")
+    session = MagicMock()
+    client = Client(api_url="http://localhost:1", api_key="none", session=session, auto_batch_tracing=False)
+    with policies(kind) as policy, tracing_v2_enabled(client=client):
+        agent = make_reader(policy)
+        assert (await agent.aread(TEXT, QUESTION)).answer == "4711"
+        await agent.aclose()
+    wait_for_all_tracers()
+    sent = repr(session.request.call_args_list)
+    assert "characters, kept out of traces" in sent
+    assert "update_memory" in sent
+    assert FILLER not in sent
+
+
+async def test_a_run_stands_below_its_node_and_names_its_model(make_reader) -> None:
+    recorder = Recorder()
+    await (await make_reader().agraph()).ainvoke(INPUT, {"callbacks": [recorder]})
+    by_id = {run.id: run for run in recorder.runs}
+    run = recorder.models[0]
+    assert run.parent_run_id in by_id
+    assert by_id[run.parent_run_id].name == "update_memory"
+    assert run.extra["metadata"]["ls_model_name"] == "scripted"
+    assert part(repr(recorder.models[-1].outputs), "section") == ""
+
+
+async def test_a_failed_completion_is_a_failed_run(make_reader) -> None:
+    recorder = Recorder()
+    graph = await make_reader(ScriptedPolicy(lambda prompt: PolicyError("gone"))).agraph()
+    with pytest.raises(PolicyError):
+        await graph.ainvoke(INPUT, {"callbacks": [recorder]})
+    [run] = recorder.models
+    assert "gone" in run.error
+
+
+async def test_reasoning_is_left_out_like_the_chunk_that_it_quotes(make_reader) -> None:
+    def script(prompt: str) -> str:
+        return f"<think>{part(prompt, 'section')}</think>{perfect_reader(prompt)}"
+
+    recorder = Recorder()
+    graph = await make_reader(ScriptedPolicy(script)).agraph()
+    given: Any = {"question": QUESTION, "document": TEXT}
+    async for _ in graph.astream(given, {"callbacks": [recorder]}, stream_mode="updates"):
+        pass
+    assert FILLER not in repr([run.outputs for run in recorder.models])
+
+
+async def test_the_messages_of_a_conversation_are_not_mixed_with_memories(make_reader) -> None:
+    graph = await make_reader(ChatModelPolicy(PerfectChatModel())).agraph()
+    assert [each async for each in graph.astream(INPUT, stream_mode="messages")] == []
+
+
+async def test_what_a_policy_calls_keeps_its_configurable_settings(make_reader) -> None:
+    seen: list[Any] = []
+
+    def script(prompt: str) -> str:
+        config: Any = var_child_runnable_config.get()
+        seen.append((config["configurable"].get("model"), config["callbacks"]))
+        return perfect_reader(prompt)
+
+    config: Any = {"callbacks": [Recorder()], "configurable": {"model": "large"}}
+    await (await make_reader(ScriptedPolicy(script)).agraph()).ainvoke(INPUT, config)
+    assert set(seen) == {("large", None)}
+
+
+def test_without_handlers_nothing_changes(make_reader) -> None:
+    context = make_reader().graph().reader_context
+    for config in (None, {}, {"callbacks": None}, {"callbacks": []}):
+        assert observed(context, config) is context
