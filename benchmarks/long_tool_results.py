@@ -9,7 +9,7 @@ line of JSON, as many services answer. An answer is right if it is the fact's va
 
 **The model** is scripted, the same for all, and has a window of 8,192 tokens of which 512 are for its output. Prompt,
 tool calls and the schemas of the tools count; what is longer is refused, as by a server, and the trial is lost unless a
-middleware makes do. The model calls the tool, then answers if a sentence in its prompt states the fact (whatever brought
+middleware makes do. It calls the tool, then answers if a sentence in its prompt states the fact (whatever brought
 it there) or if a tool message offers an answer; otherwise it says that it does not know. As a summariser it keeps every
 planted fact and every question that it is shown. Where a result was put into a file, it searches the file for the
 entity that the question names if it has `grep`, and otherwise reads the first page, of the 100 lines that the notice
