@@ -57,9 +57,8 @@ class Rollout:
         if not self.conversations_K:
             raise ValueError(f"run {self.run_id} has no conversations")
         if self.step_rewards_K is not None and len(self.step_rewards_K) != len(self.conversations_K):
-            raise ValueError(
-                f"run {self.run_id} has {len(self.conversations_K)} conversations and {len(self.step_rewards_K)} rewards"
-            )
+            given = f"{len(self.conversations_K)} conversations and {len(self.step_rewards_K)} rewards"
+            raise ValueError(f"run {self.run_id} has {given}")
 
 
 @dataclass(frozen=True, slots=True)
