@@ -43,6 +43,8 @@ _NO_ANSWERS = frozenset(
     }
 )
 """What policies write where the document holds no answer, without case and final stops."""
+_NO_ANSWERS_UNLESS_QUOTED = frozenset({"none", "nothing"})
+"""Likewise, but these can also be answers; then there is evidence."""
 
 
 class EvidenceSpan(TypedDict):
@@ -94,10 +96,11 @@ class ReadArtifact(TypedDict):
 def reading_of(result: ReadResult, *, goes_on: bool = False, namespaces: Sequence[str] = ()) -> Reading:
     """A result as plain data. It finds the evidence, for which it reads chunks from the store."""
     last = result.updates[-1] if result.updates else None
+    answer = result.answer or ""
     return Reading(
         question=result.question,
         run_id=result.run_id,
-        answer=result.answer if result.answer and not says_nothing(result.answer) else None,
+        answer=None if not answer or says_nothing(answer, quoted=bool(result.evidence)) else answer,
         stop_reason=result.stop_reason.value,
         error=None,
         chunks_read=result.chunks_read,
@@ -142,9 +145,13 @@ def failed_reading(
     )
 
 
-def says_nothing(answer: str) -> bool:
-    """Whether an answer is one of the set phrases for "the document does not hold it"."""
-    return answer.strip().rstrip(".!").strip().casefold() in _NO_ANSWERS
+def says_nothing(answer: str, *, quoted: bool = False) -> bool:
+    """Whether an answer is one of the set phrases for "the document does not hold it".
+
+    Some of them can be answers, where a passage was `quoted` that they rest on.
+    """
+    phrase = answer.strip().rstrip(".!").strip().casefold()
+    return phrase in _NO_ANSWERS or (phrase in _NO_ANSWERS_UNLESS_QUOTED and not quoted)
 
 
 def content_for_model(readings: Sequence[Reading]) -> str:

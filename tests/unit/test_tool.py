@@ -95,12 +95,18 @@ class TestWhatTheModelGets:
         (message,) = told(agent.invoke({"messages": [("user", "?")], "found": documents}))
         assert ", b.txt)" in message.text
 
-    @pytest.mark.parametrize("said", ["\\boxed{unknown}", "\\boxed{Not found.}", "\\boxed{}", ""])
+    @pytest.mark.parametrize("said", ["\\boxed{unknown}", "\\boxed{Not found.}", "\\boxed{none}", "\\boxed{}", ""])
     def test_a_plain_statement_where_the_document_does_not_hold_the_answer(self, make_tool, said) -> None:
         tool = make_tool(ScriptedPolicy(lambda prompt: "nothing" if "<section>" in prompt else said))
         message = call(tool, questions=[HARBOR], text=TEXT)
         assert message.text == "The document does not say."
         assert message.artifact["readings"][0]["answer"] is None
+
+    def test_none_is_an_answer_where_a_passage_says_so(self, make_tool) -> None:
+        text = "The number of survivors is none. " + "Other words follow here. " * 40
+        note = "The number of survivors is none."
+        tool = make_tool(ScriptedPolicy(lambda prompt: note if "<section>" in prompt else "\\boxed{none}"))
+        assert call(tool, questions=["How many survived?"], text=text).text.startswith("Answer: none\nEvidence")
 
     def test_an_answer_that_rests_on_no_passage_is_said_to(self, make_tool) -> None:
         tool = make_tool(ScriptedPolicy(lambda prompt: "" if "<section>" in prompt else "\\boxed{Paris}"))
