@@ -13,7 +13,7 @@ from typing import Final
 
 from memagent_graph.background import PerLoop
 
-_WIDTH: Final = 4
+_WIDTH: Final = 8
 """Reads at work at once. One would let the loop idle while a checkpoint is written."""
 _LONGEST_SECONDS: Final = 0.05
 """A turn ends by itself then: the read may be waiting for something, its caller for instance."""

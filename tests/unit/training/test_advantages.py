@@ -1,0 +1,330 @@
+"""Advantages: rollouts compared within their group, and loss weights that make exactly the chosen mean."""
+
+import math
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memagent_training.advantages import (
+    AdvantageSettings,
+    Baseline,
+    DropReason,
+    LossWeights,
+    OverlongPenalty,
+    advantages,
+    prepare_batch,
+    reason_to_drop,
+)
+from memagent_training.errors import TrainingError
+from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
+
+PAPER = AdvantageSettings()
+DAPO = AdvantageSettings(
+    divide_by_std=True, drop_zero_variance=True, overlong_penalty=OverlongPenalty(max_length=100, cache_length=20)
+)
+
+
+def conversation(tokens=2, *, answer=False, truncated=False, mask=None):
+    return TrainingConversation(
+        prompt_ids_P=array("I", [1, 2, 3]),
+        completion_ids_T=array("I", range(tokens)),
+        logprobs_T=array("f", [-1.0] * tokens),
+        is_answer=answer,
+        truncated=truncated,
+        policy_version="v1",
+        loss_mask_T=mask,
+    )
+
+
+def rollout(run_id, reward, lengths=(2, 2), steps=None):
+    """Memory updates of these lengths, of which the last is the answer."""
+    conversations = [conversation(tokens, answer=k == len(lengths) - 1) for k, tokens in enumerate(lengths)]
+    return Rollout(run_id, tuple(conversations), reward, steps)
+
+
+def group(*rollouts, name="question"):
+    return RolloutGroup(name, tuple(rollouts))
+
+
+def rewarded(*rewards, name="question"):
+    return group(*(rollout(f"{name}-{i}", reward) for i, reward in enumerate(rewards)), name=name)
+
+
+def by_run(batch):
+    return {(row.run_id, row.conversation_index): row.advantage for row in batch.rows}
+
+
+class TestComparison:
+    def test_the_paper_subtracts_the_mean_and_divides_by_nothing(self):
+        assert advantages([1, 0, 0, 1], PAPER) == [0.5, -0.5, -0.5, 0.5]
+        assert advantages([3, 0, 0], PAPER) == [2, -1, -1]
+
+    def test_dapo_divides_by_the_sample_standard_deviation(self):
+        std = math.sqrt(1 / 3)  # of 1, 0, 0, 1 with G - 1
+        assert advantages([1, 0, 0, 1], DAPO) == pytest.approx([s * 0.5 / (std + 1e-6) for s in (1, -1, -1, 1)])
+
+    def test_leave_one_out_compares_with_the_mean_of_the_others(self):
+        rewards = [1.0, 0.0, 0.5, 0.25]
+        expected = [r - (sum(rewards) - r) / 3 for r in rewards]
+        assert advantages(rewards, AdvantageSettings(baseline=Baseline.LEAVE_ONE_OUT)) == pytest.approx(expected)
+
+    def test_the_mean_is_over_rollouts_however_many_conversations_each_has(self):
+        """A rival's bug: over rows, the mean here would be 9/12 and not 1/2."""
+        batch = prepare_batch([group(rollout("long", 1.0, [2] * 9), rollout("short", 0.0, [2] * 3))], PAPER)
+        assert {row.advantage for row in batch.rows if row.run_id == "long"} == {0.5}
+        assert {row.advantage for row in batch.rows if row.run_id == "short"} == {-0.5}
+        assert len(batch.rows) == 12
+
+    def test_rewards_that_are_equal_but_for_rounding_are_equal(self):
+        assert advantages([0.1 + 0.2, 0.3], DAPO) == [0, 0]
+        assert advantages([0.1] * 3, PAPER) == [0, 0, 0]
+
+    def test_groups_are_compared_apart(self):
+        batch = prepare_batch([rewarded(1, 0, name="a"), rewarded(5, 3, name="b")], PAPER)
+        assert [row.advantage for row in batch.rows] == [0.5, 0.5, -0.5, -0.5, 1, 1, -1, -1]
+        assert [(row.group_index, row.rollout_index, row.conversation_index) for row in batch.rows][3:6] == [
+            (0, 1, 1),
+            (1, 0, 0),
+            (1, 0, 1),
+        ]
+
+
+class TestStepRewards:
+    HALF = AdvantageSettings(step_reward_share=0.25)
+
+    def test_are_compared_at_the_same_place_and_mixed_with_the_outcome(self):
+        batch = prepare_batch(
+            [group(rollout("a", 1, [2] * 2, (0.8, 1.0)), rollout("b", 0, [2] * 2, (0.2, 0.0)))], self.HALF
+        )
+        first, answer = 0.75 * 0.5 + 0.25 * 0.3, 0.75 * 0.5 + 0.25 * 0.5
+        assert by_run(batch) == pytest.approx({("a", 0): first, ("a", 1): answer, ("b", 0): -first, ("b", 1): -answer})
+
+    def test_answers_are_compared_with_answers_wherever_they_come(self):
+        """What only one rollout reached has nothing to be compared with: the outcome alone counts there."""
+        batch = prepare_batch(
+            [group(rollout("a", 1, [2] * 3, (0.5, 0.9, 1.0)), rollout("b", 0, [2] * 2, (0.5, 0.0)))], self.HALF
+        )
+        assert by_run(batch) == pytest.approx(
+            {("a", 0): 0.375, ("a", 1): 0.375, ("a", 2): 0.5, ("b", 0): -0.375, ("b", 1): -0.5}
+        )
+
+    def test_keep_a_group_whose_outcomes_are_equal(self):
+        mixed = AdvantageSettings(step_reward_share=0.5, drop_zero_variance=True)
+        same_outcome = group(rollout("a", 1, [2] * 2, (1, 0)), rollout("b", 1, [2] * 2, (0, 0)))
+        assert prepare_batch([same_outcome], mixed).report.dropped == {}
+        assert prepare_batch([same_outcome], AdvantageSettings(drop_zero_variance=True)).report.dropped
+        only_steps = AdvantageSettings(step_reward_share=1, drop_zero_variance=True)
+        other_outcome = group(rollout("a", 1, [2], (0,)), rollout("b", 0, [2], (0,)))
+        assert reason_to_drop(other_outcome, only_steps) is DropReason.EQUAL_REWARDS
+
+    def test_that_are_missing_are_an_error_which_names_the_run(self):
+        with pytest.raises(TrainingError, match=r"run question-0.*step_reward_share"):
+            prepare_batch([rewarded(1, 0)], self.HALF)
+
+
+class TestOverlongPenalty:
+    @pytest.mark.parametrize(
+        ("length", "penalty"), [(0, 0), (80, 0), (81, -0.05), (90, -0.5), (100, -1), (101, -1), (999, -1)]
+    )
+    def test_is_soft_over_the_cache(self, length, penalty):
+        assert OverlongPenalty(100, 20).of(rollout("a", 1, [length])) == pytest.approx(penalty)
+
+    @pytest.mark.parametrize("place", [0, 1, 2])
+    def test_looks_at_every_conversation(self, place):
+        lengths = [5, 5, 5]
+        lengths[place] = 90
+        batch = prepare_batch(
+            [group(rollout("wordy", 1, lengths), rollout("brief", 0))],
+            AdvantageSettings(overlong_penalty=OverlongPenalty(100, 20)),
+        )
+        assert {row.advantage for row in batch.rows if row.run_id == "wordy"} == {0.25}
+        assert batch.report.penalised_rollouts == 1
+        assert batch.report.reward_mean == 0.5
+
+    def test_does_not_bring_back_a_group_whose_answers_are_equally_good(self):
+        batch = prepare_batch([group(rollout("wordy", 1, [100]), rollout("brief", 1, [5]))], DAPO)
+        assert batch.report.dropped == {"question": DropReason.EQUAL_REWARDS}
+
+
+class TestDroppedGroups:
+    def test_without_variance_leave_before_the_denominator_is_counted(self):
+        groups = [rewarded(1, 0, name="a"), rewarded(1, 1, name="b")]
+        dapo, paper = prepare_batch(groups, DAPO), prepare_batch(groups, PAPER)
+        assert dapo.report.dropped == {"b": DropReason.EQUAL_REWARDS}
+        assert (dapo.report.dropped_fraction, dapo.report.learned_tokens) == (0.5, 8)
+        assert {row.weight for row in dapo.rows} == {1 / 8}
+        assert paper.report.dropped == {}
+        assert {row.weight for row in paper.rows} == {1 / 16}
+        assert [row.advantage for row in paper.rows][4:] == [0] * 4
+
+    @pytest.mark.parametrize("baseline", Baseline)
+    def test_of_one_rollout_have_nothing_to_compare_with(self, baseline):
+        batch = prepare_batch([rewarded(1), group(name="none")], AdvantageSettings(baseline=baseline))
+        assert batch.rows == ()
+        assert batch.report.dropped_by_reason == {DropReason.ALONE: 2}
+
+    def test_with_everything_masked_are_counted(self):
+        silent = Rollout("a", (conversation(2, mask=[False, False]),), 1.0)
+        cut = Rollout("b", (conversation(2, truncated=True),), 0.0)
+        batch = prepare_batch([group(silent, cut)], AdvantageSettings(mask_truncated=True))
+        assert batch.report.dropped == {"question": DropReason.NOTHING_LEARNED}
+        assert batch.rows == ()
+
+    def test_of_no_groups_at_all_nothing_is_left_and_nothing_fails(self):
+        assert prepare_batch([], DAPO).report.dropped_fraction == 0
+
+
+class TestLossWeights:
+    def weights(self, mean, **more):
+        """One rollout of 2 + 4 learned tokens and one of 6 + 0 + 6: T = 18, N = 2, C = 4."""
+        first = Rollout("a", (conversation(2), conversation(6, answer=True, mask=[True] * 4 + [False] * 2)), 1.0)
+        silent = conversation(3, mask=[False] * 3)
+        second = Rollout("b", (conversation(6), silent, conversation(6, answer=True)), 0.0)
+        batch = prepare_batch([group(first, second)], AdvantageSettings(loss_weights=mean, **more))
+        assert batch.report.silent_conversations == 1
+        return {(row.run_id, row.conversation_index): row.weight for row in batch.rows}
+
+    def test_token_mean(self):
+        assert self.weights(LossWeights.TOKEN_MEAN) == dict.fromkeys([("a", 0), ("a", 1), ("b", 0), ("b", 2)], 1 / 18)
+
+    def test_rollout_mean(self):
+        assert self.weights(LossWeights.ROLLOUT_MEAN) == {
+            ("a", 0): 1 / 12,
+            ("a", 1): 1 / 12,
+            ("b", 0): 1 / 24,
+            ("b", 2): 1 / 24,
+        }
+
+    def test_conversation_mean(self):
+        assert self.weights(LossWeights.CONVERSATION_MEAN) == {
+            ("a", 0): 1 / 8,
+            ("a", 1): 1 / 16,
+            ("b", 0): 1 / 24,
+            ("b", 2): 1 / 24,
+        }
+
+    def test_a_truncated_completion_is_left_out_if_wanted_but_its_reward_still_counts(self):
+        cut = Rollout("a", (conversation(5, truncated=True), conversation(3, answer=True)), 1.0)
+        groups = [group(cut, rollout("b", 0.0, [2]))]
+        masked = prepare_batch(groups, AdvantageSettings(mask_truncated=True))
+        assert by_run(masked) == {("a", 1): 0.5, ("b", 0): -0.5}
+        assert {row.weight for row in masked.rows} == {1 / 5}
+        assert {row.weight for row in prepare_batch(groups, PAPER).rows} == {1 / 10}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+    def test_a_reward_that_is_no_number_names_its_run(self, reward):
+        with pytest.raises(TrainingError, match="run question-1") as caught:
+            prepare_batch([rewarded(1, reward)], PAPER)
+        assert caught.value.run_id == "question-1"
+
+    def test_a_step_reward_that_is_no_number_names_its_run(self):
+        steps = group(rollout("a", 1, [2], (0.0,)), rollout("b", 0, [2], (math.nan,)))
+        with pytest.raises(TrainingError, match="run b"):
+            prepare_batch([steps], AdvantageSettings(step_reward_share=0.5))
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            lambda: AdvantageSettings(step_reward_share=1.5),
+            lambda: AdvantageSettings(step_reward_share=math.nan),
+            lambda: AdvantageSettings(epsilon=0),
+            lambda: OverlongPenalty(100, 101),
+            lambda: OverlongPenalty(100, 0),
+        ],
+    )
+    def test_settings_out_of_range(self, wrong):
+        with pytest.raises(TrainingError, match="Give"):
+            wrong()
+
+
+MASKED = st.lists(st.booleans(), max_size=6)
+CONVERSATIONS = st.builds(
+    lambda mask, whole, truncated: conversation(len(mask), truncated=truncated, mask=None if whole else mask),
+    MASKED,
+    st.booleans(),
+    st.booleans(),
+)
+REWARDS = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-10, 10))
+
+
+@st.composite
+def many_groups(draw):
+    def one(name):
+        conversations = tuple(draw(st.lists(CONVERSATIONS, min_size=1, max_size=5)))
+        steps = tuple(draw(st.lists(REWARDS, min_size=len(conversations), max_size=len(conversations))))
+        return Rollout(name, conversations, draw(REWARDS), steps)
+
+    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    return [RolloutGroup(f"g{g}", tuple(one(f"g{g}-{i}") for i in range(size))) for g, size in enumerate(sizes)]
+
+
+SETTINGS = st.builds(
+    AdvantageSettings,
+    baseline=st.sampled_from(Baseline),
+    divide_by_std=st.booleans(),
+    step_reward_share=st.sampled_from([0.0, 0.3, 1.0]),
+    overlong_penalty=st.sampled_from([None, OverlongPenalty(5, 3)]),
+    mask_truncated=st.booleans(),
+    drop_zero_variance=st.booleans(),
+    loss_weights=st.sampled_from(LossWeights),
+)
+
+
+@settings(deadline=None)
+@given(many_groups(), SETTINGS)
+def test_the_weights_of_all_learned_tokens_sum_to_one(groups, chosen):
+    batch = prepare_batch(groups, chosen)
+    total = math.fsum(row.weight for row in batch.rows for _ in range(row.conversation.learned_tokens))
+    assert not batch.rows or abs(total - 1) < 1e-12
+
+
+@settings(deadline=None)
+@given(many_groups(), SETTINGS)
+def test_a_rollout_of_a_rollout_mean_and_a_conversation_of_a_conversation_mean_weigh_the_same(groups, chosen):
+    batch = prepare_batch(groups, chosen)
+    shares = {}
+    for row in batch.rows:
+        unit = row.run_id if chosen.loss_weights is LossWeights.ROLLOUT_MEAN else (row.run_id, row.conversation_index)
+        shares[unit] = shares.get(unit, 0) + row.weight * row.conversation.learned_tokens
+    if chosen.loss_weights is not LossWeights.TOKEN_MEAN:
+        assert all(abs(share - 1 / len(shares)) < 1e-12 for share in shares.values())
+
+
+@settings(deadline=None)
+@given(many_groups(), SETTINGS, st.randoms())
+def test_the_order_of_groups_and_rollouts_changes_no_bit(groups, chosen, rng):
+    def content(batch):
+        return {(row.run_id, row.conversation_index): (row.advantage, row.weight) for row in batch.rows}
+
+    shuffled = [RolloutGroup(g.group_id, tuple(rng.sample(g.rollouts_G, len(g.rollouts_G)))) for g in groups]
+    rng.shuffle(shuffled)
+    one, other = prepare_batch(groups, chosen), prepare_batch(shuffled, chosen)
+    assert content(one) == content(other)
+    assert one.report == other.report
+
+
+@given(st.lists(st.integers(-16, 16), min_size=2, max_size=16), st.sampled_from(Baseline), st.booleans())
+def test_advantages_of_a_group_sum_to_zero(sixteenths, baseline, divide):
+    chosen = AdvantageSettings(baseline=baseline, divide_by_std=divide)
+    assert abs(math.fsum(advantages([each / 16 for each in sixteenths], chosen))) < 1e-12
+
+
+@settings(deadline=None)
+@given(many_groups(), SETTINGS)
+def test_groups_stay_or_go_whole(groups, chosen):
+    """A rival's bug: single rows dropped to make a mini-batch even."""
+    batch = prepare_batch(groups, chosen)
+    kept = {(row.run_id, row.conversation_index) for row in batch.rows}
+    wanted = {
+        (one.run_id, k)
+        for each in groups
+        if each.group_id not in batch.report.dropped
+        for one in each.rollouts_G
+        for k, c in enumerate(one.conversations_K)
+        if c.learned_tokens and not (chosen.mask_truncated and c.truncated)
+    }
+    assert kept == wanted

@@ -1,0 +1,271 @@
+"""The plan of a step: every row once, equal counts on every rank, within the budget, whatever order rows come in."""
+
+import itertools
+import math
+import random
+from array import array
+from collections import Counter
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memagent_training.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch
+from memagent_training.errors import TrainingError
+from memagent_training.planner import INERT_TOKENS, Layout, optimizer_steps, plan_step
+from memagent_training.prefixes import shared_prefix, tree_tokens
+from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
+
+LAYOUTS = list(Layout)
+
+
+def row(prompt, completion, run_id="run", index=0, weight=0.1):
+    """A row of these token ids, or of so many distinct ones where a number is given."""
+    ids = itertools.count(crc32(f"{run_id} {index}".encode()) % 2**31)
+    prompt, completion = (
+        array("I", [next(ids) for _ in range(each)] if isinstance(each, int) else each) for each in (prompt, completion)
+    )
+    conversation = TrainingConversation(
+        prompt_ids_P=prompt,
+        completion_ids_T=completion,
+        logprobs_T=array("f", [-1.0] * len(completion)),
+        is_answer=False,
+        truncated=False,
+        policy_version="v1",
+    )
+    return TrainingRow(conversation, 0.5, weight, run_id, 0, 0, index)
+
+
+def rows_of(*lengths):
+    return [row(length - 1, 1, f"run-{place}") for place, length in enumerate(lengths)]
+
+
+def ids(one):
+    return one.conversation.prompt_ids_P + one.conversation.completion_ids_T
+
+
+def forwarded(layout, rows, inert):
+    """What a micro-batch costs, worked out anew."""
+    if layout is Layout.PADDED:
+        prompts = [len(each.conversation.prompt_ids_P) for each in rows] or [1]
+        completions = [len(each.conversation.completion_ids_T) for each in rows] or [1]
+        return (len(rows) + inert) * (max(prompts) + max(completions))
+    if layout is Layout.PACKED:
+        return sum(len(ids(each)) for each in rows) + INERT_TOKENS * inert
+    nodes = {tuple(ids(each)[: end + 1]) for each in rows for end in range(len(ids(each)))}
+    return len(nodes) + (INERT_TOKENS if inert else 0)
+
+
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+
+
+@st.composite
+def many_rows(draw):
+    """Rows that share prefixes now and then; some with the very same tokens."""
+    pairs = draw(st.lists(st.tuples(TOKENS, TOKENS), max_size=14))
+    return [row(prompt, completion, f"run-{place}", weight=place) for place, (prompt, completion) in enumerate(pairs)]
+
+
+@settings(deadline=None, max_examples=300)
+@given(many_rows(), st.integers(1, 4), st.integers(24, 60), st.sampled_from(LAYOUTS))
+def test_every_row_once_equal_counts_and_within_the_budget(rows, ranks, budget, layout):
+    """A rival's bug: rows dropped at random until they divide evenly."""
+    plan = plan_step(rows, ranks=ranks, token_budget=budget, layout=layout)
+    batches = list(itertools.chain(*plan.micro_batches))
+    assert Counter(index for batch in batches for index in batch.rows) == Counter(range(len(rows)))
+    assert len(plan.micro_batches) == ranks
+    for position in zip(*plan.micro_batches, strict=True):
+        assert len({len(batch.rows) + batch.inert for batch in position}) == 1
+        assert any(batch.rows for batch in position)
+    for batch in batches:
+        assert batch.tokens == forwarded(layout, [rows[index] for index in batch.rows], batch.inert)
+        assert batch.tokens <= budget
+    assert 0 <= plan.idle_share < 1
+    assert 0 <= plan.padding_share < 1
+
+
+@settings(deadline=None)
+@given(many_rows(), st.integers(1, 3), st.sampled_from(LAYOUTS), st.randoms())
+def test_the_order_of_rows_changes_nothing(rows, ranks, layout, rng):
+    def content(given):
+        plan = plan_step(given, ranks=ranks, token_budget=40, layout=layout)
+        return [[[given[index].run_id for index in batch.rows] for batch in rank] for rank in plan.micro_batches]
+
+    assert content(rows) == content(rng.sample(rows, len(rows)))
+
+
+@settings(deadline=None)
+@given(many_rows(), st.integers(1, 3), st.integers(24, 60), st.sampled_from(LAYOUTS))
+def test_the_loss_of_a_step_is_the_same_however_it_is_split(rows, ranks, budget, layout):
+    """A rival's bug: a mean over each micro-batch, which makes a token's weight depend on its neighbours."""
+    plan = plan_step(rows, ranks=ranks, token_budget=budget, layout=layout)
+
+    def loss(indices):
+        return sum(rows[index].weight * len(rows[index].conversation.completion_ids_T) for index in indices)
+
+    split = sum(loss(batch.rows) for rank in plan.micro_batches for batch in rank)
+    assert split == pytest.approx(loss(range(len(rows))))
+
+
+class TestLayouts:
+    def test_padded_rows_cost_the_longest_prompt_and_the_longest_completion(self):
+        rows = [row(10, 2, "a"), row(3, 9, "b")]
+        plan = plan_step(rows, ranks=1, token_budget=38, layout=Layout.PADDED)
+        assert [batch.tokens for batch in plan.micro_batches[0]] == [2 * (10 + 9)]
+        assert plan.padding_share == 14 / 38
+        assert len(plan_step(rows, ranks=1, token_budget=37, layout=Layout.PADDED).micro_batches[0]) == 2
+
+    def test_padding_puts_rows_of_like_length_together(self):
+        rows = rows_of(4, 40, 4, 40, 4, 40)
+        plan = plan_step(rows, ranks=1, token_budget=120, layout=Layout.PADDED)
+        assert plan.forwarded_tokens == sum(len(ids(each)) for each in rows)
+
+    def test_packed_rows_fill_the_budget(self):
+        plan = plan_step(rows_of(7, 6, 4, 3), ranks=1, token_budget=10, layout=Layout.PACKED)
+        assert sorted(batch.tokens for batch in plan.micro_batches[0]) == [10, 10]
+        assert plan.padding_share == 0
+
+    def test_a_prefix_is_forwarded_once_and_rows_that_share_it_stay_together(self):
+        sections = [list(range(100 * s, 100 * s + 20)) for s in range(1, 4)]
+        rows = [row([*section, run], [7, run], f"run-{run}") for run in range(4) for section in sections]
+        plan = plan_step(rows, ranks=1, token_budget=40, layout=Layout.PREFIX_TREE)
+        assert plan.forwarded_tokens == 3 * (20 + 4 * 3)
+        for batch in plan.micro_batches[0]:
+            assert len({ids(rows[index])[0] for index in batch.rows}) == 1
+
+    def test_a_tree_too_large_for_the_budget_is_cut_where_least_is_shared(self):
+        """In order the tree takes rows 0 to 2 first, and cuts between 2 and 3 who share most; better is 0, 1 | 2, 3."""
+        rows = [row([1], [10], "a"), row([1], [11], "b"), row([1, 5, 5, 5], [12], "c"), row([1, 5, 5, 5], [13], "d")]
+        plan = plan_step(rows, ranks=1, token_budget=7, layout=Layout.PREFIX_TREE)
+        assert {batch.rows for batch in plan.micro_batches[0]} == {(0, 1), (2, 3)}
+        assert plan.forwarded_tokens == 9
+
+    def test_the_same_rows_cost_least_as_a_tree_and_most_padded(self):
+        rng = random.Random(0)
+        rows = [
+            row([*range(k * 50), 9000 + run], [rng.randrange(99) for _ in range(rng.randint(1, 30))], f"run-{run}", k)
+            for run in range(8)
+            for k in range(1, 5)
+        ]
+        tree, packed, padded = (
+            plan_step(rows, ranks=1, token_budget=2000, layout=layout).forwarded_tokens
+            for layout in (Layout.PREFIX_TREE, Layout.PACKED, Layout.PADDED)
+        )
+        assert tree < packed / 3
+        assert packed < padded
+
+
+class TestRanks:
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_share_what_would_fit_on_one(self, layout):
+        plan = plan_step(rows_of(*[10] * 8), ranks=4, token_budget=1000, layout=layout)
+        assert [[batch.tokens for batch in rank] for rank in plan.micro_batches] == [[20]] * 4
+        assert plan.idle_share == 0
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_without_a_row_get_inert_ones(self, layout):
+        plan = plan_step(rows_of(10, 10), ranks=3, token_budget=10, layout=layout)
+        (last,) = plan.micro_batches[2]
+        assert (last.rows, last.inert, last.tokens) == ((), 1, INERT_TOKENS)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_stay_within_the_budget_when_a_full_row_stands_beside_many(self, layout):
+        rows = rows_of(100, *[4] * 25)
+        plan = plan_step(rows, ranks=2, token_budget=100, layout=layout)
+        assert max(batch.tokens for rank in plan.micro_batches for batch in rank) == 100
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_are_busy_nearly_all_the_time(self, layout):
+        rng = random.Random(1)
+        rows = rows_of(*(int(10 ** rng.uniform(1.5, 3)) for _ in range(800)))
+        plan = plan_step(rows, ranks=4, token_budget=4000, layout=layout)
+        assert plan.idle_share < 0.08
+        assert len(plan.micro_batches[0]) < 1.3 * sum(len(ids(each)) for each in rows) / (4 * 4000)
+
+    def test_the_heaviest_micro_batch_comes_first(self):
+        plan = plan_step(rows_of(*range(10, 90)), ranks=2, token_budget=200, layout=Layout.PADDED)
+        heaviest = [max(batch.tokens for batch in position) for position in zip(*plan.micro_batches, strict=True)]
+        assert heaviest == sorted(heaviest, reverse=True)
+
+    def test_no_rows_make_no_micro_batches(self):
+        plan = plan_step([], ranks=2, token_budget=100, layout=Layout.PACKED)
+        assert plan.micro_batches == ((), ())
+        assert "0 rows" in plan.summary()
+
+    def test_the_summary_says_what_is_forwarded_where(self):
+        plan = plan_step(rows_of(700, 500, 600), ranks=2, token_budget=1200, layout=Layout.PACKED)
+        assert plan.summary() == (
+            "packed: 3 rows of 1,800 tokens in 1 micro-batches on each of 2 ranks; 1,802 tokens forwarded, "
+            "0.1% padding, ranks idle 18.1%"
+        )
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_a_row_beyond_the_budget_names_its_run_and_the_remedy(self, layout):
+        with pytest.raises(TrainingError, match=r"30 tokens exceeds.*run-1.*at least 30"):
+            plan_step(rows_of(10, 30), ranks=1, token_budget=29, layout=layout)
+
+    @pytest.mark.parametrize(("ranks", "budget"), [(0, 10), (1, 1)])
+    def test_no_ranks_or_no_budget(self, ranks, budget):
+        with pytest.raises(TrainingError, match="at least"):
+            plan_step(rows_of(), ranks=ranks, token_budget=budget, layout=Layout.PACKED)
+
+
+class TestOptimizerSteps:
+    GROUPS = tuple(RolloutGroup(f"g{place}", (Rollout("a", (row(1, 1).conversation,), 1.0),)) for place in range(7))
+
+    def names(self, groups, seed=0, groups_per_step=3):
+        steps = optimizer_steps(groups, groups_per_step=groups_per_step, seed=seed)
+        return [[group.group_id for group in step] for step in steps]
+
+    def test_hold_every_group_once_and_the_rest_makes_a_smaller_last_step(self):
+        steps = self.names(self.GROUPS)
+        assert [len(step) for step in steps] == [3, 3, 1]
+        assert sorted(itertools.chain(*steps)) == [group.group_id for group in self.GROUPS]
+
+    def test_are_shuffled_by_the_seed_and_not_by_the_order_given(self):
+        assert self.names(self.GROUPS) == self.names(self.GROUPS[::-1])
+        assert self.names(self.GROUPS) != self.names(self.GROUPS, seed=1)
+
+    def test_refuse_what_cannot_be_split(self):
+        with pytest.raises(TrainingError, match="2 groups are named g0"):
+            self.names([self.GROUPS[0], *self.GROUPS])
+        with pytest.raises(TrainingError, match="groups_per_step"):
+            self.names(self.GROUPS, groups_per_step=0)
+
+
+class TestPrefixes:
+    @given(TOKENS, TOKENS, st.sampled_from([0, 511, 512, 513, 2000]))
+    def test_shared_prefix_is_that_of_a_plain_count(self, left, right, same):
+        left, right = (array("I", [5] * same + each) for each in (left, right))
+        expected = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
+        assert shared_prefix(left, right) == shared_prefix(right, left) == expected
+
+    @given(st.lists(TOKENS, max_size=12))
+    def test_tree_tokens_are_the_nodes_of_the_trie(self, sequences):
+        nodes = {tuple(each[: end + 1]) for each in sequences for end in range(len(each))}
+        assert tree_tokens([array("I", each) for each in sequences]) == len(nodes)
+
+
+@pytest.mark.parametrize("mean", LossWeights)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_from_groups_to_micro_batches_the_weights_still_sum_to_one(mean, layout):
+    groups = [
+        RolloutGroup(
+            f"g{g}",
+            tuple(Rollout(f"g{g}r{r}", (row(9, r + 1, "x", r).conversation,) * (r + 1), r % 2) for r in range(4)),
+        )
+        for g in range(3)
+    ]
+    rows = prepare_batch(groups, AdvantageSettings(loss_weights=mean)).rows
+    plan = plan_step(rows, ranks=3, token_budget=30, layout=layout)
+    weights = [
+        rows[index].weight
+        for rank in plan.micro_batches
+        for batch in rank
+        for index in batch.rows
+        for _ in range(rows[index].conversation.learned_tokens)
+    ]
+    assert math.fsum(weights) == pytest.approx(1, abs=1e-12)

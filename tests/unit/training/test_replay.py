@@ -1,0 +1,522 @@
+"""Replay: logged runs become groups of rollouts exactly as they were sampled, or are refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.scripts import document_with, perfect_reader
+
+from memagent_graph import Completion, FinishReason, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
+from memagent_graph.errors import RunLogError
+from memagent_graph.policy import TokenUsage
+from memagent_graph.run_log import Conversation, ConversationKind, Outcome, Reward, RunRecord
+from memagent_graph.run_log.exchange import export_runs
+from memagent_training.errors import ReplayError, RewardError
+from memagent_training.replay import load_groups
+from memagent_training.replay_report import Refusal
+from memagent_training.rollouts import RolloutGroup
+
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
+QUESTION = "What is the key of harbor?"
+DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = RunLog(tmp_path / "runs.sqlite")
+    yield log
+    log.close()
+
+
+def exactly(prompt: str, text: str | None = None) -> Completion:
+    """A policy that tells ids, made up from the text, and log-probs."""
+    text = perfect_reader(prompt) if text is None else text
+    ids = list(text.encode())
+    return Completion(
+        text=text,
+        finish_reason=FinishReason.STOP,
+        model="scripted",
+        usage=TokenUsage(len(prompt), len(ids)),
+        prompt_token_ids=list(prompt.encode()),
+        token_ids=ids,
+        logprobs=[-0.25] * len(ids),
+        policy_version="v7",
+    )
+
+
+def said(run_id: str, position: int, answer_at: int, **changes: Any) -> Conversation:
+    is_answer = position == answer_at
+    values: dict[str, Any] = {
+        "run_id": run_id, "position": position,
+        "kind": ConversationKind.ANSWER if is_answer else ConversationKind.UPDATE,
+        "step": f"s{position}", "attempt": 0, "outcome": Outcome.ACCEPTED, "began": 1.0 + position, "seconds": 0.5,
+        "policy": "p", "policy_version": "v1", "tokenizer": "t", "template": "w",
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": 9}, "prompt_tokens": 3,
+        "completion_tokens": 2, "cached_tokens": 0, "finish_reason": "stop", "text": f"memory {position}",
+        "prompt_token_ids": [1, 2, 3 + position], "token_ids": [5, 6], "logprobs": [-0.5, -0.25],
+        "start_byte": None if is_answer else 10 * position, "end_byte": None if is_answer else 10 * position + 10,
+    }  # fmt: skip
+    return Conversation(**(values | changes))
+
+
+_clock = iter(range(1, 10_000_000))
+
+
+def write(
+    log: RunLog,
+    run_id: str,
+    *,
+    reward: float | None = 1.0,
+    question: str = QUESTION,
+    document: str = "0",
+    stop_reason: str | None = "answered",
+    settings: dict[str, Any] | None = None,
+    conversations: list[Conversation] | None = None,
+    at: dict[int, dict[str, Any]] | None = None,
+    **changes: Any,
+) -> None:
+    """A run of two updates and an answer; `changes` apply to every conversation, `at` to one."""
+    record = RunRecord(
+        run_id, float(next(_clock)), 2.0, question, {**DOCUMENT, "key": "sha256:" + document * 64}, settings or {},
+        stop_reason, "4711",
+    )  # fmt: skip
+    if conversations is None:
+        conversations = [said(run_id, each, 2, **(changes | (at or {}).get(each, {}))) for each in range(3)]
+    rewards = [] if reward is None else [Reward(run_id, "reward", reward, "test", 5.0)]
+    log.add(record, conversations, rewards=rewards)
+
+
+def members(groups: list[RolloutGroup]) -> list[list[str]]:
+    return [[rollout.run_id for rollout in group.rollouts_G] for group in groups]
+
+
+def refused(log: RunLog, **options: Any) -> dict[Refusal, tuple[str, ...]]:
+    return dict(load_groups(log, **options).report.refused)
+
+
+# What is taken
+
+
+def test_a_rollout_is_what_the_policy_saw_and_said_token_for_token(make_reader, log) -> None:
+    policy = ScriptedPolicy(exactly)
+    reader = make_reader(policy, run_log=log)
+    for run_id, reward in (("a", 1.0), ("b", 0.0)):
+        reader.read(TEXT, QUESTION, run_id=run_id)
+        log.reward(run_id, reward)
+    replay = load_groups(log)
+    (group,) = replay.groups
+    assert [(each.run_id, each.reward, each.step_rewards_K) for each in group.rollouts_G] == [
+        ("a", 1.0, None),
+        ("b", 0.0, None),
+    ]
+    conversations = [each for rollout in group.rollouts_G for each in rollout.conversations_K]
+    assert [bytes(list(each.prompt_ids_P)).decode() for each in conversations] == policy.prompts
+    assert [bytes(list(each.completion_ids_T)).decode() for each in conversations] == list(
+        map(perfect_reader, policy.prompts)
+    )
+    assert all(set(each.logprobs_T) == {-0.25} for each in conversations)
+    for rollout in group.rollouts_G:
+        assert [each.is_answer for each in rollout.conversations_K[-2:]] == [False, True]
+    assert {(each.policy_version, each.truncated, each.loss_mask_T) for each in conversations} == {("v7", False, None)}
+    report = replay.report
+    assert (report.runs, report.groups, report.rollouts) == (2, 1, 2)
+    assert report.conversations == len(conversations) == report.versions["v7"]
+    assert report.prompt_tokens == sum(len(prompt) for prompt in policy.prompts)
+    assert report.refused == {}
+    assert report.reshaped == ("a", "b")  # the reader samples greedily
+
+
+@pytest.mark.parametrize("suffix", ["sqlite", "parquet", "jsonl"])
+def test_a_log_its_path_and_its_exports_give_the_same_groups(tmp_path, log, suffix) -> None:
+    for run_id in "dcba":
+        write(log, run_id, reward=ord(run_id) / 3, logprobs=[-1 / 3, -0.1])
+    write(log, "unfinished", stop_reason=None, question="Another?")
+    write(log, "edited", question="A third?")
+    log.wait(log.edit("edited", 0, "better"))
+    log.wait(log.record(said("edited", 1, 1, step="anew")))
+    log.wait(log.end("edited", "answered", "1"))
+    path = log.path if suffix == "sqlite" else tmp_path / f"runs.{suffix}"
+    if suffix != "sqlite":
+        export_runs(log, path)
+    direct, read = load_groups(log), load_groups(path)
+    assert read.groups == direct.groups
+    assert members(read.groups) == [["d", "c", "b", "a"]]
+    assert replace(read.report, source="") == replace(direct.report, source="")
+    assert read.report.refused == {Refusal.UNFINISHED: ("unfinished",), Refusal.EDITED: ("edited",)}
+
+
+def test_an_export_of_the_reader_s_own_runs_replays_equally(tmp_path, make_reader, log) -> None:
+    reader = make_reader(ScriptedPolicy(exactly), run_log=log)
+    for run_id in "ab":
+        reader.read(TEXT, QUESTION, run_id=run_id)
+        log.reward(run_id, 0.5)
+    export_runs(log, tmp_path / "runs.parquet")
+    assert load_groups(tmp_path / "runs.parquet").groups == load_groups(log).groups != []
+
+
+def test_an_update_that_left_the_memory_as_it_was_stays_in(make_reader, log) -> None:
+    reader = make_reader(ScriptedPolicy(lambda p: exactly(p, " " if "word0 " in p else None)), run_log=log)
+    reader.read(TEXT, QUESTION, run_id="a")
+    log.reward("a", 1.0)
+    first = next(iter(log.conversations("a")))
+    assert first.outcome is Outcome.KEPT_PREVIOUS
+    (group,) = load_groups(log, min_group=1).groups
+    assert list(group.rollouts_G[0].conversations_K[0].completion_ids_T) == [ord(" ")]
+
+
+def test_attempts_that_were_thrown_away_are_left_out_unless_asked_for(make_reader, log) -> None:
+    asked = 0
+
+    def script(prompt: str) -> Completion:
+        nonlocal asked
+        asked += 1
+        return exactly(prompt, " " if asked in {2, 3} else None)
+
+    reader = make_reader(ScriptedPolicy(script), run_log=log, rules=UpdateRules(empty=UpdateRule.RETRY))
+    result = reader.read(TEXT, QUESTION, run_id="a")
+    log.reward("a", 1.0)
+    (without,) = load_groups(log, min_group=1).groups
+    (with_them,) = load_groups(log, min_group=1, keep_discarded=True).groups
+    assert len(without.rollouts_G[0].conversations_K) == result.chunks_read + 1
+    assert len(with_them.rollouts_G[0].conversations_K) == result.chunks_read + 3
+
+
+def test_a_discarded_attempt_without_ids_does_no_harm_where_it_is_not_trained_on(log) -> None:
+    thrown = said("a", 0, 1, outcome=Outcome.DISCARDED, token_ids=None, logprobs=None)
+    write(log, "a", conversations=[thrown, said("a", 0, 1, attempt=1), said("a", 1, 1)])
+    assert refused(log, min_group=1) == {}
+    assert refused(log, min_group=1, keep_discarded=True) == {Refusal.NO_TOKEN_IDS: ("a",)}
+
+
+def test_what_was_superseded_is_never_trained_on(log) -> None:
+    write(log, "a")
+    log.wait(log.record(said("a", 1, 9, step="again", token_ids=[7, 7, 7], logprobs=[-1.0] * 3)))
+    log.wait(log.record(said("a", 2, 2, step="and again")))
+    log.wait(log.end("a", "answered", "1"))
+    (group,) = load_groups(log, min_group=1).groups
+    assert [list(each.completion_ids_T) for each in group.rollouts_G[0].conversations_K] == [[5, 6], [7, 7, 7], [5, 6]]
+
+
+def test_a_run_in_which_the_policy_gave_no_answer_counts(log) -> None:
+    write(
+        log,
+        "a",
+        reward=0.0,
+        stop_reason="no_answer",
+        at={2: {"finish_reason": "length", "token_ids": [], "logprobs": []}},
+    )
+    (group,) = load_groups(log, min_group=1).groups
+    assert [each.truncated for each in group.rollouts_G[0].conversations_K] == [False, False, True]
+
+
+def test_rewards_are_the_newest_of_a_name_or_computed_now(log) -> None:
+    write(log, "a", reward=0.0)
+    log.reward("a", 0.5)
+    log.reward("a", 0.75, name="other")
+    rows = [each.id for each in log.conversations("a")]
+    for value, row in enumerate(rows):
+        log.reward("a", value, name="step", conversation=row)
+
+    def rollout(**options: Any) -> Any:
+        (group,) = load_groups(log, min_group=1, **options).groups
+        return group.rollouts_G[0]
+
+    assert rollout().reward == 0.5
+    assert rollout(reward="other").reward == 0.75
+    assert rollout(reward=lambda run: len(run.conversations_K)).reward == 3.0
+    assert rollout(step_reward="step").step_rewards_K == (0.0, 1.0, 2.0)
+    assert rollout(step_reward=lambda run: [0.1] * len(run.conversations_K)).step_rewards_K == (0.1, 0.1, 0.1)
+    with pytest.raises(RewardError, match=r"1 values for 3 conversations \(run a\)"):
+        rollout(step_reward=lambda run: [1.0])
+
+
+# Groups
+
+
+def test_a_group_is_one_question_on_one_document_read_in_one_way(log) -> None:
+    for index, changes in enumerate((
+        {},
+        {"question": "Another?"},
+        {"document": "1"},
+        {"settings": {"on_empty": "retry"}},
+        {"at": {0: {"end_byte": 99}}},
+        {"sampling": {"temperature": 0.5}},
+    )):  # fmt: skip
+        for seed in range(2):
+            write(log, f"{index}.{seed}", **changes)
+    assert members(load_groups(log).groups) == [[f"{index}.0", f"{index}.1"] for index in range(6)]
+
+
+def test_rollouts_of_a_group_may_differ_in_seed_server_and_version(log) -> None:
+    for seed in range(3):
+        sampling = {"temperature": 1.0, "seed": seed}
+        settings = {"seed": seed, "base_url": f"http://host{seed}/v1", "model": f"adapter-{seed}", "chunk_tokens": 100}
+        write(
+            log, f"r{seed}", sampling=sampling, settings=settings, policy_version=f"v{seed}", policy=f"adapter-{seed}"
+        )
+    (group,) = load_groups(log).groups
+    assert len(group.rollouts_G) == 3
+
+
+def test_groups_can_be_named(log) -> None:
+    for run_id in "abcd":
+        write(log, run_id)
+    replay = load_groups(log, groups={"a": "one", "c": "one", "b": "two", "d": "two"})
+    assert [group.group_id for group in replay.groups] == ["one", "two"]
+    assert members(replay.groups) == [["a", "c"], ["b", "d"]]
+    replay = load_groups(log, groups=lambda run: "x" if run.run_id != "d" else None)
+    assert members(replay.groups) == [["a", "b", "c"]]
+    assert replay.report.refused == {Refusal.NOT_GROUPED: ("d",)}
+
+
+def test_the_runs_of_a_log_can_be_chosen(tmp_path, log) -> None:
+    for run_id in "abc":
+        write(log, run_id)
+    assert members(load_groups(log, chosen=RunFilter(run_ids=["a", "c"])).groups) == [["a", "c"]]
+    export_runs(log, tmp_path / "runs.parquet")
+    with pytest.raises(ReplayError, match="Choose them when exporting"):
+        load_groups(tmp_path / "runs.parquet", chosen=RunFilter(newest=1))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
+@settings(max_examples=25, deadline=None)
+def test_only_whole_groups_are_taken_and_every_run_is_accounted_for(runs) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        log = RunLog(Path(folder, "r.sqlite"))
+        for index, (group, finished) in enumerate(runs):
+            write(log, f"r{index}", question=f"{group}?", stop_reason="answered" if finished else None)
+        replay = load_groups(log)
+        log.close()
+    wanted = [[f"r{i}" for i, (g, _) in enumerate(runs) if g == group] for group in dict.fromkeys(g for g, _ in runs)]
+    whole = [ids for ids in wanted if len(ids) > 1 and all(runs[int(each[1:])][1] for each in ids)]
+    assert members(replay.groups) == whole
+    taken = [each for ids in whole for each in ids]
+    left = [each for run_ids in replay.report.refused.values() for each in run_ids]
+    assert sorted(taken + left) == sorted(f"r{i}" for i in range(len(runs)))
+
+
+# What is refused
+
+HALF = {"token_ids": None}
+BAD: dict[Refusal, tuple[dict[str, Any], dict[str, Any]]] = {
+    Refusal.UNFINISHED: ({"stop_reason": None}, {}),
+    Refusal.NO_TOKEN_IDS: ({"at": {1: HALF}}, {}),
+    Refusal.DAMAGED_TOKENS: ({"at": {1: {"logprobs": [-0.5, float("nan")]}}}, {}),
+    Refusal.OTHER_TOKENIZER: ({"tokenizer": "t2"}, {"tokenizer": "t"}),
+    Refusal.OTHER_TEMPLATE: ({"at": {2: {"template": "w2"}}}, {"template": "w"}),
+    Refusal.STALE: ({"at": {0: {"policy_version": "v0"}}}, {"policy_versions": ["v1"]}),
+    Refusal.TOO_LONG: ({"at": {1: {"prompt_token_ids": [1] * 9}}}, {"max_tokens": 10}),
+    Refusal.NO_REWARD: ({"reward": None}, {}),
+    Refusal.NON_FINITE_REWARD: ({"reward": float("inf")}, {}),
+    Refusal.NOT_GROUPED: ({}, {"groups": {"good 0": "g", "good 1": "g"}}),
+    Refusal.GROUP_TOO_SMALL: ({"question": "Asked once?"}, {}),
+}
+
+
+@pytest.mark.parametrize("reason", BAD, ids=lambda reason: reason.value)
+def test_a_bad_run_is_refused_by_name_and_breaks_its_group_if_it_belongs_to_it(log, reason) -> None:
+    changes, options = BAD[reason]
+    write(log, "good 0")
+    write(log, "bad", **changes)
+    write(log, "good 1")
+    apart = reason.leaves_group_whole or reason is Refusal.GROUP_TOO_SMALL
+    replay = load_groups(log, **options)
+    assert replay.report.refused[reason] == ("bad",)
+    assert members(replay.groups) == ([["good 0", "good 1"]] if apart else [])
+    assert replay.report.refused.get(Refusal.INCOMPLETE_GROUP, ()) == (() if apart else ("good 0", "good 1"))
+    partly = load_groups(log, **options, whole_groups=False)
+    assert members(partly.groups) == [["good 0", "good 1"]]
+    assert partly.report.refused == {reason: ("bad",)}
+    assert any(f"refused, {reason.value}: 1 run (bad); {reason.remedy}" == line for line in partly.report.summary())
+
+
+def test_every_refusal_is_tested_here() -> None:
+    elsewhere = {Refusal.EDITED, Refusal.LOST_CONVERSATIONS, Refusal.INCOMPLETE_GROUP}
+    assert set(BAD) | elsewhere == set(Refusal)
+    assert all(reason.remedy for reason in Refusal)
+
+
+def test_a_run_whose_memory_a_person_replaced_is_refused(make_reader, log, tmp_path) -> None:
+    reader = make_reader(ScriptedPolicy(exactly), run_log=log, checkpoints=tmp_path / "c.sqlite")
+    reader.read(TEXT, QUESTION, run_id="a")
+    reader.edit_memory("a", 1, "harbor 99")
+    reader.resume("a")
+    log.reward("a", 1.0)
+    assert refused(log) == {Refusal.EDITED: ("a",)}
+
+
+def test_a_run_that_a_limit_stopped_can_be_resumed_and_then_replayed(make_reader, log, tmp_path) -> None:
+    reader = make_reader(ScriptedPolicy(exactly), run_log=log, checkpoints=tmp_path / "c.sqlite")
+    reader.read(TEXT, QUESTION, run_id="a", limits=Limits(max_chunks=2))
+    log.reward("a", 1.0)
+    assert refused(log) == {Refusal.UNFINISHED: ("a",)}
+    reader.resume("a")
+    assert refused(log, min_group=1) == {}
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        [said("a", 0, 2), said("a", 2, 2)],
+        [said("a", 1, 2), said("a", 2, 2)],
+        [said("a", 0, 9), said("a", 1, 9)],
+        [said("a", 0, 1, attempt=1), said("a", 1, 1)],
+        [said("a", 0, 1, outcome=Outcome.DISCARDED), said("a", 1, 1)],
+        [said("a", 0, 0), said("a", 1, 1)],
+        [],
+    ],
+    ids=["hole", "beginning", "answer", "attempt", "what came of it", "two answers", "everything"],
+)
+def test_a_run_of_which_the_log_lost_something_is_refused(log, held) -> None:
+    write(log, "a", conversations=held)
+    assert refused(log, min_group=1) == {Refusal.LOST_CONVERSATIONS: ("a",)}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"logprobs": [-0.5]}, {"logprobs": [-0.5, float("-inf")]}, {"logprobs": [-0.5, 0.7]}, {"prompt_token_ids": []}],
+    ids=["too few", "impossible", "positive", "no prompt"],
+)
+def test_tokens_and_log_probs_that_cannot_be_are_refused(log, damage) -> None:
+    write(log, "a", at={1: damage})
+    assert refused(log, min_group=1) == {Refusal.DAMAGED_TOKENS: ("a",)}
+
+
+def test_a_run_that_fits_the_window_exactly_is_taken(log) -> None:
+    write(log, "a")
+    assert refused(log, min_group=1, max_tokens=5) == {}
+    assert refused(log, min_group=1, max_tokens=4) == {Refusal.TOO_LONG: ("a",)}
+
+
+def test_a_function_that_gives_nan_or_cannot_tell_gets_the_run_refused(log) -> None:
+    write(log, "a")
+    assert refused(log, reward=lambda run: float("nan")) == {Refusal.NON_FINITE_REWARD: ("a",)}
+    assert refused(log, reward=lambda run: None) == {Refusal.NO_REWARD: ("a",)}
+    assert refused(log, step_reward=lambda run: [0.0, float("nan"), 0.0]) == {Refusal.NON_FINITE_REWARD: ("a",)}
+    assert refused(log, step_reward="step") == {Refusal.NO_REWARD: ("a",)}
+
+
+# Mixtures
+
+
+@pytest.mark.parametrize("what", ["tokenizer", "template"])
+def test_a_mixture_needs_a_choice_and_names_a_run_of_each(log, what) -> None:
+    write(log, "a", **{what: "old"})
+    for run_id in "bc":
+        write(log, run_id, **{what: "new"})
+    with pytest.raises(ReplayError) as caught:
+        load_groups(log)
+    assert f"2 {what}s" in str(caught.value)
+    assert "'new': 2 of them, such as 'b'; 'old': 1 of them, such as 'a'" in str(caught.value)
+    assert f"{what}='new'" in str(caught.value)
+    replay = load_groups(log, **{what: "new"})
+    assert members(replay.groups) == [["b", "c"]]
+    assert getattr(replay.report, what) == "new"
+
+
+def test_a_mixture_within_a_run_is_one_too(log) -> None:
+    write(log, "a", at={2: {"tokenizer": "other"}})
+    with pytest.raises(ReplayError, match=r"such as 'a'.*such as 'a'"):
+        load_groups(log)
+
+
+def test_runs_that_are_refused_anyway_make_no_mixture(log) -> None:
+    write(log, "foreign", tokenizer="other", token_ids=None)
+    write(log, "a")
+    assert refused(log, min_group=1, whole_groups=False) == {Refusal.NO_TOKEN_IDS: ("foreign",)}
+
+
+# Versions
+
+
+def test_staleness_is_counted_in_versions_and_bounded(log) -> None:
+    versions = ["v0", "v1", "v2", "v3"]
+    for index, version in enumerate(versions):
+        for twin in "ab":
+            write(log, f"{version}{twin}", policy_version=version, question=f"{index}?")
+    write(log, "mixed a", policy_version="v3", at={0: {"policy_version": "v2"}})
+    write(log, "mixed b", policy_version="v3")
+    report = load_groups(log, policy_versions=versions).report
+    assert report.staleness == {3: 2, 2: 2, 1: 3, 0: 3}
+    assert report.versions == {"v0": 6, "v1": 6, "v2": 7, "v3": 11}
+    report = load_groups(log, policy_versions=versions, max_staleness=1).report
+    assert report.refused == {Refusal.STALE: ("v0a", "v0b", "v1a", "v1b")}
+    assert report.staleness == {1: 3, 0: 3}
+    report = load_groups(log, policy_versions=versions, max_staleness=0).report
+    assert report.refused[Refusal.STALE][-1] == "mixed a"
+    assert report.refused[Refusal.GROUP_TOO_SMALL] == ("mixed b",)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_staleness": 1}, {"policy_versions": []}, {"policy_versions": ["v"], "max_staleness": -1}]
+)
+def test_a_bound_on_staleness_that_makes_no_sense_is_refused(log, options) -> None:
+    with pytest.raises(ReplayError):
+        load_groups(log, **options)
+
+
+# The report, and sources that are none
+
+
+def test_the_summary_says_in_lines_what_was_taken_and_what_not(log) -> None:
+    for run_id in "abcdef":
+        write(log, run_id, stop_reason=None if run_id < "e" else "answered", question=f"{run_id < 'e'}")
+    assert load_groups(log, policy_versions=["v1"]).report.summary() == [
+        f"{log.path}: 2 rollouts in 1 group of 6 runs",
+        "6 conversations, 18 prompt and 12 completion tokens, the longest 5",
+        "written by v1 (6)",
+        "versions behind: 0 (2)",
+        "1 group with all rewards equal",
+        "refused, unfinished: 4 runs (a, b, c, ...); resume them, or delete them from the log",
+    ]
+
+
+def test_where_nothing_is_left_the_error_says_which_run_why_and_what_to_do(log) -> None:
+    with pytest.raises(ReplayError, match="no runs in"):
+        load_groups(log).require_groups()
+    write(log, "a", reward=None)
+    with pytest.raises(ReplayError, match=r"none of the 1 runs .* no_reward, such as 'a'\. .*relabel"):
+        load_groups(log).require_groups()
+    log.reward("a", 1.0)
+    replay = load_groups(log, min_group=1)
+    assert replay.require_groups() == replay.groups
+
+
+def test_a_source_that_is_no_log_and_no_export_is_named(tmp_path) -> None:
+    with pytest.raises(ReplayError, match=r"nowhere\.sqlite cannot be read: No such file"):
+        load_groups(tmp_path / "nowhere.sqlite")
+    assert not (tmp_path / "nowhere.sqlite").exists()
+    (tmp_path / "noise.sqlite").write_text("noise")
+    with pytest.raises(RunLogError, match="noise"):
+        load_groups(tmp_path / "noise.sqlite")
+
+
+def test_a_shuffled_export_is_refused_with_the_run(tmp_path, log) -> None:
+    for run_id in "ab":
+        write(log, run_id)
+    export_runs(log, tmp_path / "runs.parquet")
+    table = pq.read_table(tmp_path / "runs.parquet")
+    facts = pq.read_metadata(tmp_path / "runs.parquet").metadata
+    table = table.replace_schema_metadata({key: facts[key] for key in facts if not key.startswith(b"ARROW")})
+    shuffled = table.take(pa.array([0, 3, 1, 4, 2, 5]))
+    pq.write_table(shuffled, tmp_path / "shuffled.parquet")
+    with pytest.raises(ReplayError, match=r"in one piece \(run a\)"):
+        load_groups(tmp_path / "shuffled.parquet")
+
+
+def test_replay_needs_neither_torch_nor_trl() -> None:
+    script = (
+        "import sys; sys.modules.update(torch=None, trl=None, transformers=None);"
+        "import memagent_training.replay, memagent_training.judge, memagent_training.step_rewards"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -1,0 +1,23 @@
+"""What training raises on purpose, below the package's own tree of errors.
+
+MemAgentError
+└── TrainingError               training cannot begin, or go on
+    ├── ReplayError                 logged runs that cannot be made into groups to train on
+    └── RewardError                 a reward function that gave no usable number
+"""
+
+from __future__ import annotations
+
+from memagent_graph.errors import MemAgentError
+
+
+class TrainingError(MemAgentError):
+    """Training cannot begin, or go on."""
+
+
+class ReplayError(TrainingError):
+    """Logged runs that cannot be made into groups to train on: no source, or a mixture that needs a choice."""
+
+
+class RewardError(TrainingError):
+    """A reward function gave no usable number, or its answers to compare with cannot be read."""

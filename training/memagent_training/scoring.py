@@ -1,0 +1,214 @@
+"""The model's log-probs of a micro-batch's completion tokens, whatever its layout.
+
+What transformers does with masks (5.23, checked by the tests):
+
+- Packed rows are told apart by positions that start again, but only where there is neither a mask nor a cache
+  (masking_utils.find_packed_sequence_indices). Hence `use_cache=False`: under the configs' default, True, rows would
+  silently see each other.
+- A 4-D mask is taken as it is, for every layer. SDPA takes it boolean; eager attention adds it, so that a boolean one
+  would silently hide nothing. Flash attention takes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from memagent_training.packing import MicroBatch
+
+_DENSE = frozenset({"sdpa", "eager"})
+"""Attention that takes a 4-D mask and computes all pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbs:
+    """Of each row's completion tokens, right-padded with zeros; differentiable."""
+
+    logprobs_BT: Tensor
+    entropies_BT: Tensor | None
+    """Of the distribution that each token was drawn from, in nats."""
+    mask_BT: Tensor
+
+
+def dense_pair_cost(model: nn.Module) -> float:
+    """What a pair of tokens costs, in units of a token's matrix products: `lay_out`'s `pair_cost` for this model.
+
+    4 operations per layer, head dimension and pair against 2 per weight and token. 0 for flash attention, which skips
+    the pairs that are not seen.
+    """
+    core = _unwrapped(model)
+    config = core.config
+    if config._attn_implementation not in _DENSE:
+        return 0.0
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    tables = {id(core.get_input_embeddings().weight), id(core.get_output_embeddings().weight)}
+    weights = sum(parameter.numel() for parameter in core.parameters() if id(parameter) not in tables)
+    return float(2 * config.num_hidden_layers * width / weights)
+
+
+def completion_logprobs(
+    model: nn.Module,
+    micro_batch: MicroBatch,
+    *,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    logits_chunk: int = 1024,
+) -> LogProbs:
+    """Log-probs of every row's completion tokens, in float32 or better.
+
+    Logits are computed where a completion token is predicted and nowhere else, `logits_chunk` tokens at a time, and
+    again in the backward pass rather than kept. To be part of the model's own forward (autocast and sharded wrappers
+    act there), this happens in the place of its output head, which returns log-probs instead of logits. A model that
+    does something to its logits afterwards (a soft cap, a scale) is noticed, and its logits are then taken whole.
+
+    Args:
+        model: a causal language model of transformers, wrapped or not.
+        micro_batch: from `lay_out`.
+        temperature: logits are divided by it.
+        with_entropy: also each distribution's entropy.
+        logits_chunk: tokens whose logits are held at once.
+
+    Raises:
+        ValueError: the model's attention cannot take the layout.
+    """
+    core = _unwrapped(model)
+    inputs = {
+        "input_ids": micro_batch.input_ids_SN,
+        "position_ids": micro_batch.position_ids_SN,
+        "attention_mask": _attention_mask(core, micro_batch),
+        "use_cache": False,
+    }
+    scoring = _Scoring(micro_batch, temperature, with_entropy, logits_chunk)
+    scored_C2 = None if core in _WITH_LATER_STEPS else _scored_in_forward(model, core, inputs, scoring)
+    if scored_C2 is None:
+        _WITH_LATER_STEPS.add(core)
+        scored_C2 = scoring.score(model(**inputs).logits.flatten(0, 1)[micro_batch.scored_places_C])
+    # The last entry stands for the tokens that a shorter completion does not have.
+    by_row_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_of_BT]
+    entropies_BT = by_row_BT2[..., 1] if with_entropy else None
+    return LogProbs(by_row_BT2[..., 0], entropies_BT, micro_batch.mask_BT)
+
+
+_WITH_LATER_STEPS: WeakSet[nn.Module] = WeakSet()
+"""Models seen to do something to what their head returns."""
+
+_PROBE = 100.0
+"""Goes through the model after the scores, to see whether it comes out as it was; exact in bfloat16, above any cap."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scoring:
+    """From hidden states or logits to the log-prob and the entropy of each scored token."""
+
+    micro_batch: MicroBatch
+    temperature: float
+    with_entropy: bool
+    logits_chunk: int
+
+    def through(self, head: nn.Module, hidden_SND: Tensor) -> Tensor:
+        """(C, 2), a chunk of logits at a time."""
+        wanted_CD = hidden_SND.flatten(0, 1)[self.micro_batch.scored_places_C]
+
+        def chunk_scores(hidden: Tensor, ids: Tensor) -> Tensor:
+            return self._score(head.forward(hidden), ids)
+
+        hidden_chunks = torch.split(wanted_CD, self.logits_chunk)
+        ids_chunks = torch.split(self.micro_batch.scored_ids_C, self.logits_chunk)
+        pieces = list(zip(hidden_chunks, ids_chunks, strict=True))
+        if len(pieces) == 1 or not torch.is_grad_enabled():
+            return torch.cat([chunk_scores(*piece) for piece in pieces])
+        scores: list[Tensor] = [checkpoint(chunk_scores, *piece, use_reentrant=False) for piece in pieces]
+        return torch.cat(scores)
+
+    def score(self, logits_CV: Tensor) -> Tensor:
+        """(C, 2), from all logits at once."""
+        return self._score(logits_CV, self.micro_batch.scored_ids_C)
+
+    def _score(self, logits_CV: Tensor, ids_C: Tensor) -> Tensor:
+        if logits_CV.dtype != torch.float64:
+            logits_CV = logits_CV.float()
+        logits_CV = logits_CV / self.temperature
+        normalizer_C = logits_CV.logsumexp(-1)
+        logprobs_C = logits_CV.gather(1, ids_C[:, None])[:, 0] - normalizer_C
+        if not self.with_entropy:
+            return torch.stack([logprobs_C, torch.zeros_like(logprobs_C)], dim=1)
+        expected_C = (logits_CV.softmax(-1) * logits_CV).sum(-1)
+        return torch.stack([logprobs_C, normalizer_C - expected_C], dim=1)
+
+
+def _scored_in_forward(model: nn.Module, core: Any, inputs: dict[str, Any], scoring: _Scoring) -> Tensor | None:
+    """(C, 2) from one forward of the model, or None where the model does something to what its head returns."""
+    with _in_place_of_head(core.get_output_embeddings(), scoring) as given:
+        returned_C2: Tensor = model(**inputs).logits[0]
+    if bool((returned_C2[-1] != _PROBE).any()):
+        return None
+    if returned_C2.dtype == given[0].dtype:
+        return returned_C2[:-1]
+    # A sharded wrapper may round what a model returns, too much for log-probs, and waits for that to be used.
+    return given[0] + 0 * returned_C2[:-1]
+
+
+@contextmanager
+def _in_place_of_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tensor]]:
+    """While it lasts, the head gives scores and a probe, (1, C + 1, 2), instead of logits.
+
+    The scores are put into the yielded list as well.
+    """
+    given: list[Tensor] = []
+
+    def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # A sharded head's weights are there now, and may be gone again by the time of `after`.
+        given.append(scoring.through(module, inputs[0]))
+        return (inputs[0][:, :0],)
+
+    def after(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+        return torch.cat([given[0][None], given[0].new_full((1, 1, 2), _PROBE)], dim=1)
+
+    hooks = [head.register_forward_pre_hook(before), head.register_forward_hook(after)]
+    try:
+        yield given
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _unwrapped(model: nn.Module) -> Any:
+    return getattr(model, "module", model)
+
+
+def _attention_mask(core: Any, micro_batch: MicroBatch) -> Tensor | None:
+    """The mask in the form that the model's attention takes exactly."""
+    if micro_batch.subtree_ends_SN is None:
+        return micro_batch.padding_mask_SN
+    attention = core.config._attn_implementation
+    if attention not in _DENSE:
+        raise ValueError(f"{attention} attention takes no 4-D mask: load the model with sdpa, or use the packed layout")
+    _refuse_partial_attention(core.config, micro_batch.longest)
+    place_N = torch.arange(micro_batch.input_ids_SN.shape[1], device=micro_batch.input_ids_SN.device)
+    seen_SNN = (place_N[:, None] >= place_N) & (place_N[:, None] < micro_batch.subtree_ends_SN[:, None, :])
+    if attention == "sdpa":
+        return seen_SNN[:, None]
+    dtype = next(core.parameters()).dtype
+    hidden = torch.zeros(seen_SNN.shape, dtype=dtype, device=seen_SNN.device)
+    return hidden.masked_fill_(~seen_SNN, torch.finfo(dtype).min)[:, None]
+
+
+def _refuse_partial_attention(config: Any, longest: int) -> None:
+    """A mask of ours replaces every layer's own, which a window or a recurrent layer must not lose."""
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+    window = getattr(config, "sliding_window", None)
+    if kinds - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"the prefix_tree layout cannot serve layers of {sorted(kinds)}: use the packed layout")
+    if "sliding_attention" in kinds and window is not None and longest > window:
+        raise ValueError(
+            f"a row of {longest} tokens is longer than the model's attention window of {window}, which the prefix_tree"
+            " layout would ignore: use the packed layout"
+        )
