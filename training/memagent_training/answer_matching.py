@@ -97,7 +97,7 @@ def _entry(line: str, place: str) -> tuple[str, str | list[str]]:
     if not isinstance(entry, dict):
         raise _no_entry(place)
     key = entry.get("run_id", entry.get("question"))
-    value = entry.get("answers", entry.get("answer"))
+    value: Any = entry.get("answers", entry.get("answer"))
     well_formed = isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
     if not isinstance(key, str) or not well_formed:
         raise _no_entry(place)
