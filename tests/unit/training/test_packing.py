@@ -1,0 +1,428 @@
+"""Three layouts of the same rows: one result, fewer tokens."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from memagent_training.packing import lay_out, pad_rows  # noqa: E402
+from memagent_training.prefix_tree import fill_sequences, single_blocks, tree_blocks  # noqa: E402
+from memagent_training.scoring import completion_logprobs, dense_pair_cost  # noqa: E402
+
+LAYOUTS = ("padded", "packed", "prefix_tree")
+VOCABULARY = 64
+PAIR_COSTS = (0.0, 0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    prompt_ids_P: Sequence[int]
+    completion_ids_T: Sequence[int]
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+}
+
+
+def make_model(
+    kind: str, *, tied: bool = False, dtype: Any = torch.float64, attention: str = "sdpa", **more: Any
+) -> Any:
+    """A small model with random weights, large enough that its predictions depend on what it sees."""
+    torch.manual_seed(0)
+    config_class = getattr(transformers, f"{kind}Config")
+    sizes = SIZES | {"tie_word_embeddings": tied, "initializer_range": 0.2} | more
+    config = config_class(**sizes, attn_implementation=attention)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(dtype).train()
+    if dtype == torch.float64:
+        give_norms_full_precision(model)
+    return model
+
+
+def give_norms_full_precision(model: Any) -> None:
+    """transformers' own compute in float32 whatever the model's dtype, which would be all that gradients differ by."""
+    norms = [name for name, module in model.named_modules() if type(module).__name__.endswith("RMSNorm")]
+    for name in norms:
+        parent, _, last = name.rpartition(".")
+        weight = model.get_submodule(name).weight
+        norm = torch.nn.RMSNorm(weight.shape, eps=model.config.rms_norm_eps, dtype=torch.float64)
+        norm.weight = weight
+        setattr(model.get_submodule(parent), last, norm)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return make_model("Llama")
+
+
+def ids(start: int, length: int) -> list[int]:
+    return [(start * 7 + index * 5) % VOCABULARY for index in range(length)]
+
+
+SECTION = ids(1, 9)
+ROWS = [
+    Row([*SECTION, 3, 4], ids(2, 5)),
+    Row([*SECTION, 3, 4], ids(2, 5)),  # the same again
+    Row([*SECTION, 3, 4], [*ids(2, 3), 60, 61]),  # the same prompt, a completion that begins alike
+    Row([*SECTION, 8], ids(9, 2)),  # the same section, another memory
+    Row([*SECTION, 3], [4, *ids(2, 5), 9]),  # begins with the whole first row, split elsewhere
+    Row(ids(30, 25), ids(4, 1)),  # long, shares nothing
+    Row([5], [6, 7]),
+    Row([*SECTION, 1], []),  # no completion
+    Row([0], []),  # inert
+]
+
+
+def weights_of(mask: Any) -> Any:
+    """Another weight for every token, so that no two can stand for each other."""
+    return torch.rand(mask.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 0.5
+
+
+def one_by_one(model: Any, rows: Sequence[Row], temperature: float = 1.0) -> tuple[Any, Any]:
+    """Log-probs and entropies with each row by itself, without padding, in the plainest way."""
+    width = max(len(row.completion_ids_T) for row in rows)
+    logprobs, entropies = [], []
+    for row in rows:
+        whole = torch.tensor([[*row.prompt_ids_P, *row.completion_ids_T]])
+        logits = model(input_ids=whole, use_cache=False).logits[0] / temperature
+        every = logits.log_softmax(-1)[len(row.prompt_ids_P) - 1 : -1]
+        chosen = every.gather(1, torch.tensor(row.completion_ids_T, dtype=torch.long)[:, None])[:, 0]
+        missing = chosen.new_zeros(width - len(chosen))
+        logprobs.append(torch.cat([chosen, missing]))
+        entropies.append(torch.cat([-(every.exp() * every).sum(-1), missing]))
+    return torch.stack(logprobs), torch.stack(entropies)
+
+
+def gradients(model: Any, loss: Any) -> dict[str, Any]:
+    model.zero_grad()
+    loss.backward()
+    found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def assert_same_gradients(one: dict[str, Any], other: dict[str, Any], relative: float) -> None:
+    assert one.keys() == other.keys()
+    for name, gradient in one.items():
+        assert (gradient - other[name]).norm() <= relative * gradient.norm() + 1e-14, name
+
+
+@pytest.mark.parametrize("pair_cost", PAIR_COSTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("kind", "tied"), [("Llama", False), ("Llama", True), ("Qwen2", False), ("Qwen2", True)])
+def test_every_layout_gives_the_log_probs_and_gradients_of_one_row_at_a_time(
+    kind: str, tied: bool, layout: str, pair_cost: float
+) -> None:
+    model = make_model(kind, tied=tied)
+    expected, _ = one_by_one(model, ROWS)
+    batch = lay_out(ROWS, layout, pad_id=0, pair_cost=pair_cost)
+    found = completion_logprobs(model, batch)
+    assert [row.tolist() for row in found.mask_BT] == [
+        [step < len(row.completion_ids_T) for step in range(7)] for row in ROWS
+    ]
+    assert not found.logprobs_BT[~found.mask_BT].any()
+    torch.testing.assert_close(found.logprobs_BT, expected, rtol=0, atol=1e-12)
+    weights = weights_of(found.mask_BT)
+    expected_gradients = gradients(model, (expected * weights).sum())
+    assert_same_gradients(expected_gradients, gradients(model, (found.logprobs_BT * weights).sum()), 1e-12)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_agree_in_single_precision(layout: str, attention: str) -> None:
+    model = make_model("Qwen2", tied=True, dtype=torch.float32, attention=attention)
+    expected, _ = one_by_one(model, ROWS)
+    found = completion_logprobs(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    weights = weights_of(expected).float()
+    assert_same_gradients(gradients(model, (expected * weights).sum()), gradients(model, (found * weights).sum()), 3e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_entropies_are_those_of_the_tempered_distribution_and_differentiable(llama: Any, layout: str) -> None:
+    expected_logprobs, expected = one_by_one(llama, ROWS, temperature=0.7)
+    batch = lay_out(ROWS, layout, pad_id=0)
+    found = completion_logprobs(llama, batch, temperature=0.7, with_entropy=True)
+    torch.testing.assert_close(found.logprobs_BT, expected_logprobs, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.entropies_BT, expected, rtol=0, atol=1e-12)
+    weights = weights_of(expected)
+    assert_same_gradients(
+        gradients(llama, (expected * weights).sum()), gradients(llama, (found.entropies_BT * weights).sum()), 1e-12
+    )
+    assert completion_logprobs(llama, batch).entropies_BT is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("logits_chunk", [1, 4, 1000])
+def test_the_size_of_a_chunk_of_logits_changes_nothing(llama: Any, layout: str, logits_chunk: int) -> None:
+    batch = lay_out(ROWS, layout, pad_id=0)
+    whole, parts = completion_logprobs(llama, batch), completion_logprobs(llama, batch, logits_chunk=logits_chunk)
+    torch.testing.assert_close(whole.logprobs_BT, parts.logprobs_BT, rtol=0, atol=1e-13)
+    weights = weights_of(whole.mask_BT)
+    assert_same_gradients(
+        gradients(llama, (whole.logprobs_BT * weights).sum()),
+        gradients(llama, (parts.logprobs_BT * weights).sum()),
+        1e-12,
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_more_than_a_chunk_of_logits_is_computed_at_once(llama: Any, layout: str, monkeypatch: Any) -> None:
+    seen: list[int] = []
+    forward = llama.lm_head.forward
+
+    def counting(hidden: Any) -> Any:
+        seen.append(hidden.shape[:-1].numel())
+        return forward(hidden)
+
+    monkeypatch.setattr(llama.lm_head, "forward", counting)
+    batch = lay_out(ROWS, layout, pad_id=0)
+    completion_logprobs(llama, batch, logits_chunk=4)
+    assert max(seen) == 4
+    assert sum(seen) == len(batch.scored_ids_C)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradient_checkpointing_changes_nothing(layout: str, reentrant: bool) -> None:
+    model = make_model("Llama")
+    batch = lay_out(ROWS, layout, pad_id=0)
+    weights = weights_of(batch.mask_BT)
+    plain = completion_logprobs(model, batch, logits_chunk=4).logprobs_BT
+    expected = gradients(model, (plain * weights).sum())
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    again = completion_logprobs(model, batch, logits_chunk=4).logprobs_BT
+    torch.testing.assert_close(again, plain, rtol=0, atol=0)
+    assert_same_gradients(expected, gradients(model, (again * weights).sum()), 1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_packed_rows_do_not_see_each_other_though_the_models_configuration_asks_for_a_cache(
+    llama: Any, layout: str
+) -> None:
+    assert llama.config.use_cache
+    alone = completion_logprobs(llama, lay_out(ROWS[5:6], layout, pad_id=0)).logprobs_BT
+    among = completion_logprobs(llama, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
+    torch.testing.assert_close(among[5, :1], alone[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_without_completions_give_a_result_that_still_has_gradients(llama: Any, layout: str) -> None:
+    """Ranks must take equal steps, also those that have nothing to learn from."""
+    found = completion_logprobs(llama, lay_out([Row([3], []), Row([3, 4], [])], layout, pad_id=0), with_entropy=True)
+    assert found.logprobs_BT.shape == (2, 0)
+    assert found.logprobs_BT.requires_grad
+    empty = gradients(llama, found.logprobs_BT.sum() + found.entropies_BT.sum())
+    assert set(empty) == {name for name, _ in llama.named_parameters()}
+    assert not any(gradient.any() for gradient in empty.values())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_gradients_nothing_is_kept(llama: Any, layout: str) -> None:
+    with torch.no_grad():
+        found = completion_logprobs(llama, lay_out(ROWS, layout, pad_id=0), logits_chunk=4).logprobs_BT
+    assert not found.requires_grad
+    torch.testing.assert_close(found, one_by_one(llama, ROWS)[0].detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_model_that_scales_its_logits_after_the_head_is_scored_by_its_scaled_logits(layout: str) -> None:
+    model = make_model("Granite", logits_scaling=4.0)
+    expected, _ = one_by_one(model, ROWS)
+    for _ in range(2):  # noticed at the first, known at the second
+        found = completion_logprobs(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_wrapper_that_rounds_what_the_model_returns_does_not_round_log_probs(layout: str) -> None:
+    model = make_model("Llama")
+    expected, _ = one_by_one(model, ROWS)
+    weights = weights_of(expected)
+    expected_gradients = gradients(model, (expected * weights).sum())
+
+    def rounding(_module: Any, _inputs: Any, output: Any) -> Any:
+        output.logits = output.logits.bfloat16()
+        return output
+
+    model.register_forward_hook(rounding)
+    found = completion_logprobs(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert_same_gradients(expected_gradients, gradients(model, (found * weights).sum()), 1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_model_that_caps_its_logits_is_noticed_even_by_rows_that_score_nothing(layout: str) -> None:
+    """Otherwise ranks with inert rows would make fewer forwards than the others, which sharded wrappers wait for."""
+    forwards = []
+    model = make_model("Granite", logits_scaling=4.0)
+    model.register_forward_hook(lambda *_: forwards.append(1))
+    completion_logprobs(model, lay_out([Row([0], [])], layout, pad_id=0))
+    assert len(forwards) == 2
+
+
+def test_the_model_is_left_as_it_was(llama: Any) -> None:
+    tokens = torch.tensor([SECTION])
+    before = llama(input_ids=tokens).logits
+    completion_logprobs(llama, lay_out(ROWS, "prefix_tree", pad_id=0))
+    with pytest.raises(IndexError):
+        completion_logprobs(llama, lay_out([Row([VOCABULARY + 1], [1])], "packed", pad_id=0))
+    assert torch.equal(llama(input_ids=tokens).logits, before)
+
+
+# The trie.
+
+tokens_few = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+"""Few different tokens, so that prefixes are shared by chance."""
+rows_with_shared_prefixes = st.lists(
+    st.builds(
+        lambda prefix, own, completion: Row([*prefix, *own], completion),
+        st.sampled_from([[], SECTION, SECTION[:4], ids(30, 12)]),
+        tokens_few,
+        st.lists(st.integers(0, 2), max_size=5),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def distinct_prefixes(rows: Sequence[Row]) -> int:
+    whole = [(*row.prompt_ids_P, *row.completion_ids_T) for row in rows]
+    return len({row[:length] for row in whole for length in range(1, len(row) + 1)})
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=rows_with_shared_prefixes, pair_cost=st.sampled_from([0.0, 0.005, 0.05, 10.0]))
+def test_any_rows_give_the_same_in_every_layout(llama: Any, rows: list[Row], pair_cost: float) -> None:
+    with torch.no_grad():
+        expected, _ = one_by_one(llama, rows)
+    weights = weights_of(expected)
+    batches = [lay_out(rows, layout, pad_id=0, pair_cost=pair_cost) for layout in LAYOUTS]
+    found = [completion_logprobs(llama, batch).logprobs_BT for batch in batches]
+    reference = gradients(llama, (found[0] * weights).sum())
+    for logprobs in found:
+        torch.testing.assert_close(logprobs.detach(), expected, rtol=0, atol=1e-12)
+    for logprobs in found[1:]:
+        assert_same_gradients(reference, gradients(llama, (logprobs * weights).sum()), 1e-11)
+
+
+@given(rows=rows_with_shared_prefixes)
+def test_a_tree_forwards_each_distinct_prefix_once_and_a_pack_each_token(rows: list[Row]) -> None:
+    tokens = sum(len(row.prompt_ids_P) + len(row.completion_ids_T) for row in rows)
+    tree, packed, padded = (lay_out(rows, layout, pad_id=0) for layout in ("prefix_tree", "packed", "padded"))
+    assert tree.forwarded_tokens == distinct_prefixes(rows)
+    assert packed.forwarded_tokens == tokens
+    width = max(len(row.prompt_ids_P) for row in rows) + max(len(row.completion_ids_T) for row in rows)
+    assert padded.forwarded_tokens == len(rows) * width
+    assert {batch.row_tokens for batch in (tree, packed, padded)} == {tokens}
+
+
+@given(rows=rows_with_shared_prefixes, pair_cost=st.sampled_from([0.0, 0.01, 0.1]))
+def test_what_a_token_of_a_tree_sees_is_its_rows_beginning(rows: list[Row], pair_cost: float) -> None:
+    whole = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
+    blocks = tree_blocks(whole, pair_cost)
+    assert sorted(number for block in blocks for number in block.paths) == list(range(len(rows)))
+    for block in blocks:
+        for number, path in block.paths.items():
+            assert [block.ids[place] for place in path] == whole[number].tolist()
+            assert [block.depths[place] for place in path] == list(range(len(path)))
+            for depth, place in enumerate(path):
+                assert [k for k in range(place + 1) if place < block.ends[k]] == path[: depth + 1]
+
+
+def test_sixteen_rollouts_share_a_section_and_equal_completions() -> None:
+    section, memories = ids(1, 50), [ids(20 + rollout, 6) for rollout in range(16)]
+    section_first = [Row([*section, *memory], [1, 2, 3]) for memory in memories]
+    memory_first = [Row([*memory, *section], [1, 2, 3]) for memory in memories]
+    assert lay_out(section_first, "prefix_tree", pad_id=0).forwarded_tokens == 50 + 16 * (6 + 3)
+    assert lay_out(memory_first, "prefix_tree", pad_id=0).forwarded_tokens == 16 * (50 + 6 + 3)
+    same = lay_out([section_first[0]] * 16, "prefix_tree", pad_id=0)
+    assert same.forwarded_tokens == 50 + 6 + 3
+    assert len(same.scored_ids_C) == 3
+
+
+def test_a_pair_cost_cuts_a_tree_where_rows_share_little_and_not_where_they_share_much() -> None:
+    header = [9, 9]
+    rows = [array("q", [*header, *ids(chunk, 40), rollout, 1]) for chunk in (1, 2, 3) for rollout in range(4)]
+    assert [len(block) for block in tree_blocks(rows)] == [2 + 3 * (40 + 8)]
+    cut = tree_blocks(rows, pair_cost=0.01)
+    assert sorted(sorted(block.paths) for block in cut) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [len(block) for block in cut] == [50, 50, 50]
+    memory_first = [array("q", [*header, rollout, *ids(1, 40), 1]) for rollout in range(4)]
+    assert [len(block) for block in tree_blocks(memory_first, pair_cost=0.01)] == [44] * 4
+
+
+def test_blocks_fill_sequences_as_long_as_the_longest() -> None:
+    blocks = single_blocks([array("q", [1] * length) for length in (3, 10, 7, 4, 6)])
+    assert fill_sequences(blocks, 10) == [[1], [2, 0], [4, 3]]
+    assert fill_sequences(blocks, 5) == [[1], [2], [4], [3], [0]]
+
+
+def test_flash_attention_has_no_pair_cost_and_dense_attention_the_share_of_its_products() -> None:
+    model = make_model("Llama", tied=False)
+    products = sum(weight.numel() for name, weight in model.model.layers.named_parameters()) + 32
+    assert dense_pair_cost(model) == 2 * 2 * 32 / products
+    model.config._attn_implementation = "flash_attention_2"
+    assert dense_pair_cost(model) == 0
+
+
+# What is refused.
+
+
+def test_rows_that_cannot_be_laid_out_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one row"):
+        lay_out([], "packed", pad_id=0)
+    with pytest.raises(ValueError, match="row 1 has no prompt token"):
+        lay_out([Row([1], [2]), Row([], [2])], "packed", pad_id=0)
+    with pytest.raises(ValueError, match="unknown layout 'sorted'"):
+        lay_out(ROWS, "sorted", pad_id=0)
+
+
+def test_attention_that_would_ignore_a_trees_mask_or_its_own_window_is_refused(llama: Any) -> None:
+    batch = lay_out(ROWS, "prefix_tree", pad_id=0)
+    window = make_model("Mistral", sliding_window=8)
+    with pytest.raises(ValueError, match="26 tokens is longer than the model's attention window of 8"):
+        completion_logprobs(window, batch)
+    wide = make_model("Mistral", sliding_window=26)
+    torch.testing.assert_close(
+        completion_logprobs(wide, batch).logprobs_BT, one_by_one(wide, ROWS)[0], rtol=0, atol=1e-12
+    )
+    flash = make_model("Llama")
+    flash.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="takes no 4-D mask"):
+        completion_logprobs(flash, batch)
+
+
+def test_padded_rows_are_what_trl_reads() -> None:
+    parts = pad_rows([Row([1, 2, 3], [4]), Row([5], [6, 7])], pad_id=0)
+    assert parts.prompt_ids.tolist() == [[1, 2, 3], [0, 0, 5]]
+    assert parts.prompt_mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert parts.completion_ids.tolist() == [[4, 0], [6, 7]]
+    assert parts.completion_mask.tolist() == [[1, 0], [1, 1]]
