@@ -21,6 +21,7 @@
     │   ├── RunNotFoundError            no run of that id in this log
     │   ├── RunMismatchError            resumed with another document, question or settings
     │   └── RunLogError                 the log of runs cannot be read or written
+    ├── EvaluationError             a task, a data file or a results file that an evaluation cannot use
     └── MissingExtraError           an optional dependency is not installed
 
 Messages say what happened; `hint` says what to do next, and `str(error)` holds both.
@@ -151,6 +152,10 @@ class RunMismatchError(RunError):
 
 class RunLogError(RunError):
     """The log of runs cannot be read or written: no log, of a newer version, corrupt, locked, or its disk is full."""
+
+
+class EvaluationError(MemAgentError):
+    """A task, a data file or a results file that an evaluation cannot use."""
 
 
 class MissingExtraError(MemAgentError):

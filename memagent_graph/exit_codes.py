@@ -11,6 +11,7 @@ import typer
 from memagent_graph.errors import (
     BudgetError,
     DocumentError,
+    EvaluationError,
     MemAgentError,
     MissingExtraError,
     PolicyError,
@@ -41,7 +42,7 @@ def exit_code(error: MemAgentError) -> ExitCode:
         ((DocumentError,), ExitCode.DOCUMENT),
         ((PolicyError,), ExitCode.POLICY),
         ((RunError,), ExitCode.RUN),
-        ((BudgetError, ProfileError, PromptError, TokenizerError, MissingExtraError), ExitCode.SETTINGS),
+        ((BudgetError, EvaluationError, ProfileError, PromptError, TokenizerError, MissingExtraError), ExitCode.SETTINGS),
     )
     return next((code for kinds, code in codes if isinstance(error, kinds)), ExitCode.USAGE)
 

@@ -1,0 +1,101 @@
+"""What a task gives the harness: documents as streams, questions, gold answers. Twenty lines make a task of your own.
+
+    class Birthdays:
+        name, metric, unit, answer_tokens = "birthdays", Metric.ALL, LengthUnit.TOKENS, 16
+
+        def sample(self, length: int, index: int) -> Sample:
+            day = random.Random(f"{self.name}/{length}/{index}").randrange(1, 29)
+            needle = f"Ada was born on day {day}."
+            text = lambda: chain([needle + " "], repeat("Nothing else of note happened that year. ", length // 9))
+            return Sample(self, length, index, "On which day was Ada born?", (str(day),), text)
+
+`memagent eval my_tasks.py:Birthdays` then measures it like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class Metric(StrEnum):
+    """How several gold strings count in RULER's string match."""
+
+    ALL = "all"
+    """The share of gold strings that the prediction contains."""
+    ANY = "any"
+    """1 if the prediction contains any of them: they are wordings of one answer. RULER calls it "part"."""
+
+
+class LengthUnit(StrEnum):
+    """What a task's lengths count."""
+
+    TOKENS = "tokens"
+    """The policy's tokens of document, question and answer together, as RULER counts."""
+    PASSAGES = "passages"
+
+
+@dataclass(frozen=True, slots=True)
+class Needle:
+    """Something in the document that the answer rests on."""
+
+    text: str
+    """As it stands in the document."""
+    gold: str
+    """The gold string that it carries."""
+    depth: float
+    """Where it begins, as a share of the document's characters, 0 to 1; approximate where the text is a stream."""
+
+
+class Task(Protocol):
+    """A kind of question at any length. Equal arguments give equal samples, in any process."""
+
+    @property
+    def name(self) -> str:
+        """What it is called on the command line and in results."""
+        ...
+
+    @property
+    def metric(self) -> Metric:
+        """How several gold strings count."""
+        ...
+
+    @property
+    def unit(self) -> LengthUnit:
+        """What `length` counts."""
+        ...
+
+    @property
+    def answer_tokens(self) -> int:
+        """How many tokens an answer may have."""
+        ...
+
+    def sample(self, length: int, index: int) -> Sample:
+        """The `index`-th sample of a length.
+
+        Raises:
+            EvaluationError: the length is too small for the task, or there are not so many samples.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One question on one document."""
+
+    task: Task
+    length: int
+    """What was asked for, in the task's unit."""
+    index: int
+    question: str
+    gold: tuple[str, ...]
+    text: Callable[[], Iterator[str]] = field(repr=False)
+    """The document in pieces, the same at each call."""
+    needles: tuple[Needle, ...] = field(default=(), repr=False)
+
+    @property
+    def id(self) -> str:
+        """Its name in results: task, length and index."""
+        return f"{self.task.name}/{self.length}/{self.index}"
