@@ -42,7 +42,8 @@ def exit_code(error: MemAgentError) -> ExitCode:
         ((DocumentError,), ExitCode.DOCUMENT),
         ((PolicyError,), ExitCode.POLICY),
         ((RunError,), ExitCode.RUN),
-        ((BudgetError, EvaluationError, ProfileError, PromptError, TokenizerError, MissingExtraError), ExitCode.SETTINGS),
+        ((BudgetError, ProfileError, PromptError, TokenizerError), ExitCode.SETTINGS),
+        ((EvaluationError, MissingExtraError), ExitCode.SETTINGS),
     )
     return next((code for kinds, code in codes if isinstance(error, kinds)), ExitCode.USAGE)
 
