@@ -23,10 +23,11 @@ from enum import StrEnum
 from itertools import islice
 from typing import Final, Protocol, TypeVar
 
+from memagent_graph.evaluation.scorers import contains, normalised, token_f1
 from memagent_graph.policy import strip_reasoning
 from memagent_graph.prompts import last_boxed
 from memagent_graph.run_log import RunFilter, RunLog
-from memagent_training.answer_matching import GoldAnswers, contains, normalised, token_f1
+from memagent_training.answer_matching import GoldAnswers
 from memagent_training.errors import RewardError
 from memagent_training.training_runs import TrainingRun, read_runs
 
@@ -54,7 +55,7 @@ class StepRewardFunction(Protocol):
 class BoxedExactMatch:
     r"""The paper's: 1 if the last \boxed{} in the completion's last 300 characters equals a gold answer.
 
-    Both are normalised (`answer_matching.normalised`). Gold answers of a list are alternatives.
+    Both are normalised (`scorers.normalised`). Gold answers of a list are alternatives.
     """
 
     gold: GoldAnswers

@@ -12,7 +12,7 @@ What transformers does with masks (5.23, checked by the tests):
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -60,6 +60,7 @@ def completion_logprobs(
     *,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    entropy_gradient: bool = False,
     logits_chunk: int = 1024,
 ) -> LogProbs:
     """Log-probs of every row's completion tokens, in float32 or better.
@@ -74,6 +75,7 @@ def completion_logprobs(
         micro_batch: from `lay_out`.
         temperature: logits are divided by it.
         with_entropy: also each distribution's entropy.
+        entropy_gradient: whether the entropy is differentiable, too.
         logits_chunk: tokens whose logits are held at once.
 
     Raises:
@@ -86,7 +88,7 @@ def completion_logprobs(
         "attention_mask": _attention_mask(core, micro_batch),
         "use_cache": False,
     }
-    scoring = _Scoring(micro_batch, temperature, with_entropy, logits_chunk)
+    scoring = _Scoring(micro_batch, temperature, with_entropy, entropy_gradient, logits_chunk)
     scored_C2 = None if core in _WITH_LATER_STEPS else _scored_in_forward(model, core, inputs, scoring)
     if scored_C2 is None:
         _WITH_LATER_STEPS.add(core)
@@ -111,6 +113,7 @@ class _Scoring:
     micro_batch: MicroBatch
     temperature: float
     with_entropy: bool
+    entropy_gradient: bool
     logits_chunk: int
 
     def through(self, head: nn.Module, hidden_SND: Tensor) -> Tensor:
@@ -140,8 +143,9 @@ class _Scoring:
         logprobs_C = logits_CV.gather(1, ids_C[:, None])[:, 0] - normalizer_C
         if not self.with_entropy:
             return torch.stack([logprobs_C, torch.zeros_like(logprobs_C)], dim=1)
-        expected_C = (logits_CV.softmax(-1) * logits_CV).sum(-1)
-        return torch.stack([logprobs_C, normalizer_C - expected_C], dim=1)
+        with nullcontext() if self.entropy_gradient else torch.no_grad():
+            entropies_C = normalizer_C - (logits_CV.softmax(-1) * logits_CV).sum(-1)
+        return torch.stack([logprobs_C, entropies_C], dim=1)
 
 
 def _scored_in_forward(model: nn.Module, core: Any, inputs: dict[str, Any], scoring: _Scoring) -> Tensor | None:

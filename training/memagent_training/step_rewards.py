@@ -7,11 +7,12 @@ from itertools import pairwise
 from typing import Final
 
 from memagent_graph.documents import DocumentStore
+from memagent_graph.evaluation.scorers import contains
 from memagent_graph.policy import FinishReason
 from memagent_graph.prompts import last_boxed
 from memagent_graph.results import EventKind
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome
-from memagent_training.answer_matching import GoldAnswers, contains
+from memagent_training.answer_matching import GoldAnswers
 from memagent_training.training_runs import TrainingRun
 
 _CUT: Final = frozenset({EventKind.TRUNCATED.value, EventKind.OVERLONG.value})
@@ -69,7 +70,7 @@ class EvidenceInMemory:
 
     With one gold string that is +1 when the memory first holds it, -1 when it is lost, +1 when it is there again, and 0
     while it is kept or absent, and for the answer. So over a run it sums to what the last memory holds: dropping and
-    writing anew earns nothing. Strings are compared as whole words, normalised (`answer_matching.contains`). One that
+    writing anew earns nothing. Strings are compared as whole words, normalised (`scorers.contains`). One that
     the question itself holds tells nothing, as any memory may repeat the question, and is left out.
     """
 

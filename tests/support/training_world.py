@@ -1,0 +1,150 @@
+"""A tiny policy and logged rollouts of it, and what a trainer makes of them: run by itself once per rank.
+
+    python -m torch.distributed.run --nproc-per-node 2 training_world.py FOLDER OUT CASE...
+
+FOLDER holds what `make_world` wrote. OUT/RANK.pt then has, per case and step, the weights before, the gradients and
+the loss.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import sys
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+
+from memagent_training.config import MultiConvDAPOConfig
+from memagent_training.presets import load_preset
+from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.trainer import MultiConvDAPOTrainer
+
+VOCABULARY = 64
+
+
+def make_world(folder: Path, *, groups: int = 6, seed: int = 0) -> list[RolloutGroup]:
+    """Write a model folder and groups whose logged log-probs lie near the model's own.
+
+    K varies from 1 to 4, prompts share prefixes, one group earns nothing anywhere, one completion is truncated, one is
+    masked in part, one is empty.
+    """
+    from tokenizers import Tokenizer, models
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(folder / "model")
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w1", eos_token="w2"
+    )
+    tokenizer.save_pretrained(folder / "model")
+    source = random.Random(seed)
+    made = [_group(source, model, number) for number in range(groups)]
+    (folder / "groups.pkl").write_bytes(pickle.dumps(made))
+    return made
+
+
+def _group(source: random.Random, model: LlamaForCausalLM, number: int) -> RolloutGroup:
+    question = [source.randrange(3, VOCABULARY) for _ in range(6)]
+    rollouts = []
+    for place in range(4):
+        turns = source.randint(1, 4)
+        conversations = [_conversation(source, model, question, turn, turn == turns - 1) for turn in range(turns)]
+        if number == 0 and place == 0:
+            conversations[-1] = replace(conversations[-1], truncated=True)
+        if number == 1 and place == 0:
+            mask = [step % 2 == 0 for step in range(len(conversations[0].completion_ids_T))]
+            conversations[0] = replace(conversations[0], loss_mask_T=mask)
+        if number == 1 and place == 1:
+            empty = TrainingConversation(array("I", question), array("I"), array("f"), False, False, "v1")
+            conversations.insert(0, empty)
+        reward = 0.0 if number == 2 else float(source.random() < 0.5) + source.random() * 0.1
+        rollouts.append(Rollout(f"run-{number}-{place}", tuple(conversations), reward))
+    return RolloutGroup(f"group-{number}", tuple(rollouts))
+
+
+def _conversation(
+    source: random.Random, model: LlamaForCausalLM, question: list[int], turn: int, is_answer: bool
+) -> TrainingConversation:
+    prompt = [*question, *([turn + 3] * 5), *(source.randrange(VOCABULARY) for _ in range(source.randint(0, 6)))]
+    completion = [source.randrange(VOCABULARY) for _ in range(source.randint(1, 9))]
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    own = logits.gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()
+    logged = array("f", (min(each + source.gauss(0, 0.3), 0.0) for each in own))
+    return TrainingConversation(array("I", prompt), array("I", completion), logged, is_answer, False, "v1")
+
+
+def config_of(case: dict[str, Any], output: Path) -> MultiConvDAPOConfig:
+    """The settings of a case: a preset's, with changes."""
+    quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "bf16": False}
+    base = {"max_grad_norm": 0.0, "learning_rate": 0.02, "warmup_steps": 0, "groups_per_step": 3, "max_logprob_gap": 9}
+    changes = {"token_budget": 400, "gradient_checkpointing": False, "max_steps": 2, "seed": 5} | quiet | base
+    return load_preset(case["preset"], output_dir=str(output), **(changes | case.get("changes", {})))
+
+
+class Recorder(TrainerCallback):
+    """Keeps the weights before each step and its gradients, whole on every rank."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.steps.append({"weights": {name: _whole(each) for name, each in _named(model)}})
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.steps[-1]["gradients"] = {name: _whole(each.grad) for name, each in _named(model) if each.grad is not None}
+
+
+def _named(model: Any) -> list[tuple[str, Any]]:
+    return [(name.removeprefix("module."), each) for name, each in model.named_parameters() if each.requires_grad]
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def run_case(folder: Path, case: dict[str, Any], output: Path) -> list[dict[str, Any]]:
+    """Train, and tell of each step its weights before, gradients, loss and logged metrics."""
+    groups = pickle.loads((folder / "groups.pkl").read_bytes())
+    recorder = Recorder()
+    trainer = MultiConvDAPOTrainer(
+        str(folder / "model"), groups, config_of(case, output), callbacks=[recorder], policy_versions=["v0", "v1"]
+    )
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    for step, entry in zip(recorder.steps, logs, strict=True):
+        step["log"] = entry
+        step["loss"] = entry["loss"]
+    return recorder.steps
+
+
+def main() -> None:
+    """Run cases given as JSON."""
+    folder, output = Path(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    found = {text: run_case(folder, json.loads(text), output / "trainer") for text in sys.argv[3:]}
+    import os
+
+    torch.save(found, output / f"{os.environ.get('RANK', '0')}.pt")
+
+
+if __name__ == "__main__":
+    main()

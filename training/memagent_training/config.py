@@ -1,0 +1,149 @@
+"""What a training run can be told: TRL's GRPOConfig with the settings of Multi-Conv DAPO.
+
+TRL's own names are kept where TRL has the thing: `epsilon` and `epsilon_high` (clipping), `delta` (dual clip), `beta`
+(KL against the reference model), `temperature`, `entropy_coef`, `importance_sampling_level` ("sequence" for a GSPO-like
+ratio per conversation), `mask_truncated_completions`. The defaults are the released MemAgent recipe's.
+
+What has no meaning for logged runs is fixed: generation, batch sizes (`token_budget` takes their place), gradient
+accumulation (an optimizer step is planned as a whole), and the form of the loss (`loss_weights` says its mean).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trl.trainer.grpo_config import GRPOConfig
+
+from memagent_training.advantages import AdvantageSettings, Baseline, LossWeights, OverlongPenalty
+from memagent_training.errors import TrainingError
+from memagent_training.planner import Layout
+
+
+class OldLogProbs(StrEnum):
+    """What the probability ratio of the clipped loss compares the current weights with."""
+
+    RECOMPUTED = "recomputed"
+    """The weights that training began with, forwarded once before the first step (verl, MemAgent). The sampler's own
+    log-probs then only enter `importance_cap`."""
+
+    LOGGED = "logged"
+    """The log-probs that the sampler logged: no forward pass more, and what the sampler computes otherwise than the
+    trainer is clipped with the rest."""
+
+
+_FIXED: dict[str, tuple[object, str]] = {
+    "gradient_accumulation_steps": (1, "an optimizer step is planned whole; lower token_budget to save memory"),
+    "loss_type": ("dapo", "loss_weights chooses the mean"),
+    "use_vllm": (False, "runs are replayed; roll them out with the reader"),
+    "use_transformers_continuous_batching": (False, "runs are replayed; roll them out with the reader"),
+    "num_iterations": (1, "num_train_epochs passes over the runs several times"),
+    "top_entropy_quantile": (1.0, "a quantile per micro-batch would make the loss depend on their split"),
+    "use_adaptive_entropy": (False, "entropy_coef is constant"),
+    "off_policy_mask_threshold": (None, "importance_cap bounds what stale runs can do"),
+    "log_completions": (False, "the run log holds them"),
+}
+"""Options of TRL's that must stay as they are, and what to use instead."""
+
+
+@dataclass
+class MultiConvDAPOConfig(GRPOConfig):
+    """Settings of a `MultiConvDAPOTrainer`; `memagent_training.presets` loads published ones.
+
+    Raises:
+        TrainingError: a value that cannot be, or an option of TRL's that does nothing here.
+    """
+
+    learning_rate: float = 1e-6
+    lr_scheduler_type: str = "constant_with_warmup"
+    warmup_steps: float = 20
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    logging_steps: float = 1
+    epsilon: float = 0.2
+    delta: float | None = 3.0
+    beta: float = 1e-3
+    loss_type: str = "dapo"
+    disable_dropout: bool = True
+    remove_unused_columns: bool | None = False
+
+    groups_per_step: int = 8
+    """Groups of one optimizer step; the last step of a pass may have fewer."""
+    layout: str = Layout.PREFIX_TREE.value
+    """How a micro-batch is forwarded: padded, packed or prefix_tree. The result is the same."""
+    token_budget: int = 16_384
+    """The most tokens that a process forwards at once, in the layout's own count."""
+    baseline: str = Baseline.GROUP_MEAN.value
+    divide_by_std: bool = False
+    advantage_epsilon: float = 1e-6
+    step_reward_share: float = 0.0
+    overlong_max_length: int | None = None
+    """Completion tokens at which DAPO's soft penalty reaches -1; None for no penalty."""
+    overlong_cache_length: int | None = None
+    """Over how many tokens before that it grows."""
+    drop_zero_variance: bool = False
+    loss_weights: str = LossWeights.TOKEN_MEAN.value
+    old_logprobs: str = OldLogProbs.RECOMPUTED.value
+    importance_cap: float | None = None
+    """Where given, each token's policy gradient is multiplied with min(p_old / p_logged, cap): token-level truncated
+    importance sampling for runs that older weights, or another engine's arithmetic, sampled."""
+    max_logprob_gap: float = 1.0
+    """Mean absolute difference per token, in nats, between logged and recomputed log-probs above which training does
+    not begin: the runs are then another model's."""
+
+    def __post_init__(self) -> None:
+        # TRL's batches of prompts; the smallest that it takes. What is forwarded is planned from token_budget.
+        self.per_device_train_batch_size = 2
+        self.num_generations = 2
+        self._check()
+        super().__post_init__()  # type: ignore[no-untyped-call]
+
+    def _check(self) -> None:
+        for name, (value, instead) in _FIXED.items():
+            if getattr(self, name) != value:
+                raise TrainingError(f"{name} is {getattr(self, name)!r}, which has no use here", hint=f"{instead}.")
+        if self.eval_strategy != "no":
+            raise TrainingError("eval_strategy has no use here", hint="Measure checkpoints with memagent eval.")
+        if self.temperature <= 0:
+            raise TrainingError(
+                f"temperature is {self.temperature}", hint="Give the one that the runs were sampled at."
+            )
+        if self.importance_cap is not None and self.importance_cap < 1:
+            raise TrainingError(f"importance_cap is {self.importance_cap}", hint="Give 1 or more, or None for none.")
+        for name, kind in (("layout", Layout), ("old_logprobs", OldLogProbs)):
+            if getattr(self, name) not in set(kind):
+                raise TrainingError(f"{name} is {getattr(self, name)!r}", hint=f"Choose one of {', '.join(kind)}.")
+        if (self.importance_cap is not None or self.old_logprobs == OldLogProbs.LOGGED) and self.temperature != 1:
+            raise TrainingError(
+                f"The runs' log-probs are those before temperature, and temperature is {self.temperature}",
+                hint="Train without importance_cap and with old_logprobs: recomputed, or on runs sampled at 1.",
+            )
+        if self.groups_per_step < 1:
+            raise TrainingError(f"groups_per_step is {self.groups_per_step}", hint="Give 1 or more.")
+        self.advantage_settings  # noqa: B018  it checks
+
+    @property
+    def advantage_settings(self) -> AdvantageSettings:
+        """How rewards become advantages and loss weights."""
+        if (self.overlong_max_length is None) != (self.overlong_cache_length is None):
+            raise TrainingError(
+                "Only one of overlong_max_length and overlong_cache_length is set", hint="Set both, or neither."
+            )
+        penalty = None
+        if self.overlong_max_length is not None and self.overlong_cache_length is not None:
+            penalty = OverlongPenalty(self.overlong_max_length, self.overlong_cache_length)
+        try:
+            baseline, loss_weights = Baseline(self.baseline), LossWeights(self.loss_weights)
+        except ValueError as error:
+            choices = ", ".join([*Baseline, *LossWeights])
+            raise TrainingError(f"{error}", hint=f"There are, of baselines and loss weights: {choices}.") from error
+        return AdvantageSettings(
+            baseline=baseline,
+            divide_by_std=self.divide_by_std,
+            epsilon=self.advantage_epsilon,
+            step_reward_share=self.step_reward_share,
+            overlong_penalty=penalty,
+            mask_truncated=self.mask_truncated_completions,
+            drop_zero_variance=self.drop_zero_variance,
+            loss_weights=loss_weights,
+        )

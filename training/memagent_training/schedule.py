@@ -1,0 +1,112 @@
+"""Which groups each optimizer step of a training run is made of: the same on every rank and after every resume."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from memagent_training.advantages import (
+    AdvantageBatch,
+    AdvantageSettings,
+    DropReason,
+    TrainingRow,
+    prepare_batch,
+    reason_to_drop,
+)
+from memagent_training.errors import TrainingError
+from memagent_training.planner import Layout, StepPlan, optimizer_steps, plan_step
+from memagent_training.rollouts import RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """One optimizer step: its rows with their advantages and weights, and how they are distributed."""
+
+    batch: AdvantageBatch
+    plan: StepPlan
+
+    @property
+    def rows(self) -> tuple[TrainingRow, ...]:
+        """The rows that the plan's numbers mean."""
+        return self.batch.rows
+
+
+@dataclass
+class Schedule:
+    """The optimizer steps over some groups, pass after pass, each pass in an order of its own.
+
+    Args:
+        groups: All groups; those that teach nothing are dropped before steps are filled.
+        settings: How rewards become advantages.
+        groups_per_step: Groups of a step.
+        seed: Of the passes' orders.
+        layout: How micro-batches are forwarded.
+        token_budget: The most tokens that a rank forwards at once.
+        ranks: Processes that train together.
+
+    Raises:
+        TrainingError: No group is left, a reward is no number, or groups share an id.
+    """
+
+    groups: Sequence[RolloutGroup]
+    settings: AdvantageSettings
+    groups_per_step: int
+    seed: int
+    layout: Layout
+    token_budget: int
+    ranks: int
+    kept: tuple[RolloutGroup, ...] = field(init=False)
+    dropped: Mapping[str, DropReason] = field(init=False)
+    """The dropped groups' ids, each with its reason."""
+    _newest: tuple[int, ScheduledStep] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        prepare_batch(self.groups, self.settings)  # it checks every reward, those of dropped groups too
+        reasons = {group.group_id: reason_to_drop(group, self.settings) for group in self.groups}
+        self.dropped = {name: reason for name, reason in reasons.items() if reason is not None}
+        self.kept = tuple(group for group in self.groups if group.group_id not in self.dropped)
+        if not self.kept:
+            counts = {reason: list(self.dropped.values()).count(reason) for reason in DropReason}
+            found = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if count)
+            raise TrainingError(
+                f"None of the {len(self.groups)} groups teaches anything ({found or 'there are none'})",
+                hint="Roll out each question several times, and choose questions that are answered only sometimes.",
+            )
+        self._pass_order(0)
+
+    @property
+    def steps_per_pass(self) -> int:
+        """Optimizer steps in which every kept group is trained on once."""
+        return -(-len(self.kept) // self.groups_per_step)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that decides the steps, but for what only distributes them (ranks, layout, token budget)."""
+        digest = hashlib.sha256(repr((self.settings, self.groups_per_step, self.seed)).encode())
+        for group in sorted(self.kept, key=lambda each: each.group_id):
+            for rollout in group.rollouts_G:
+                told = (group.group_id, rollout.run_id, rollout.reward, rollout.step_rewards_K)
+                digest.update(repr(told).encode())
+                for conversation in rollout.conversations_K:
+                    digest.update(conversation.prompt_ids_P.tobytes() + b"|" + conversation.completion_ids_T.tobytes())
+        return digest.hexdigest()[:32]
+
+    def step(self, number: int) -> ScheduledStep:
+        """The step of that number, counted from 0 over all passes."""
+        if self._newest is None or self._newest[0] != number:
+            which_pass, place = divmod(number, self.steps_per_pass)
+            self._newest = (number, self._scheduled(self._pass_order(which_pass)[place]))
+        return self._newest[1]
+
+    def everything(self) -> ScheduledStep:
+        """All kept groups as if they were one step: for what is computed once about every row."""
+        return self._scheduled(self.kept)
+
+    def _pass_order(self, which_pass: int) -> list[tuple[RolloutGroup, ...]]:
+        return optimizer_steps(self.kept, groups_per_step=self.groups_per_step, seed=self.seed + which_pass)
+
+    def _scheduled(self, groups: Sequence[RolloutGroup]) -> ScheduledStep:
+        batch = prepare_batch(groups, self.settings)
+        plan = plan_step(batch.rows, ranks=self.ranks, token_budget=self.token_budget, layout=self.layout)
+        return ScheduledStep(batch, plan)

@@ -1,0 +1,418 @@
+"""Multi-Conv DAPO on TRL's GRPOTrainer: logged rollouts of many conversations each, exact whatever the micro-batches.
+
+TRL keeps what it is good at: the clipped loss itself (`_compute_loss`), the reference model, adapters, the optimizer,
+checkpoints, logging, and everything that accelerate distributes. What differs is what a step is made of. A rollout is
+K conversations, so there is no batch of prompts to generate from: one item of the dataloader is the number of an
+optimizer step, whose rows, weights and micro-batches the schedule gives on every rank alike. Each micro-batch is handed
+to TRL's loss with
+
+    advantages (B, T)    A * min(p_old / p_logged, cap), or A alone
+    tool_mask (B, T)     a learned token's loss weight, 0 elsewhere: TRL's loss is sum(token loss * mask) / denominator
+    denominator          the same for every micro-batch, because the weights are those of the whole step
+
+and with log-probs from the planned layout. The entropy bonus is added here with the same weights, because TRL's is a
+mean over the micro-batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import use_adapter
+
+from memagent_training import recomputed
+from memagent_training.advantages import TrainingRow
+from memagent_training.config import MultiConvDAPOConfig, OldLogProbs
+from memagent_training.errors import TrainingError
+from memagent_training.packing import MicroBatch, lay_out
+from memagent_training.planner import Layout, PlannedMicroBatch
+from memagent_training.recomputed import LogProbGap, RowKey, gap_between, key_of
+from memagent_training.rollouts import RolloutGroup
+from memagent_training.run_metrics import row_metrics
+from memagent_training.schedule import Schedule, ScheduledStep
+from memagent_training.scoring import LogProbs, completion_logprobs, dense_pair_cost
+from memagent_training.token_metrics import TokenMetrics, TokenValues
+
+
+class MultiConvDAPOTrainer(GRPOTrainer):
+    """Trains a policy on logged groups of rollouts (MemAgent, arXiv 2507.02259; DAPO, arXiv 2503.14476).
+
+    Args:
+        model: A causal language model, or its path or hub id; a peft model, too.
+        groups: All groups, from `replay.load_groups`. The same on every rank.
+        args: The settings.
+        processing_class: The tokenizer that is saved with the model; the model's own by default. Nothing is tokenised.
+        policy_versions: Names of the weights that wrote the runs, oldest first, for the metric of staleness.
+        callbacks, optimizers, peft_config: As of `GRPOTrainer`.
+
+    Raises:
+        TrainingError: The groups cannot be trained on with this model, with the run's id and what to do.
+    """
+
+    args: MultiConvDAPOConfig
+    _tag_names = ["trl", "multi-conv-dapo"]  # noqa: RUF012  TRL's type
+    _name = "Multi-Conv DAPO"
+
+    def __init__(
+        self,
+        model: Any,
+        groups: Sequence[RolloutGroup],
+        args: MultiConvDAPOConfig,
+        *,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        policy_versions: Sequence[str] = (),
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        peft_config: Any = None,
+    ) -> None:
+        self.schedule = Schedule(
+            groups,
+            args.advantage_settings,
+            groups_per_step=args.groups_per_step,
+            seed=args.seed,
+            layout=Layout(args.layout),
+            token_budget=args.token_budget,
+            ranks=args.world_size,
+        )
+        super().__init__(
+            model=model,
+            reward_funcs=_rewards_are_logged,
+            args=args,
+            train_dataset=Dataset.from_dict({"step": list(range(self.schedule.steps_per_pass))}),
+            processing_class=processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            peft_config=peft_config,
+        )
+        self._entropy_bonus_enabled = False  # it is added here, see above
+        self.policy_versions = tuple(policy_versions)
+        self.logprob_gap: LogProbGap | None = None
+        """Logged against recomputed log-probs, once training has begun."""
+        self._recomputed: Mapping[RowKey, Tensor] | None = None
+        self._scored: LogProbs | None = None
+        self._micro_batch: MicroBatch | None = None
+        policy: Any = self.model
+        self._pair_cost = dense_pair_cost(policy)
+        self._weights = int(sum(parameter.numel() for parameter in policy.parameters()))
+        _check_model(policy, groups)
+
+    # What the Trainer's loop asks for
+
+    def get_train_dataloader(self) -> DataLoader[dict[str, int]]:
+        """One item per optimizer step, not sharded over ranks: the plan of the step says what each rank does."""
+        steps: Any = self.train_dataset
+        return DataLoader(steps, batch_size=1, collate_fn=_only)
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Forward and backward of one optimizer step, micro-batch by micro-batch.
+
+        Returns:
+            The step's loss times what this rank contributed and the number of ranks, so that the ranks' mean is it.
+        """
+        began = time.perf_counter()
+        model.train()
+        step = self.schedule.step(self.state.global_step)
+        if self._recomputed is None:
+            self._begin(model, step)
+        metrics = self._token_metrics()
+        planned = step.plan.micro_batches[self.accelerator.process_index]
+        loss = torch.zeros((), device=self.accelerator.device)
+        scale = _mask_scale(step.rows)
+        for number, micro_batch in enumerate(planned, start=1):
+            is_last = number == len(planned)
+            self.accelerator.gradient_state._set_sync_gradients(is_last)  # what DeepSpeed's engine goes by
+            with nullcontext() if is_last else self.accelerator.no_sync(model):
+                loss += self._forward_backward(model, step.rows, micro_batch, scale, metrics)
+        self._log_step(step, metrics, time.perf_counter() - began)
+        return loss
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """6 per weight and forwarded token, without attention; for the log."""
+        step = self.schedule.step(self.state.global_step)
+        return int(6 * self._weights * step.plan.forwarded_tokens / self.accelerator.num_processes)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
+        if self.args.should_save:
+            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            if folder.is_dir():  # the rotation of checkpoints may have taken it
+                recomputed.save(folder / recomputed.FILE_NAME, self.schedule.fingerprint, self._recomputed or {})
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
+        if checkpoint is not None:
+            self._recomputed = recomputed.load(Path(checkpoint) / recomputed.FILE_NAME, self.schedule.fingerprint)
+
+    # What TRL's loss asks for
+
+    def _get_per_token_logps_and_entropies(self, model: nn.Module, *_: Any, **__: Any) -> tuple[Tensor, Any, None]:
+        """Of the micro-batch that is at work, from its layout instead of the rectangles that TRL passes."""
+        if self._micro_batch is None:
+            raise AssertionError("TRL asks for log-probs outside of a training step")
+        self._scored = self._score(
+            model, self._micro_batch, with_entropy=True, entropy_gradient=self.args.entropy_coef != 0
+        )
+        return self._scored.logprobs_BT, self._scored.entropies_BT, None
+
+    # One micro-batch
+
+    def _forward_backward(
+        self,
+        model: nn.Module,
+        rows: Sequence[TrainingRow],
+        planned: PlannedMicroBatch,
+        scale: float,
+        metrics: TokenMetrics,
+    ) -> Tensor:
+        micro_batch, targets = self._laid_out(rows, planned)
+        reference_BT = self._reference_logprobs(model, micro_batch)
+        ones_BT = targets.weights_BT.new_ones(targets.weights_BT.shape)
+        importance_BT = None
+        if self.args.importance_cap is not None and targets.old_BT is not None:
+            importance_BT = (targets.old_BT - targets.logged_BT).exp().clamp(max=self.args.importance_cap)
+        self._micro_batch = micro_batch
+        inputs = {
+            "prompt_ids": micro_batch.score_of_BT[:, :0],
+            "prompt_mask": micro_batch.score_of_BT[:, :0],
+            "completion_ids": micro_batch.score_of_BT,
+            "completion_mask": ones_BT,
+            "tool_mask": targets.weights_BT * scale,
+            "advantages": targets.advantages_BT * (1.0 if importance_BT is None else importance_BT),
+            "num_items_in_batch": torch.tensor(scale, device=ones_BT.device),
+            "ref_per_token_logps": reference_BT,
+            **({} if targets.old_BT is None else {"old_per_token_logps": targets.old_BT}),
+        }
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs)
+        scored = self._scored
+        assert scored is not None and scored.entropies_BT is not None  # noqa: S101  compute_loss asked for them
+        if self.args.entropy_coef != 0:
+            entropy = (scored.entropies_BT * targets.weights_BT).sum() * self.accelerator.num_processes
+            loss = loss - self.args.entropy_coef * entropy
+        logprobs_BT = scored.logprobs_BT.detach()
+        metrics.add(
+            TokenValues(
+                learned_BT=targets.weights_BT > 0,
+                logprobs_BT=logprobs_BT,
+                old_BT=logprobs_BT if targets.old_BT is None else targets.old_BT,
+                logged_BT=targets.logged_BT,
+                reference_BT=reference_BT,
+                entropies_BT=scored.entropies_BT.detach(),
+                advantages_BT=targets.advantages_BT,
+                importance_BT=importance_BT,
+            )
+        )
+        self._scored = self._micro_batch = None
+        options = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
+        self.accelerator.backward(loss, **options)
+        detached: Tensor = loss.detach()
+        return detached
+
+    def _laid_out(self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch) -> tuple[MicroBatch, _Targets]:
+        """Model inputs of a micro-batch, and what its tokens are compared with; inert rows weigh nothing."""
+        real = [rows[number] for number in planned.rows]
+        pad_id = self._tokenizer.pad_token_id
+        inert = [_InertRow((pad_id,), (pad_id,))] * planned.inert
+        device = self.accelerator.device
+        micro_batch = lay_out(
+            [*(row.conversation for row in real), *inert],
+            self.args.layout,
+            pad_id=pad_id,
+            device=device,
+            pair_cost=self._pair_cost,
+        )
+        shape = micro_batch.score_of_BT.shape
+        weights_BT, advantages_BT, logged_BT = (torch.zeros(shape) for _ in range(3))
+        old_BT = torch.zeros(shape) if self._has_old else None
+        for place, row in enumerate(real):
+            conversation = row.conversation
+            tokens = len(conversation.completion_ids_T)
+            weights_BT[place, :tokens] = row.weight
+            if conversation.loss_mask_T is not None:
+                weights_BT[place, :tokens] *= torch.tensor(conversation.loss_mask_T)
+            advantages_BT[place, :tokens] = row.advantage
+            logged_BT[place, :tokens] = torch.tensor(conversation.logprobs_T)
+            if old_BT is not None:
+                old_BT[place, :tokens] = self._old(row)
+        targets = _Targets(weights_BT, advantages_BT, logged_BT, old_BT)
+        return micro_batch, targets.to(device)
+
+    @property
+    def _has_old(self) -> bool:
+        return self.args.old_logprobs == OldLogProbs.LOGGED or bool(self._recomputed)
+
+    def _old(self, row: TrainingRow) -> Tensor:
+        if self.args.old_logprobs == OldLogProbs.LOGGED:
+            return torch.tensor(row.conversation.logprobs_T)
+        return (self._recomputed or {})[key_of(row)]
+
+    def _score(self, model: nn.Module, micro_batch: MicroBatch, **options: Any) -> LogProbs:
+        return completion_logprobs(model, micro_batch, temperature=self.args.temperature, **options)
+
+    def _reference_logprobs(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor | None:
+        """Under the reference model, or under the model without what is trained of it."""
+        if self.beta == 0:
+            return None
+        adapters: AbstractContextManager[Any] = nullcontext()
+        if self.ref_model is None:
+            core = self.accelerator.unwrap_model(model)
+            adapters = use_adapter(core, adapter_name="ref" if "ref" in core.peft_config else None)
+        with torch.no_grad(), adapters, self._without_checkpointing(model):
+            return self._score(self.ref_model or model, micro_batch).logprobs_BT
+
+    def _without_checkpointing(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """It would only warn that there is no gradient to checkpoint for."""
+        options: Any = self.args.gradient_checkpointing_kwargs
+        without: AbstractContextManager[Any] = disable_gradient_checkpointing(
+            self.accelerator.unwrap_model(model), options
+        )
+        return without
+
+    # Before the first step
+
+    def _begin(self, model: nn.Module, first: ScheduledStep) -> None:
+        """Recompute the log-probs of all rows, or of some, and compare them with the logged ones."""
+        is_needed = self.args.old_logprobs == OldLogProbs.RECOMPUTED and (
+            self.args.importance_cap is not None or self.state.max_steps > 1
+        )
+        step = self.schedule.everything() if is_needed else first
+        mine = step.plan.micro_batches[self.accelerator.process_index]
+        found: list[tuple[RowKey, Tensor]] = []
+        with torch.no_grad(), self._without_checkpointing(model):
+            for planned in mine if is_needed else mine[:1]:
+                rows = [step.rows[number] for number in planned.rows]
+                inert = [_InertRow((0,), (0,))] * planned.inert
+                micro_batch = lay_out(
+                    [*(row.conversation for row in rows), *inert],
+                    self.args.layout,
+                    pad_id=0,
+                    device=self.accelerator.device,
+                    pair_cost=self._pair_cost,
+                )
+                logprobs_BT = self._score(model, micro_batch).logprobs_BT.float().cpu()
+                for row, logprobs_T in zip(rows, logprobs_BT, strict=False):
+                    found.append((key_of(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
+        everything = dict(gather_object(found))
+        if self.args.temperature == 1:
+            self.logprob_gap = gap_between(step.rows, everything)
+            self._refuse_strange_runs()
+        self._recomputed = everything if is_needed else {}
+
+    def _refuse_strange_runs(self) -> None:
+        gap = self.logprob_gap
+        if gap is None:
+            return
+        if self.accelerator.is_main_process:
+            print(gap, flush=True)
+        if not gap.mean <= self.args.max_logprob_gap:
+            raise TrainingError(
+                f"The runs were not sampled by this model: {gap}",
+                hint="Name the model that wrote them, or raise max_logprob_gap if it changed that much since.",
+                run_id=gap.worst_run,
+            )
+
+    # Metrics
+
+    def _token_metrics(self) -> TokenMetrics:
+        return TokenMetrics(
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            delta=self.args.delta,
+            per_conversation=self.importance_sampling_level == "sequence",
+            importance_cap=self.args.importance_cap,
+        )
+
+    def _log_step(self, step: ScheduledStep, metrics: TokenMetrics, seconds: float) -> None:
+        """In place of TRL's metrics, which are means of means over micro-batches."""
+        plan = step.plan
+        self.state.num_input_tokens_seen += plan.forwarded_tokens
+        values = {
+            **metrics.reduced(self.accelerator),
+            **row_metrics(step.batch, self.policy_versions),
+            "groups/dropped_fraction": len(self.schedule.dropped) / len(self.schedule.groups),
+            "tokens/forwarded": plan.forwarded_tokens,
+            "tokens/padding_fraction": plan.padding_share,
+            "num_tokens": self.state.num_input_tokens_seen,
+            "step_time": seconds,
+        }
+        kept = self._metrics["train"]
+        kept.clear()
+        for name, value in values.items():
+            kept[name].append(float(value))
+
+
+@dataclass(frozen=True, slots=True)
+class _InertRow:
+    """Fills a micro-batch up to as many rows as the other ranks have."""
+
+    prompt_ids_P: tuple[int, ...]
+    completion_ids_T: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Targets:
+    """Per completion token of a micro-batch; 0 where there is none."""
+
+    weights_BT: Tensor
+    advantages_BT: Tensor
+    logged_BT: Tensor
+    old_BT: Tensor | None
+
+    def to(self, device: torch.device) -> _Targets:
+        old_BT = None if self.old_BT is None else self.old_BT.to(device)
+        return _Targets(self.weights_BT.to(device), self.advantages_BT.to(device), self.logged_BT.to(device), old_BT)
+
+
+def _mask_scale(rows: Sequence[TrainingRow]) -> float:
+    """By what weights are multiplied before TRL sees them, and its denominator with them.
+
+    TRL clamps a row's mask sum to at least 1, so every row must have that much.
+    """
+    return 1 / min(row.weight * row.conversation.learned_tokens for row in rows)
+
+
+def _check_model(model: Any, groups: Sequence[RolloutGroup]) -> None:
+    """Refuse what would fail in the middle of an epoch, or train on nonsense."""
+    config = model.config.get_text_config()
+    window, vocabulary = getattr(config, "max_position_embeddings", None), config.vocab_size
+    for group in groups:
+        for rollout in group.rollouts_G:
+            for number, conversation in enumerate(rollout.conversations_K):
+                ids = conversation.prompt_ids_P + conversation.completion_ids_T
+                place = None if conversation.is_answer else number
+                if max(ids) >= vocabulary:
+                    raise TrainingError(
+                        f"A conversation has the token id {max(ids)}, and the model {vocabulary} tokens",
+                        hint="Train the model that wrote the runs.",
+                        run_id=rollout.run_id,
+                        chunk_index=place,
+                    )
+                if window is not None and len(ids) > window:
+                    raise TrainingError(
+                        f"A conversation of {len(ids)} tokens exceeds the model's window of {window}",
+                        hint=f"Leave such runs out when loading them (max_tokens={window}).",
+                        run_id=rollout.run_id,
+                        chunk_index=place,
+                    )
+
+
+def _rewards_are_logged(*_: Any, **__: Any) -> list[float | None]:
+    raise AssertionError("nothing is generated, so nothing is rewarded")
+
+
+def _only(items: list[dict[str, int]]) -> dict[str, int]:
+    return items[0]
