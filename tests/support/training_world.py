@@ -45,7 +45,7 @@ def make_world(folder: Path, *, groups: int = 6, seed: int = 0) -> list[RolloutG
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
-        initializer_range=0.3,
+        initializer_range=0.15,
         tie_word_embeddings=False,
     )
     model = LlamaForCausalLM(config).eval()
@@ -95,7 +95,7 @@ def _conversation(
 def config_of(case: dict[str, Any], output: Path) -> MultiConvDAPOConfig:
     """The settings of a case: a preset's, with changes."""
     quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "bf16": False}
-    base = {"max_grad_norm": 0.0, "learning_rate": 0.02, "warmup_steps": 0, "groups_per_step": 3, "max_logprob_gap": 9}
+    base = {"max_grad_norm": 0.0, "learning_rate": 0.01, "warmup_steps": 0, "groups_per_step": 3, "max_logprob_gap": 9}
     changes = {"token_budget": 400, "gradient_checkpointing": False, "max_steps": 2, "seed": 5} | quiet | base
     return load_preset(case["preset"], output_dir=str(output), **(changes | case.get("changes", {})))
 

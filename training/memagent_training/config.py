@@ -63,7 +63,15 @@ class MultiConvDAPOConfig(GRPOConfig):
     epsilon: float = 0.2
     delta: float | None = 3.0
     beta: float = 1e-3
+    # Set here although some are TRL's own defaults, because those change between versions.
+    use_bias_correction_kl: bool = False
+    importance_sampling_level: str = "token"
+    temperature: float = 1.0
+    entropy_coef: float = 0.0
+    top_entropy_quantile: float = 1.0
+    mask_truncated_completions: bool = False
     loss_type: str = "dapo"
+    sync_ref_model: bool = False
     disable_dropout: bool = True
     remove_unused_columns: bool | None = False
 
@@ -117,6 +125,12 @@ class MultiConvDAPOConfig(GRPOConfig):
             raise TrainingError(
                 f"The runs' log-probs are those before temperature, and temperature is {self.temperature}",
                 hint="Train without importance_cap and with old_logprobs: recomputed, or on runs sampled at 1.",
+            )
+        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
+        if self.delta is not None and self.delta <= 1 + high:
+            raise TrainingError(
+                f"delta is {self.delta}, within the upper clipping bound of {1 + high}",
+                hint="Give more than that (the dual clip is usually 3), or None.",
             )
         if self.groups_per_step < 1:
             raise TrainingError(f"groups_per_step is {self.groups_per_step}", hint="Give 1 or more.")

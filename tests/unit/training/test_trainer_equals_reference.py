@@ -1,0 +1,213 @@
+"""The trainer's loss and gradients are those of the plain-torch example, however the step is split and laid out."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+from support import training_world  # noqa: E402
+from transformers import LlamaForCausalLM  # noqa: E402
+
+from memagent_training.config import MultiConvDAPOConfig  # noqa: E402
+from memagent_training.planner import Layout  # noqa: E402
+from memagent_training.rollouts import RolloutGroup  # noqa: E402
+from memagent_training.schedule import Schedule  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+TOLERANCE = 1e-6
+
+PRESETS = ("memagent-paper", "dapo")
+SPLITS = [
+    {"layout": layout.value, "token_budget": budget, "gradient_checkpointing": checkpointing}
+    for layout, budget, checkpointing in itertools.product(Layout, (40, 90, 4000), (False, True))
+]
+VARIANTS: list[dict[str, Any]] = [
+    {"loss_weights": "rollout_mean", "entropy_coef": 0.01},
+    {"loss_weights": "conversation_mean", "importance_cap": 1.1, "mask_truncated_completions": True},
+    {"importance_sampling_level": "sequence", "old_logprobs": "logged"},
+    {"importance_sampling_level": "sequence", "loss_weights": "rollout_mean"},
+    {"baseline": "leave_one_out", "overlong_max_length": 8, "overlong_cache_length": 4, "old_logprobs": "logged"},
+    {"delta": 1.3},
+    {"temperature": 0.7, "importance_cap": None, "drop_zero_variance": True},
+]
+SPLIT_CASES = [{"preset": preset, "changes": split} for preset, split in itertools.product(PRESETS, SPLITS)]
+VARIANT_CASES = [
+    {"preset": preset, "changes": {"layout": layout, "token_budget": 60} | variant}
+    for preset, variant, layout in zip(
+        itertools.cycle(PRESETS), VARIANTS, itertools.cycle(["padded", "packed", "prefix_tree"]), strict=False
+    )
+]
+CASES = [*SPLIT_CASES, *VARIANT_CASES]
+# Trainers take a second each to make, so ranks share the checkpointed and the plain halves out.
+CASES_OF_RANKS = {2: [*SPLIT_CASES[::2], *VARIANT_CASES], 3: SPLIT_CASES[1::2]}
+
+
+def example() -> Any:
+    path = ROOT / "examples" / "multi_conv_dapo.py"
+    spec = importlib.util.spec_from_file_location("multi_conv_dapo_example", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RolloutGroup]]:
+    folder = tmp_path_factory.mktemp("world")
+    return folder, training_world.make_world(folder)
+
+
+class Reference:
+    """The example on the groups of a step, at given weights."""
+
+    def __init__(self, folder: Path, groups: list[RolloutGroup]) -> None:
+        self.plain = example()
+        self.groups = groups
+        self.folder = folder
+        self.initial = self.model()
+        self._found: dict[str, tuple[Any, dict[str, Any]]] = {}
+
+    def model(self) -> Any:
+        return LlamaForCausalLM.from_pretrained(self.folder / "model", dtype=torch.float32).eval()
+
+    def old(self, config: MultiConvDAPOConfig) -> dict[tuple[str, int], Any]:
+        conversations = {
+            (rollout.run_id, k): each
+            for group in self.groups
+            for rollout in group.rollouts_G
+            for k, each in enumerate(rollout.conversations_K)
+        }
+        if config.old_logprobs == "logged":
+            return {key: torch.tensor(each.logprobs_T) for key, each in conversations.items()}
+        with torch.no_grad():
+            return {
+                key: self.plain.logprobs_and_entropies(self.initial, each, config.temperature)[0]
+                for key, each in conversations.items()
+            }
+
+    def settings(self, config: MultiConvDAPOConfig) -> Any:
+        overlong = None
+        if config.overlong_max_length is not None:
+            overlong = (config.overlong_max_length, config.overlong_cache_length)
+        return self.plain.Settings(
+            divide_by_std=config.divide_by_std,
+            epsilon=config.advantage_epsilon,
+            leave_one_out=config.baseline == "leave_one_out",
+            overlong=overlong,
+            drop_zero_variance=config.drop_zero_variance,
+            mask_truncated=config.mask_truncated_completions,
+            loss_weights=config.loss_weights,
+            clip_low=config.epsilon,
+            clip_high=config.epsilon_high,
+            dual_clip=config.delta,
+            importance_level=config.importance_sampling_level,
+            importance_cap=config.importance_cap,
+            kl_coef=config.beta,
+            entropy_coef=config.entropy_coef,
+            temperature=config.temperature,
+        )
+
+    def step(self, config: MultiConvDAPOConfig, number: int, weights: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+        """Loss and gradients of the groups that the schedule puts into the step."""
+        schedule = Schedule(
+            self.groups, config.advantage_settings, config.groups_per_step, config.seed, Layout.PADDED, 4000, 1
+        )
+        names = {row.group_index for row in schedule.step(number).rows}
+        order = schedule._pass_order(number // schedule.steps_per_pass)[number % schedule.steps_per_pass]
+        assert names
+        model = self.model()
+        model.load_state_dict(weights, strict=True)
+        loss = self.plain.step_loss(
+            model, order, self.settings(config), old=self.old(config), reference=self.initial if config.beta else None
+        )
+        loss.backward()
+        return loss.item(), {name: each.grad for name, each in model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def reference(world: tuple[Path, list[RolloutGroup]]) -> Reference:
+    return Reference(*world)
+
+
+def assert_equal(reference: Reference, case: dict[str, Any], steps: list[dict[str, Any]], tmp_path: Path) -> None:
+    config = training_world.config_of(case, tmp_path)
+    assert len(steps) == 2
+    for number, step in enumerate(steps):
+        loss, gradients = reference.step(config, number, step["weights"])
+        assert step["loss"] == pytest.approx(loss, abs=TOLERANCE), (case, number)
+        assert step["gradients"].keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            difference = (step["gradients"][name] - gradient).abs().max().item()
+            assert difference <= TOLERANCE, (case, number, name)
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: "-".join(map(str, [case["preset"], *case["changes"].values()]))
+)
+def test_one_process(
+    case: dict[str, Any], world: tuple[Path, list[RolloutGroup]], reference: Reference, tmp_path: Path
+) -> None:
+    assert_equal(reference, case, training_world.run_case(world[0], case, tmp_path), tmp_path)
+
+
+def test_the_cases_try_what_they_should(world: tuple[Path, list[RolloutGroup]], tmp_path: Path) -> None:
+    """Otherwise equality would say little: ratios leave the clip's bounds, micro-batches are many, groups differ."""
+    case = {"preset": "memagent-paper", "changes": {"delta": 1.3}}
+    steps = training_world.run_case(world[0], case, tmp_path)
+    assert steps[1]["log"]["clip_ratio/low_mean"] > 0 < steps[1]["log"]["clip_ratio/high_mean"]
+    assert steps[1]["log"]["clip_ratio/dual_mean"] > 0 < steps[1]["log"]["kl"]
+    turns = {len(rollout.conversations_K) for group in world[1] for rollout in group.rollouts_G}
+    assert turns >= {1, 2, 3, 4}
+
+
+def launch(processes: int, folder: Path, output: Path, cases: list[dict[str, Any]], *options: str) -> None:
+    """Run the cases on several gloo ranks."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+        "HF_HUB_OFFLINE": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    script = [str(ROOT / "tests" / "support" / "training_world.py"), str(folder), str(output)]
+    command += ["--nproc-per-node", str(processes), *script, *options, *map(json.dumps, cases)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_several_ranks(
+    ranks: int, world: tuple[Path, list[RolloutGroup]], reference: Reference, tmp_path: Path
+) -> None:
+    """Every rank ends up with the gradients of the whole step, and with the same ones."""
+    cases = CASES_OF_RANKS[ranks]
+    launch(ranks, world[0], tmp_path, cases)
+    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
+    for case in cases:
+        text = json.dumps(case)
+        assert_equal(reference, case, found[0][text], tmp_path)
+        for other in found[1:]:
+            for ours, theirs in zip(found[0][text], other[text], strict=True):
+                assert all(torch.equal(each, theirs["gradients"][name]) for name, each in ours["gradients"].items())
