@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memagent_graph import cli_mcp, cli_runs, cli_show
+from memagent_graph import cli_eval, cli_mcp, cli_runs, cli_show, cli_train
 from memagent_graph.errors import MemAgentError
 from memagent_graph.exit_codes import ExitCode, exit_code
 
@@ -287,6 +287,8 @@ def demo(
 
 cli_show.register(app)
 cli_runs.register(app)
+cli_eval.register(app)
+cli_train.register(app)
 cli_mcp.register(app)
 
 

@@ -1,13 +1,22 @@
 """What a task gives the harness: documents as streams, questions, gold answers. Twenty lines make a task of your own.
 
+    import random
+    from itertools import chain, repeat
+
+    from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+
+
     class Birthdays:
         name, metric, unit, answer_tokens = "birthdays", Metric.ALL, LengthUnit.TOKENS, 16
 
-        def sample(self, length: int, index: int) -> Sample:
-            day = random.Random(f"{self.name}/{length}/{index}").randrange(1, 29)
-            needle = f"Ada was born on day {day}."
-            text = lambda: chain([needle + " "], repeat("Nothing else of note happened that year. ", length // 9))
-            return Sample(self, length, index, "On which day was Ada born?", (str(day),), text)
+        def sample(self, length, index):
+            day = str(random.Random(f"{length}/{index}").randrange(10, 29))
+            fact = f"Ada was born on day {day} of the month."
+
+            def text():
+                return chain([fact], repeat(" Nothing else of note happened that year.", length // 10))
+
+            return Sample(self, length, index, "On which day of the month was Ada born?", (day,), text)
 
 `memagent eval my_tasks.py:Birthdays` then measures it like any other.
 """

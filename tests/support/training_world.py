@@ -9,6 +9,7 @@ the loss.
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import sys
@@ -107,7 +108,9 @@ class Recorder(TrainerCallback):
         self.steps: list[dict[str, Any]] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        self.steps.append({"weights": {name: _whole(each) for name, each in _named(model)}})
+        is_sharded = any(hasattr(each, "full_tensor") for _, each in _named(model))
+        weights = {name: _whole(each) for name, each in _named(model)}
+        self.steps.append({"weights": weights, "is_sharded": is_sharded})
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.steps[-1]["gradients"] = {name: _whole(each.grad) for name, each in _named(model) if each.grad is not None}
@@ -136,13 +139,28 @@ def run_case(folder: Path, case: dict[str, Any], output: Path) -> list[dict[str,
     return recorder.steps
 
 
+def shard_on_cpus() -> None:
+    """Let accelerate prepare models with FSDP2 on CPUs: torch can, accelerate only asks for it on accelerators."""
+    from accelerate.state import AcceleratorState, DistributedType, PartialState
+
+    original = AcceleratorState.__init__
+
+    def with_plugin(state: Any, *args: Any, fsdp_plugin: Any = None, **options: Any) -> None:
+        original(state, *args, fsdp_plugin=fsdp_plugin, **options)
+        if fsdp_plugin is not None:
+            state.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+            state.fsdp_plugin = fsdp_plugin
+
+    AcceleratorState.__init__ = with_plugin  # type: ignore[method-assign]
+
+
 def main() -> None:
     """Run cases given as JSON."""
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        shard_on_cpus()
     folder, output = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     found = {text: run_case(folder, json.loads(text), output / "trainer") for text in sys.argv[3:]}
-    import os
-
     torch.save(found, output / f"{os.environ.get('RANK', '0')}.pt")
 
 

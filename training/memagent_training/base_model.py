@@ -70,7 +70,7 @@ def _located(name: str) -> tuple[Path, str]:
             )
         if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
             raise TrainingError(f"{folder} has no weights", hint=f"It needs {' or '.join(_WEIGHTS)}.")
-        return folder, str(folder)
+        return folder, str(folder.resolve())  # adapters remember it, wherever they are loaded
     if folder.exists() or not _HUB_ID.fullmatch(name) or name.startswith("."):
         raise TrainingError(
             f"there is no model {name!r}", hint='Name a folder with config.json and weights, a hub id, or "embedded".'

@@ -73,6 +73,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     loss_type: str = "dapo"
     sync_ref_model: bool = False
     disable_dropout: bool = True
+    ddp_find_unused_parameters: bool | None = False
     remove_unused_columns: bool | None = False
 
     groups_per_step: int = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -76,11 +76,14 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        values = asdict(self)
-        values["report"]["refused"] = {reason.value: list(runs) for reason, runs in self.report.refused.items()}
-        values["report"]["remedies"] = {reason.value: reason.remedy for reason in self.report.refused}
-        if self.memory is not None:
-            values["memory"]["total"] = self.memory.total
+        report = {each.name: getattr(self.report, each.name) for each in fields(self.report)}
+        report["refused"] = {reason.value: list(runs) for reason, runs in self.report.refused.items()}
+        report["remedies"] = {reason.value: reason.remedy for reason in self.report.refused}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values["report"] = report
+        values["costs"] = list(map(asdict, self.costs))
+        values["memory"] = None if self.memory is None else {**asdict(self.memory), "total": self.memory.total}
+        values["changed"] = list(map(asdict, self.changed))
         return values
 
 
@@ -167,7 +170,7 @@ def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepP
     return estimate_memory(
         sizes,
         micro_batch,
-        precision=Precision(2 if is_narrow else 4, mixed=not is_narrow and bool(config.bf16 or config.fp16)),
+        precision=Precision(2 if is_narrow else 4, mixed=not is_narrow and config.mixed_precision != "no"),
         checkpointing=bool(config.gradient_checkpointing),
         optimizer=str(getattr(config.optim, "value", config.optim)),
         with_reference=config.beta != 0 and job.lora_rank is None,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from transformers.utils.import_utils import is_torch_bf16_gpu_available
 
 from memagent_training.config import MultiConvDAPOConfig
@@ -22,11 +23,13 @@ _INSTEAD: Final = {
 }
 """Settings that the job itself decides, and how."""
 _WORDS: Final[Mapping[str, bool]] = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_KNOWS_NONE: Final = frozenset({"report_to"})
+"""Settings of which "none" is a value of its own."""
 _KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", list: "a list"}
 
 DECISIVE: Final = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "optim", "optim_args",
-    "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "bf16", "fp16", "seed", "model_init_kwargs", "epsilon",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "mixed_precision", "seed", "model_init_kwargs", "epsilon",
     "epsilon_high", "delta", "beta", "entropy_coef", "importance_sampling_level", "temperature", "groups_per_step",
     "baseline", "divide_by_std", "advantage_epsilon", "step_reward_share", "overlong_max_length",
     "overlong_cache_length", "drop_zero_variance", "mask_truncated_completions", "loss_weights", "old_logprobs",
@@ -55,13 +58,18 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> MultiConvDAPOConfig:
-    """The settings of a preset with changes, in 32 bit where the machine has nothing that computes in bfloat16.
+    """The settings of a preset with changes, and with those that follow from the machine.
+
+    Without an accelerator, processes that were launched together find each other only if they are told to use CPUs;
+    and TRL's default, bfloat16, is not for every machine.
 
     Raises:
         TrainingError: an unknown preset or setting, or a value that cannot be.
     """
-    plain = bool(settings.get("use_cpu")) or not is_torch_bf16_gpu_available()
-    changes = {"bf16": False, **settings} if plain and not settings.get("fp16") else dict(settings)
+    machine: dict[str, Any] = {} if torch.accelerator.is_available() else {"use_cpu": True}
+    if {**machine, **settings}.get("use_cpu") or not is_torch_bf16_gpu_available():
+        machine["bf16"] = False
+    changes = {**machine, **settings}
     try:
         return load_preset(preset, output_dir=str(out), **changes)
     except (ValueError, TypeError, ImportError) as error:  # what transformers and TRL raise
@@ -108,7 +116,7 @@ def _members(kind: Any) -> frozenset[Any]:
 
 
 def _value(name: str, text: str, kinds: frozenset[Any]) -> Any:
-    if types.NoneType in kinds and text.lower() in {"none", "null", ""}:
+    if types.NoneType in kinds and text.lower() in {"none", "null", ""} and name not in _KNOWS_NONE:
         return None
     if bool in kinds and text.lower() in _WORDS:
         return _WORDS[text.lower()]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,6 +123,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     if job.lora_rank is not None and job.lora_rank < 1:
         raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
     _check_step_rewards(job, config)
+    _check_ranks(config)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
     if job.resume:
@@ -220,6 +222,15 @@ def _check_step_rewards(job: TrainingJob, config: MultiConvDAPOConfig) -> None:
         raise TrainingError(
             "a step reward is named, and step_reward_share is 0, which ignores it",
             hint="Give it a share, as in --set step_reward_share=0.2.",
+        )
+
+
+def _check_ranks(config: MultiConvDAPOConfig) -> None:
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched != config.world_size:
+        raise TrainingError(
+            f"{launched} processes were launched, and each would train by itself",
+            hint="Launch as many as there are GPUs, or train on CPUs (--set use_cpu=true).",
         )
 
 

@@ -11,9 +11,10 @@ from support.scripts import document_with, perfect_reader
 
 from memagent_graph import Completion, DocumentStore, FinishReason, RunFilter, RunLog, ScriptedPolicy
 from memagent_graph.errors import PolicyError
+from memagent_graph.evaluation.scorers import contains, normalised, token_f1
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunRecord
-from memagent_training.answer_matching import GoldAnswers, contains, normalised, token_f1
+from memagent_training.answer_matching import GoldAnswers
 from memagent_training.errors import RewardError
 from memagent_training.judge import JudgedBy
 from memagent_training.rewards import (

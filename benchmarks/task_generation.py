@@ -1,0 +1,110 @@
+"""Generating tasks: seconds and peak memory for a sample of a million tokens, for each kind of document.
+
+A sample is planned, which counts every token of it, and its text then read through once, a piece at a time. Seconds are
+processor seconds; memory is what Python allocated at most meanwhile (tracemalloc), at two shorter lengths, because
+tracing makes everything several times slower. Tokens are the embedded policy's.
+
+Prose found with Python is parsed from the standard library once per process, which the first such sample pays for; the
+cache of it is left out of the memory, being the same for all lengths. Passages are made-up paragraphs.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.figures import Figure, print_table
+from memagent_graph.evaluation.prose import prose
+from memagent_graph.evaluation.records import Paragraph, QARecord
+from memagent_graph.evaluation.samples import Task
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.evaluation.tasks.passages import passages_from
+from memagent_graph.tokenizers import load_tokenizer
+
+LENGTH = 1_000_000
+MEMORY_LENGTHS = (30_000, 300_000)
+MOST_SECONDS = 10
+MOST_EXTRA_MEGABYTES = 1
+PARAGRAPHS_OF_TEXT = 3000
+RECORDS = 2000
+
+
+def records() -> list[QARecord]:
+    """Questions with two gold paragraphs and eight distractors each, of 20 to 160 words."""
+    source = random.Random(0)
+
+    def paragraph(title: str) -> Paragraph:
+        words = ("".join(source.choices("etaoinshr", k=source.randint(2, 9))) for _ in range(source.randint(20, 160)))
+        return Paragraph(title, " ".join(words).capitalize() + ".")
+
+    return [
+        QARecord(
+            str(number),
+            f"What is said of {number}?",
+            (str(number),),
+            (paragraph(f"{number} a"), paragraph(f"{number} b")),
+            tuple(paragraph(f"{number} {other}") for other in "cdefghij"),
+        )
+        for number in range(RECORDS)
+    ]
+
+
+def generate(task: Task, length: int, index: int) -> None:
+    for _ in task.sample(length, index).text():
+        pass
+
+
+def seconds(task: Task) -> float:
+    begun = time.process_time()
+    generate(task, LENGTH, 0)
+    return time.process_time() - begun
+
+
+def peak_megabytes(task: Task, length: int) -> float:
+    tracemalloc.start()
+    try:
+        generate(task, length, 1)
+        return tracemalloc.get_traced_memory()[1] / 1e6
+    finally:
+        tracemalloc.stop()
+
+
+def measure() -> list[Figure]:
+    settings = TaskSettings(load_tokenizer("embedded"))
+    with tempfile.TemporaryDirectory() as folder:
+        book = Path(folder) / "book.txt"
+        book.write_text("\n\n".join(islice(prose(), PARAGRAPHS_OF_TEXT)), encoding="utf-8")
+        of_a_file = TaskSettings(settings.tokenizer, haystack=book)
+        kinds: dict[str, Callable[[], Task]] = {
+            "noise (niah_single_1)": lambda: load_task("niah_single_1", settings),
+            "prose found with Python, first sample (niah_single_2)": lambda: load_task("niah_single_2", settings),
+            "prose found with Python, next samples": lambda: load_task("niah_single_2", settings),
+            "prose of a user's file (niah_multiquery)": lambda: load_task("niah_multiquery", of_a_file),
+            "needles, words and numbers (niah_multikey_2)": lambda: load_task("niah_multikey_2", settings),
+            "needles, UUIDs (niah_multikey_3)": lambda: load_task("niah_multikey_3", settings),
+            "variable tracking (vt)": lambda: load_task("vt", settings),
+            "common words (cwe)": lambda: load_task("cwe", settings),
+            "coded words (fwe)": lambda: load_task("fwe", settings),
+            "passages (qa_2)": lambda: passages_from(records(), "qa_2", settings),
+        }
+        figures = []
+        for kind, make in kinds.items():
+            task = make()
+            taken = seconds(task)
+            short, long = (peak_megabytes(task, length) for length in MEMORY_LENGTHS)
+            constant = long <= short + MOST_EXTRA_MEGABYTES
+            figures += [
+                Figure(f"{kind}: 1M tokens", taken, "s", f"under {MOST_SECONDS}", taken < MOST_SECONDS),
+                Figure(f"{kind}: memory at 30K tokens", short, "MB", "", True),
+                Figure(f"{kind}: memory at 300K tokens", long, "MB", f"at most {MOST_EXTRA_MEGABYTES} more", constant),
+            ]
+    return figures
+
+
+if __name__ == "__main__":
+    print_table(measure())

@@ -1,0 +1,339 @@
+"""Rows of an optimizer step, and the trainers that are made to take it: what `training_step.py` measures."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    TrainerCallback,
+)
+from transformers.trainer_callback import PrinterCallback
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from memagent_graph.profile import EMBEDDED_FOLDER
+from memagent_training.advantages import AdvantageSettings, TrainingRow, prepare_batch
+from memagent_training.config import MultiConvDAPOConfig, OldLogProbs
+from memagent_training.packing import pad_rows
+from memagent_training.planner import Layout, optimizer_steps
+from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.trainer import MultiConvDAPOTrainer
+
+ROLLOUTS, CONVERSATIONS = 16, 8
+TOKEN_BUDGET = 16_384
+SIZES = ("embedded", "0.5B", "tiny")
+DTYPES = ("fp32", "bf16")
+TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2}
+"""Relative, of loss and gradient norm; bfloat16 has 8 bits of mantissa, and layouts differ in what is rounded first."""
+_SETTINGS = {
+    "learning_rate": 1e-6, "lr_scheduler_type": "constant", "warmup_steps": 0, "weight_decay": 0.01,
+    "max_grad_norm": 1.0, "epsilon": 0.2, "epsilon_high": 0.2, "delta": 3.0, "beta": 0.0, "temperature": 1.0,
+    "disable_dropout": True, "logging_steps": 1, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
+}  # fmt: skip
+"""Of all contenders alike."""
+
+
+class PromptOrder(StrEnum):
+    """Where the memory stands in a prompt."""
+
+    SECTION_FIRST = "section first"
+    """After the section: the rollouts of a group share all before it."""
+
+    PAPER = "paper's order"
+    """Before the section, as in MemAgent's prompt: the rollouts share the header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a conversation's parts; the memory is as long as a completion."""
+
+    header: int
+    section: int
+    completion: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is the same for all contenders of a run."""
+
+    device: str = "cpu"
+    model_size: str = "embedded"
+    dtype: str = "fp32"
+    """Of the arithmetic: weights and AdamW's state are float32, as TRL has them, under bf16 by autocast."""
+    lengths: Lengths = Lengths(40, 500, 60)
+    repeats: int = 1
+    """Timed steps of a contender each time that it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A way to take the step: a layout of ours, or so many rows at once with TRL's own trainer."""
+
+    order: PromptOrder
+    layout: Layout | None
+    rows_at_once: int = 1
+    checkpointing: bool = False
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        if self.layout is None:
+            return f"GRPOTrainer, {self.rows_at_once} row{'s' * (self.rows_at_once > 1)} at once"
+        return f"{self.layout}{', gradient checkpointing' * self.checkpointing}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one optimizer step took."""
+
+    wall_seconds: float
+    processor_seconds: float
+    forwarded_tokens: int
+    peak_bytes: int | None
+    """The most GPU memory that tensors held at once; None on a CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step: what it took, and what came of it."""
+
+    spent: Spent
+    loss: float
+    gradient_norm: float
+
+
+def make_group(name: str, order: PromptOrder, lengths: Lengths, vocabulary: int) -> RolloutGroup:
+    """The rollouts of one question; both orders of a name have the same tokens."""
+    source = random.Random(name)
+
+    def some(length: int) -> array[int]:
+        return array("I", (source.randrange(vocabulary) for _ in range(length)))
+
+    header = some(lengths.header)
+    sections = [some(lengths.section) for _ in range(CONVERSATIONS)]
+    rollouts = []
+    for number in range(ROLLOUTS):
+        memory, conversations = array("I"), []
+        for place, section in enumerate(sections):
+            body = section + memory if order is PromptOrder.SECTION_FIRST else memory + section
+            completion = some(lengths.completion)
+            # A model with random weights gives each token about 1 / vocabulary.
+            logged = array("f", (min(source.gauss(-math.log(vocabulary), 0.2), 0.0) for _ in completion))
+            is_answer = place == CONVERSATIONS - 1
+            conversations.append(TrainingConversation(header + body, completion, logged, is_answer, False, "v0"))
+            memory = completion
+        rollouts.append(Rollout(f"{name}-{number}", tuple(conversations), float(number % 2)))
+    return RolloutGroup(name, tuple(rollouts))
+
+
+def make_groups(order: PromptOrder, setting: Setting, vocabulary: int) -> list[RolloutGroup]:
+    """The short group of the untimed step, and one for each timed step."""
+    timed = [make_group(f"timed-{number}", order, setting.lengths, vocabulary) for number in range(setting.repeats)]
+    return [make_group("warm-up", order, Lengths(4, 8, 4), vocabulary), *timed]
+
+
+def compare(contenders: Sequence[Contender], setting: Setting) -> dict[Contender, list[Step]]:
+    """Measure contenders in their order; one that is named twice is measured twice.
+
+    Raises:
+        ValueError: contenders of one prompt order did not compute the same.
+    """
+    found: dict[Contender, list[Step]] = {}
+    for contender in contenders:
+        print(f"  {contender.order}, {contender.name} ...", file=sys.stderr, flush=True)
+        steps = run(contender, setting)
+        same_order = next((found[other] for other in found if other.order is contender.order), steps)
+        _check_same_work(contender, steps, same_order[: setting.repeats], TOLERANCES[setting.dtype])
+        found[contender] = found.get(contender, []) + steps
+    return found
+
+
+def run(contender: Contender, setting: Setting) -> list[Step]:
+    """The timed steps of one contender's training run."""
+    config = model_config(setting.model_size)
+    groups = make_groups(contender.order, setting, config.vocab_size)
+    seed = next(
+        seed for seed in count() if optimizer_steps(groups, groups_per_step=1, seed=seed)[0][0].group_id == "warm-up"
+    )
+    settings: dict[str, Any] = {
+        **_SETTINGS,
+        "seed": seed,
+        "max_steps": len(groups),
+        "use_cpu": setting.device == "cpu",
+        "bf16": setting.dtype == "bf16",
+        "gradient_checkpointing": contender.checkpointing,
+    }
+    torch.manual_seed(0)
+    with torch.device(setting.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    recorder = _Recorder(model, setting.device)
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+        trainer: GRPOTrainer
+        if contender.layout is not None:
+            arguments = MultiConvDAPOConfig(
+                output_dir=folder, layout=contender.layout, token_budget=TOKEN_BUDGET, groups_per_step=1,
+                old_logprobs=OldLogProbs.LOGGED, importance_cap=None, max_logprob_gap=9, **settings,
+            )  # fmt: skip
+            trainer = MultiConvDAPOTrainer(
+                model, groups, arguments, processing_class=_tokenizer(), callbacks=[recorder]
+            )
+        else:
+            ordered = optimizer_steps(groups, groups_per_step=1, seed=seed)
+            batches = [batch for step in ordered for batch in _stock_batches(step, contender.rows_at_once)]
+            trainer = _stock_trainer(model, batches, contender.rows_at_once, folder, settings, recorder)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    steps = [
+        Step(spent, loss=log["loss"], gradient_norm=log["grad_norm"])
+        for spent, log in zip(recorder.steps, logs, strict=True)
+    ]
+    del trainer, model
+    gc.collect()
+    if setting.device == "cuda":
+        torch.cuda.empty_cache()
+    return steps[1:]
+
+
+def model_config(size: str) -> PreTrainedConfig:
+    """The embedded policy's, that of Qwen2.5-0.5B, or a Qwen2 to try this program with."""
+    if size == "embedded":
+        config: PreTrainedConfig = AutoConfig.from_pretrained(EMBEDDED_FOLDER)
+        return config
+    if size == "0.5B":
+        return Qwen2Config(
+            vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+            num_key_value_heads=2, max_position_embeddings=32_768, tie_word_embeddings=True,
+        )  # fmt: skip
+    return Qwen2Config(
+        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32_768, tie_word_embeddings=True,
+    )  # fmt: skip
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """Nothing is tokenised; trainers ask it for the id of padding."""
+    words = Tokenizer(models.WordLevel({"pad": 0, "end": 1}, unk_token="pad"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="pad", eos_token="end")
+
+
+class _StockTrainer(GRPOTrainer):
+    """TRL's own, given rows instead of generating them."""
+
+    batches: Sequence[dict[str, Tensor]] = ()
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Tensor]:
+        return {name: each.to(self.accelerator.device) for name, each in self.batches[self._step].items()}
+
+
+def _stock_trainer(
+    model: Any,
+    batches: Sequence[dict[str, Tensor]],
+    rows_at_once: int,
+    folder: str,
+    settings: dict[str, Any],
+    recorder: TrainerCallback,
+) -> GRPOTrainer:
+    batches_per_step = ROLLOUTS * CONVERSATIONS // rows_at_once
+    arguments = GRPOConfig(
+        output_dir=folder, loss_type="dapo", per_device_train_batch_size=rows_at_once, num_generations=ROLLOUTS,
+        gradient_accumulation_steps=batches_per_step, steps_per_generation=batches_per_step,
+        remove_unused_columns=False, **settings,
+    )  # fmt: skip
+    trainer = _StockTrainer(
+        model,
+        reward_funcs=lambda *_, **__: [],
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": [""] * len(batches) * rows_at_once}),
+        processing_class=_tokenizer(),
+        callbacks=[recorder],
+    )
+    trainer.batches = batches
+    return trainer
+
+
+def _stock_batches(groups: Sequence[RolloutGroup], rows_at_once: int) -> Iterator[dict[str, Tensor]]:
+    """What TRL's loss reads, of one optimizer step; rows of about the same length are together."""
+    rows: list[TrainingRow] = sorted(
+        prepare_batch(groups, AdvantageSettings()).rows, key=lambda row: row.conversation_index
+    )
+    tokens = torch.tensor(sum(row.conversation.learned_tokens for row in rows))
+    for start in range(0, len(rows), rows_at_once):
+        some = rows[start : start + rows_at_once]
+        padded = pad_rows([row.conversation for row in some], pad_id=0)
+        old = torch.zeros(padded.completion_ids.shape)
+        for place, row in enumerate(some):
+            old[place, : len(row.conversation.logprobs_T)] = torch.tensor(row.conversation.logprobs_T)
+        yield {
+            "prompt_ids": padded.prompt_ids,
+            "prompt_mask": padded.prompt_mask,
+            "completion_ids": padded.completion_ids,
+            "completion_mask": padded.completion_mask,
+            "advantages": torch.tensor([row.advantage for row in some]),
+            "old_per_token_logps": old,
+            "num_items_in_batch": tokens,
+        }
+
+
+class _Recorder(TrainerCallback):
+    """Times each optimizer step from its first micro-batch to the end of AdamW, and counts what the model is given."""
+
+    def __init__(self, model: Any, device: str) -> None:
+        self.device = device
+        self.steps: list[Spent] = []
+        self._tokens = 0
+        self._began = (0.0, 0.0)
+        model.get_input_embeddings().register_forward_hook(self._count)
+
+    def _count(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self._tokens += inputs[0].numel()
+
+    def _now(self) -> tuple[float, float]:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter(), time.process_time()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        self._tokens = 0
+        self._began = self._now()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        wall, processor = (now - began for now, began in zip(self._now(), self._began, strict=True))
+        peak = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
+        self.steps.append(Spent(wall, processor, self._tokens, peak))
+
+
+def _check_same_work(contender: Contender, steps: Sequence[Step], expected: Sequence[Step], tolerance: float) -> None:
+    for number, (step, other) in enumerate(zip(steps, expected, strict=True)):
+        for what, value, wanted in (
+            ("loss", step.loss, other.loss),
+            ("gradient norm", step.gradient_norm, other.gradient_norm),
+        ):
+            if not math.isclose(value, wanted, rel_tol=tolerance):
+                raise ValueError(
+                    f"{contender.name}, {contender.order}: step {number} has {what} {value}, and {wanted} for the "
+                    "order's first contender. They do not compute the same, so their times say nothing."
+                )

@@ -1,0 +1,204 @@
+"""One optimizer step on logged rollouts: what is forwarded and how long it takes, by layout and against TRL's trainer.
+
+    python -m benchmarks.training_step
+    python -m benchmarks.training_step --device cuda --model-size 0.5B --dtype bf16 --repeats 5
+
+prints a table and writes it to benchmarks/RESULTS.md, which holds one for a CPU and one for a GPU.
+
+**The rows.** One group of 16 rollouts with 8 conversations each; token ids and weights are random, from a seed. A
+prompt is a header, a section of the document, which the 16 rollouts share, and the memory, which is the completion
+before in the same rollout and so differs between them; the first has none. Two orders: the section before the memory,
+and the paper's, the memory before the section. Completions are equally long, and so are prompts but for the first, so
+that next to nothing is padding: rows as they are in practice would cost the padded layout more.
+
+**The contenders.** `MultiConvDAPOTrainer` in its three layouts, and TRL's own `GRPOTrainer`, to which rows are handed
+instead of generated and which is otherwise as it is: one row at a time, and the 16 rows of a conversation at once. Each
+trains its own model, made from the same seed, by `train()`: the time of a step is all of it, planning, laying out,
+forward, backward, clipping of gradients, AdamW and metrics. A step of as many but short rows comes before, untimed.
+
+**The same work.** A step's loss and gradient norm must agree between all contenders of an order, or there is no table.
+The ratio's old log-probs are the logged ones, so that some tokens are clipped and the loss is not zero.
+
+**Times** are compared by processor seconds on a CPU, which other work on the machine changes less than the clock's, and
+by the clock's on a GPU. The two contenders that have a goal run first and, in the opposite order, again last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarks.figures import Figure
+from benchmarks.training_contenders import (
+    DTYPES,
+    ROLLOUTS,
+    SIZES,
+    TOKEN_BUDGET,
+    Contender,
+    Lengths,
+    PromptOrder,
+    Setting,
+    Step,
+    compare,
+    make_group,
+    model_config,
+)
+from memagent_training.planner import Layout
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+PADDED = Contender(PromptOrder.SECTION_FIRST, Layout.PADDED)
+PREFIX_TREE = Contender(PromptOrder.SECTION_FIRST, Layout.PREFIX_TREE)
+OTHERS = (
+    Contender(PromptOrder.SECTION_FIRST, Layout.PACKED),
+    Contender(PromptOrder.SECTION_FIRST, None),
+    Contender(PromptOrder.SECTION_FIRST, None, rows_at_once=ROLLOUTS),
+    Contender(PromptOrder.SECTION_FIRST, Layout.PADDED, checkpointing=True),
+    Contender(PromptOrder.SECTION_FIRST, Layout.PREFIX_TREE, checkpointing=True),
+    *(Contender(PromptOrder.PAPER, layout) for layout in Layout),
+)
+GOAL_TOKENS, GOAL_SPEED = 1 / 3, 2.5
+COLUMNS = (
+    "prompts", "trainer or layout", "tokens forwarded", "of padded's", "step, s: best", "median", "processor s: best",
+    "padded's time over its", "rows' tokens/s", "peak memory, GiB",
+)  # fmt: skip
+_HEADINGS = {"cpu": "CPU", "cuda": "GPU"}
+_TITLE = (
+    "# An optimizer step, by layout and against TRL's trainer\n\n`benchmarks/training_step.py` says what is measured."
+)
+_MISSING = {"cpu": "Not measured.", "cuda": "Not measured: no GPU was available."}
+
+
+def measure() -> list[Figure]:
+    """What has a goal, of the full step."""
+    setting = Setting()
+    steps = compare((PADDED, PREFIX_TREE, PREFIX_TREE, PADDED), setting)
+    return goals(steps, setting)
+
+
+def goals(steps: Mapping[Contender, Sequence[Step]], setting: Setting) -> list[Figure]:
+    """prefix_tree against padded, sections first."""
+    padded, tree = steps[PADDED], steps[PREFIX_TREE]
+    share = tree[0].spent.forwarded_tokens / padded[0].spent.forwarded_tokens
+    speed = _seconds(padded, setting) / _seconds(tree, setting)
+    what = "training step, section first, prefix_tree"
+    # The goal of speed is one for a CPU.
+    goal = f"at least {GOAL_SPEED}" if setting.device == "cpu" else ""
+    return [
+        Figure(f"{what}: tokens forwarded, of padded's", share, "", "at most 1/3", share <= GOAL_TOKENS),
+        Figure(f"{what}: padded's time over its", speed, "x", goal, not goal or speed >= GOAL_SPEED),
+    ]
+
+
+def table(steps: Mapping[Contender, Sequence[Step]], setting: Setting) -> str:
+    """The measured steps in Markdown."""
+    lines = [COLUMNS, tuple("---" if place < 2 else "---:" for place in range(len(COLUMNS)))]
+    for contender, measured in steps.items():
+        padded = steps[Contender(contender.order, Layout.PADDED)]
+        best = min(step.spent.wall_seconds for step in measured)
+        peaks = [step.spent.peak_bytes for step in measured if step.spent.peak_bytes is not None]
+        lines.append((
+            contender.order,
+            contender.name,
+            f"{measured[0].spent.forwarded_tokens:,}",
+            f"{measured[0].spent.forwarded_tokens / padded[0].spent.forwarded_tokens:.2f}",
+            f"{best:.3g}",
+            f"{median(step.spent.wall_seconds for step in measured):.3g}",
+            f"{min(step.spent.processor_seconds for step in measured):.3g}",
+            f"{_seconds(padded, setting) / _seconds(measured, setting):.2f}",
+            f"{_row_tokens(setting) / best:,.0f}",
+            f"{max(peaks) / 2**30:.2f}" if peaks else "not measured",
+        ))  # fmt: skip
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def section(steps: Mapping[Contender, Sequence[Step]], setting: Setting, command: str) -> str:
+    """The table with all that it takes to measure it again."""
+    lengths = setting.lengths
+    threads = torch.get_num_threads()
+    device = f"{device_name(setting.device)}, {threads} thread{'s' * (threads > 1)}"
+    parts = (
+        f"{lengths.header} tokens of header, {lengths.section} of section, {lengths.completion} of memory and answer"
+    )
+    figures = [
+        f"- {figure.metric}: {figure.value:.3g}"
+        + (f" (goal: {figure.goal}; {'met' if figure.met else 'MISSED'})" if figure.goal else "")
+        for figure in goals(steps, setting)
+    ]
+    text = (
+        f"`{command}` on {device}, torch {torch.__version__}: model {setting.model_size}, {setting.dtype}, {parts}, "
+        f"{TOKEN_BUDGET:,} tokens forwarded at once. Rows' tokens count what is shared for each row, so that they are "
+        "the same for all."
+    )
+    return "\n\n".join([text, table(steps, setting), "\n".join(figures)])
+
+
+def write_section(path: Path, device: str, text: str) -> None:
+    """Replace the part of a device's kind in the results, and leave the other."""
+    kept = dict(_MISSING)
+    if path.is_file():
+        found = dict(re.findall(r"^## (\w+)\n\n(.*?)\n*(?=^## |\Z)", path.read_text("utf-8"), re.M | re.S))
+        kept = {kind: found.get(heading, kept[kind]) for kind, heading in _HEADINGS.items()}
+    kept[device] = text
+    parts = [f"## {heading}\n\n{kept[kind]}" for kind, heading in _HEADINGS.items()]
+    path.write_text("\n\n".join([_TITLE, *parts]) + "\n", "utf-8")
+
+
+def device_name(device: str) -> str:
+    """The GPU's name, or the processor's."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    information = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.+)$", information.read_text(), re.M) if information.is_file() else None
+    return f"{found[1] if found else platform.machine()} ({os.cpu_count()} cores)"
+
+
+def _seconds(steps: Sequence[Step], setting: Setting) -> float:
+    """What times are compared by."""
+    return min(step.spent.processor_seconds if setting.device == "cpu" else step.spent.wall_seconds for step in steps)
+
+
+def _row_tokens(setting: Setting) -> int:
+    group = make_group("timed-0", PromptOrder.PAPER, setting.lengths, 2)
+    conversations = [each for rollout in group.rollouts_G for each in rollout.conversations_K]
+    return sum(len(each.prompt_ids_P) + len(each.completion_ids_T) for each in conversations)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure all contenders; a goal that is missed makes the exit status 1."""
+    description = "Measure an optimizer step, by layout and against TRL's trainer."
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training_step", description=description)
+    parser.add_argument("--device", choices=sorted(_HEADINGS), default="cpu")
+    parser.add_argument("--model-size", choices=SIZES, default="embedded", help="random weights of that size")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the arithmetic; weights are float32")
+    parser.add_argument("--lengths", nargs=3, type=int, metavar=("HEADER", "SECTION", "COMPLETION"), default=[40, 500, 60],
+                        help="tokens; the paper's are 200 5000 1024")  # fmt: skip
+    parser.add_argument("--repeats", type=int, default=1, help="timed steps each time a contender runs")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file to write to")
+    given = parser.parse_args(arguments)
+    setting = Setting(given.device, given.model_size, given.dtype, Lengths(*given.lengths), given.repeats)
+    if setting.repeats < 1 or min(given.lengths) < 1:
+        parser.error("--repeats and --lengths must be 1 or more")
+    longest = setting.lengths.header + setting.lengths.section + 2 * setting.lengths.completion
+    window = model_config(setting.model_size).max_position_embeddings
+    if longest > min(window, TOKEN_BUDGET):
+        parser.error(f"--lengths: rows of {longest} tokens, and {min(window, TOKEN_BUDGET)} is the most; give less")
+    if setting.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU here; leave it out to measure on the CPU")
+    steps = compare((PADDED, PREFIX_TREE, *OTHERS, PREFIX_TREE, PADDED), setting)
+    text = section(steps, setting, shlex.join(["python", "-m", "benchmarks.training_step", *arguments]))
+    write_section(given.results, setting.device, text)
+    print(text)
+    sys.exit(not all(figure.met for figure in goals(steps, setting)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,199 @@
+"""Multi-Conv DAPO in one file of plain PyTorch: `python examples/multi_conv_dapo.py RUNS MODEL OUT --preset dapo`.
+
+A rollout reads a document in K conversations, each a prompt and a completion by itself: memory updates, then the
+answer, which alone earns a reward R. Rollouts of one question form a group, and what one of them earned beyond its
+group is the advantage A of every learned token t of all its K conversations:
+
+    A    = R - mean(R) over the group's rollouts (never over conversations)         [DAPO: / (std(R) + epsilon)]
+    r_t  = p(t) / p_old(t), where p_old is the policy before the first step on these rollouts
+    loss = 1/T sum_t( -min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A) + kl_coef KL_t - entropy_coef H_t )
+
+T counts the learned tokens of all groups of the step. Conversations are computed one by one and unpadded, slow and
+plainly right; `memagent train` does the same in large batches. Left out: mini-batches, warm-up, LoRA, step rewards.
+"""
+# ruff: noqa: N803, N806 - suffixes give shapes: G rollouts of a group, K conversations, T completion tokens, V words
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers import PreTrainedModel as Model
+
+from memagent_training.answer_matching import GoldAnswers
+from memagent_training.replay import load_groups
+from memagent_training.rewards import BoxedExactMatch
+from memagent_training.rollouts import RolloutGroup as Group
+from memagent_training.rollouts import TrainingConversation as Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The algorithm's variants."""
+
+    divide_by_std: bool = False
+    epsilon: float = 1e-6
+    leave_one_out: bool = False  # compare with the mean of the group's other rollouts
+    overlong: tuple[int, int] | None = None  # longest completion, and in how many tokens the penalty rises to 1 there
+    drop_zero_variance: bool = False  # leave out groups whose rewards are all equal
+    mask_truncated: bool = False  # learn nothing from completions that the output bound cut off
+    loss_weights: Literal["token_mean", "rollout_mean", "conversation_mean"] = "token_mean"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None  # where A < 0, a token's loss is at most this times -A
+    importance_level: Literal["token", "sequence"] = "token"  # sequence: one ratio for a whole completion (GSPO)
+    importance_cap: float | None = None  # weigh by p_old / p_logged, up to this; logs hold p at a temperature of 1
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    temperature: float = 1.0
+
+
+MEMAGENT_PAPER = Settings(dual_clip=3.0, kl_coef=1e-3)
+DAPO = Settings(divide_by_std=True, drop_zero_variance=True, clip_high=0.28)
+PRESETS = {"memagent-paper": MEMAGENT_PAPER, "dapo": DAPO}
+
+
+def advantages_of(group: Group, settings: Settings) -> list[float]:
+    """A of the G rollouts, of which there are two at least."""
+    longest, cache = settings.overlong or (math.inf, 1)
+    lengths_G = [max(len(each.completion_ids_T) for each in rollout.conversations_K) for rollout in group.rollouts_G]
+    penalties_G = [min(max((length - longest + cache) / cache, 0.0), 1.0) for length in lengths_G]
+    R_G = [rollout.reward - penalty for rollout, penalty in zip(group.rollouts_G, penalties_G, strict=True)]
+    others_G = [R_G[:i] + R_G[i + 1 :] if settings.leave_one_out else R_G for i in range(len(R_G))]
+    scale = stdev(R_G) + settings.epsilon if settings.divide_by_std else 1.0
+    return [(R - fmean(others)) / scale for R, others in zip(R_G, others_G, strict=True)]
+
+
+def teaches(group: Group, settings: Settings) -> bool:
+    """Whether a group is part of the step; one that is not counts in no mean."""
+    R_G = [rollout.reward for rollout in group.rollouts_G]
+    return len(R_G) > 1 and not (settings.drop_zero_variance and math.isclose(min(R_G), max(R_G), abs_tol=1e-12))
+
+
+def learned(conversation: Conversation, settings: Settings) -> list[bool]:
+    """Which of the T completion tokens are learned from."""
+    mask_T = conversation.loss_mask_T or [True] * len(conversation.completion_ids_T)
+    return [each and not (settings.mask_truncated and conversation.truncated) for each in mask_T]
+
+
+def logprobs_and_entropies(model: Model, conversation: Conversation, temperature: float) -> tuple[Tensor, Tensor]:
+    """(logprobs_T, entropies_T) of the completion: each token's log-prob, and the entropy of what it was drawn from."""
+    ids = torch.tensor([*conversation.prompt_ids_P, *conversation.completion_ids_T], device=model.device)
+    start = len(conversation.prompt_ids_P)
+    logits_TV = model(input_ids=ids[None], use_cache=False).logits[0, start - 1 : -1]  # each predicts the next
+    logits_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)) / temperature
+    logprobs_TV = logits_TV.log_softmax(-1)
+    return logprobs_TV.gather(1, ids[start:, None])[:, 0], -(logprobs_TV.exp() * logprobs_TV).sum(-1)
+
+
+def token_losses(
+    model: Model, conversation: Conversation, A: float, settings: Settings,
+    old_T: Tensor | None, reference: Model | None,
+) -> Tensor:  # fmt: skip
+    """The loss of each learned token of a conversation."""
+    learned_T = torch.tensor(learned(conversation, settings), device=model.device)
+    logprobs_T, entropies_T = logprobs_and_entropies(model, conversation, settings.temperature)
+    old_T = logprobs_T.detach() if old_T is None else old_T.to(logprobs_T)
+    log_ratio_T = logprobs_T - old_T
+    if settings.importance_level == "sequence":
+        log_ratio_T = log_ratio_T[learned_T].mean().expand_as(log_ratio_T)
+    ratio_T = log_ratio_T.exp()
+    loss_T = -torch.min(ratio_T * A, ratio_T.clamp(1 - settings.clip_low, 1 + settings.clip_high) * A)
+    if settings.dual_clip is not None and A < 0:
+        loss_T = loss_T.clamp(max=-settings.dual_clip * A)
+    if settings.importance_cap is not None:
+        loss_T = loss_T * (old_T - old_T.new_tensor(conversation.logprobs_T)).exp().clamp(max=settings.importance_cap)
+    if settings.kl_coef:
+        if reference is None:
+            raise ValueError("kl_coef needs a reference: give the model as it was before training")
+        gap_T = logprobs_and_entropies(reference, conversation, settings.temperature)[0].detach() - logprobs_T
+        loss_T = loss_T + settings.kl_coef * (gap_T.exp() - gap_T - 1)  # Schulman's k3
+    return (loss_T - settings.entropy_coef * entropies_T)[learned_T]
+
+
+def step_loss(
+    model: Model, groups: Sequence[Group], settings: Settings, *, old: Mapping[tuple[str, int], Tensor] | None = None,
+    reference: Model | None = None, backward: bool = False,
+) -> Tensor:  # fmt: skip
+    """The loss of an optimizer step, a scalar. `old`: p_old's logprobs_T by run id and k; if None, the model's own."""
+    rows = [
+        (rollout.run_id, k, conversation, A)
+        for group in groups
+        if teaches(group, settings)
+        for rollout, A in zip(group.rollouts_G, advantages_of(group, settings), strict=True)
+        for k, conversation in enumerate(rollout.conversations_K)
+        if any(learned(conversation, settings))
+    ]
+    if not rows:
+        raise ValueError("nothing can be learned from these groups: roll out more, or drop and mask less")
+    tokens_of = Counter(run_id for run_id, _, each, _ in rows for counts in learned(each, settings) if counts)
+    loss = torch.zeros(())
+    for run_id, k, conversation, A in rows:
+        losses = token_losses(model, conversation, A, settings, None if old is None else old[run_id, k], reference)
+        denominator = {
+            "token_mean": tokens_of.total(),
+            "rollout_mean": len(tokens_of) * tokens_of[run_id],
+            "conversation_mean": len(rows) * len(losses),
+        }[settings.loss_weights]
+        term = losses.sum() / denominator
+        if backward:  # at once, so that one conversation is held at a time
+            term.backward()  # type: ignore[no-untyped-call]
+        loss = loss + (term.detach() if backward else term)
+    return loss
+
+
+def train(model: Model, groups: Sequence[Group], settings: Settings, *, steps: int, learning_rate: float) -> None:
+    """Take optimizer steps, each on all of the groups, and print them."""
+    model.eval()  # with dropout, the ratios of unchanged weights would not be 1
+    reference = copy.deepcopy(model) if settings.kl_coef else None
+    rollouts = [rollout for group in groups for rollout in group.rollouts_G]
+    old = {
+        (rollout.run_id, k): logprobs_and_entropies(model, conversation, settings.temperature)[0].detach()
+        for rollout in rollouts
+        for k, conversation in enumerate(rollout.conversations_K)
+    }
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
+    for step in range(1, steps + 1):
+        loss = step_loss(model, groups, settings, old=old, reference=reference, backward=True)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {step}: reward {fmean(each.reward for each in rollouts):.3f}, loss {loss:+.6f}")
+
+
+def main() -> None:
+    """Read the command line, load, train, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="a run log, or an export of one")
+    parser.add_argument("model", type=Path, help="the folder of the model that made the runs")
+    parser.add_argument("out", type=Path, help="a new folder for the trained one")
+    parser.add_argument("--preset", choices=PRESETS, default="memagent-paper")
+    parser.add_argument("--reward", default="reward", help="the name of a reward in the log")
+    parser.add_argument("--gold", type=Path, help="right answers in JSON lines, to reward boxed exact match instead")
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=1e-6)
+    given = parser.parse_args()
+    if given.out.exists():
+        parser.error(f"{given.out} exists: name a new folder")
+    reward = BoxedExactMatch(GoldAnswers.load(given.gold)) if given.gold else given.reward
+    device = torch.accelerator.current_accelerator(check_available=True)  # None without one
+    model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, device_map=device)
+    groups = load_groups(given.runs, reward=reward).require_groups()
+    train(model, groups, PRESETS[given.preset], steps=given.steps, learning_rate=given.learning_rate)
+    shutil.copytree(given.model, given.out, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
+    model.save_pretrained(given.out)
+
+
+if __name__ == "__main__":
+    main()

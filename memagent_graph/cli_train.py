@@ -1,0 +1,251 @@
+"""The command line's part for training: `memagent train`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from memagent_graph.errors import MemAgentError, MissingExtraError
+from memagent_graph.exit_codes import ExitCode, exit_code
+
+if TYPE_CHECKING:
+    from memagent_training.training_job import PreparedJob, TrainedPolicy, TrainingJob
+
+_WIDTH_WITHOUT_TERMINAL: Final = 160
+_OPTION_OF: Final = (
+    (re.compile(r"\bwhole_groups=False"), "--partial-groups"),
+    (re.compile(r"\b(tokenizer|template)=\.\.\."), r"--\1 FINGERPRINT"),
+    (re.compile(r"\b(tokenizer|template)='(\w*)'"), r"--\1 \2"),
+    (re.compile(r"\bmax_tokens=(\d+)"), r"--max-tokens \1"),
+    (re.compile(r"\bmax_tokens\b"), "--max-tokens"),
+    (re.compile(r"\bpolicy_versions\b"), "--policy-versions"),
+    (re.compile(r"\bmax_staleness\b"), "--max-staleness"),
+)
+"""What a hint calls by the name of a function's argument, and the option that it is here."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("train")(train)
+
+
+def train(
+    runs: Annotated[Path, typer.Argument(help="A run log, or a file that `memagent export` wrote.")],
+    model: Annotated[str, typer.Option(help='The policy that wrote the runs: a folder, a hub id, or "embedded".')],
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints and the trained policy.")] = Path("trained-policy"),
+    preset: Annotated[str, typer.Option(help="memagent-paper, dapo, or a YAML file of settings.")] = "memagent-paper",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting in place of the preset's. Repeatable."),
+    ] = None,
+    reward: Annotated[
+        str,
+        typer.Option(
+            help="A logged reward's name; with --gold boxed_exact_match, lenient_match, token_f1, string_match or "
+            "string_match_part; or your own, as module:function or file.py:function."
+        ),
+    ] = "reward",
+    step_reward: Annotated[
+        str | None,
+        typer.Option(
+            help="Of single conversations: a logged one's name, boxed_format, plain_format, with --gold "
+            "evidence_in_memory, or your own. Needs --set step_reward_share=..."
+        ),
+    ] = None,
+    gold: Annotated[
+        Path | None, typer.Option(help='JSON lines: {"question" or "run_id": ..., "answers": [...]}.')
+    ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option(help="JSON object or CSV: the group of each run.", show_default="by question and document"),
+    ] = None,
+    partial_groups: Annotated[
+        bool, typer.Option("--partial-groups", help="Keep the rest of a group of which a run is refused.")
+    ] = False,
+    policy_versions: Annotated[
+        str | None, typer.Option(help="Weights that may have written the runs, oldest first, with commas between.")
+    ] = None,
+    max_staleness: Annotated[
+        int | None, typer.Option(min=0, help="How many of those versions a run may lie behind the last.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Leave out runs with a longer conversation.", show_default="the window")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="The fingerprint to train on, where the runs have several.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="The prompts' fingerprint to train on, where the runs have several.")
+    ] = None,
+    trust_tokenizer: Annotated[
+        bool, typer.Option("--trust-tokenizer", help="The runs are this model's though its tokenizer is another.")
+    ] = False,
+    lora: Annotated[int | None, typer.Option(min=1, help="Train adapters of this rank, not all weights.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no weights, write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+) -> None:
+    """Improve the policy that made logged runs, by their rewards (Multi-Conv DAPO).
+
+    On several devices: accelerate launch --config_file fsdp2.yaml -m memagent_graph train ..., with a file from
+    training/configs/accelerate.
+    """
+    given = dict(locals())
+    with _told(as_json=as_json, out=out):
+        _require_extra()
+        prepared = _prepared(given)
+        if dry_run:
+            _show_plan(prepared, as_json=as_json)
+        else:
+            _show_policy(_trained(prepared), as_json=as_json)
+
+
+def _job(given: dict[str, Any]) -> TrainingJob:
+    from memagent_training.answer_matching import GoldAnswers  # noqa: PLC0415
+    from memagent_training.chosen_rewards import chosen_reward, chosen_step_reward  # noqa: PLC0415
+    from memagent_training.job_settings import parse_settings  # noqa: PLC0415
+    from memagent_training.training_job import TrainingJob, read_groups  # noqa: PLC0415
+
+    gold = None if given["gold"] is None else GoldAnswers.load(given["gold"])
+    versions = given["policy_versions"]
+    step_reward = given["step_reward"]
+    # Gold answers may be there for the step reward alone, beside a logged reward.
+    is_default = given["reward"] == "reward" and step_reward is not None
+    return TrainingJob(
+        runs=given["runs"],
+        model=given["model"],
+        out=given["out"],
+        preset=given["preset"],
+        settings=parse_settings(given["settings"] or ()),
+        reward=chosen_reward(given["reward"], None if is_default else gold),
+        step_reward=None if step_reward is None else chosen_step_reward(step_reward, gold),
+        groups=None if given["groups"] is None else read_groups(given["groups"]),
+        whole_groups=not given["partial_groups"],
+        max_tokens=given["max_tokens"],
+        policy_versions=None if versions is None else [each.strip() for each in versions.split(",")],
+        max_staleness=given["max_staleness"],
+        tokenizer=given["tokenizer"],
+        template=given["template"],
+        trust_tokenizer=given["trust_tokenizer"],
+        lora_rank=given["lora"],
+        resume=given["resume"],
+    )
+
+
+def _prepared(given: dict[str, Any]) -> PreparedJob:
+    from memagent_training.training_job import prepare  # noqa: PLC0415
+
+    prepared = prepare(_job(given))
+    if not _is_main_process():
+        return prepared
+    if not given["dry_run"]:
+        for line in prepared.replay.report.summary():
+            typer.echo(_as_options(line), err=True)
+    for folder in prepared.checkpoints.passed_over:
+        typer.echo(f"passed over {folder}, which was not written to its end", err=True)
+    newest = prepared.checkpoints.newest
+    if newest is not None:
+        typer.echo(f"going on from {newest}", err=True)
+    elif given["resume"]:
+        typer.echo(f"there is no whole checkpoint in {given['out']}; beginning with step 0", err=True)
+    return prepared
+
+
+def _trained(prepared: PreparedJob) -> TrainedPolicy:
+    from memagent_training.training_job import train as train_job  # noqa: PLC0415
+
+    # The trainer prints its progress, and standard output is for results alone.
+    with contextlib.redirect_stdout(sys.stderr):
+        return train_job(prepared)
+
+
+def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
+    if not _is_main_process():
+        return
+    import rich.console  # noqa: PLC0415
+
+    from memagent_training.dry_run import plan, rendered  # noqa: PLC0415
+
+    found = plan(prepared)
+    if as_json:
+        _print_json(found.to_dict())
+        return
+    console = rich.console.Console(highlight=False)
+    if not console.is_terminal:
+        console = rich.console.Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
+    console.print(rendered(found, _as_options))
+
+
+def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
+    if not _is_main_process():
+        return
+    if as_json:
+        adapter = None if policy.adapter is None else str(policy.adapter)
+        _print_json(
+            {"folder": str(policy.folder), "adapter": adapter, "steps": policy.steps, "metrics": dict(policy.metrics)}
+        )
+        return
+    typer.echo(f"trained for {policy.steps:,} steps; the policy is in {policy.folder}", err=True)
+    if policy.adapter is not None:
+        typer.echo(f"its adapters by themselves, to serve beside the base model, are in {policy.adapter}", err=True)
+    typer.echo(f'read with it: memagent read DOCUMENT --question "..." --model {policy.folder}', err=True)
+    typer.echo(str(policy.folder))
+
+
+def _require_extra() -> None:
+    if importlib.util.find_spec("trl") is None:
+        raise MissingExtraError("train", "training")
+
+
+def _is_main_process() -> bool:
+    """Whether this is the one process of `accelerate launch` that prints; true without a launcher."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextlib.contextmanager
+def _told(*, as_json: bool, out: Path) -> Iterator[None]:
+    """Say what goes wrong within, once per machine, and leave with its exit code."""
+    try:
+        with warnings.catch_warnings():
+            # Names that transformers gives up and TRL still uses; the user can do nothing about them.
+            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+            yield
+    except MemAgentError as error:
+        code = exit_code(error)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            from memagent_graph.console import Console  # noqa: PLC0415  it is not needed where all goes well
+
+            error.message, error.hint = _as_options(error.message), error.hint and _as_options(error.hint)
+            Console(as_json=as_json and _is_main_process()).failure(_with_run(error), code)
+        raise typer.Exit(code) from None
+    except KeyboardInterrupt:
+        if _is_main_process():
+            typer.echo(f"interrupted; go on with the same command and --resume, if {out} has a checkpoint", err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _with_run(error: MemAgentError) -> MemAgentError:
+    """The error with the run in its message: the console shows a run by itself only where it can be resumed."""
+    if error.run_id is not None and error.run_id not in error.message:
+        error.message = f"{error.message} (run {error.run_id})"
+    return error
+
+
+def _as_options(text: str) -> str:
+    for pattern, option in _OPTION_OF:
+        text = pattern.sub(option, text)
+    return text
+
+
+def _print_json(values: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")

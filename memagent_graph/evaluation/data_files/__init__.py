@@ -1,0 +1,58 @@
+"""Tasks from local copies of published data files; nothing is downloaded.
+
+>>> task = load_data_task("hotpotqa", Path("hotpot_dev_distractor_v1.json"), settings)  # doctest: +SKIP
+>>> task.lengths, task.count(2048)  # doctest: +SKIP
+
+Which examples belong to a length is said in `examples`; what each format's own length is, in its module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from memagent_graph.evaluation.data_files.examples import FileTask
+from memagent_graph.evaluation.data_files.longbench import load_longbench
+from memagent_graph.evaluation.data_files.mrcr import load_mrcr
+from memagent_graph.evaluation.data_files.published import data_paths
+from memagent_graph.evaluation.data_files.record_tasks import load_hotpotqa, load_squad
+from memagent_graph.evaluation.data_files.records import read_records
+from memagent_graph.evaluation.data_files.ruler_files import load_ruler_files
+from memagent_graph.evaluation.data_files.ruler_hqa_files import load_ruler_hqa_files
+from memagent_graph.paths import data_folder
+
+__all__ = ["FileTask", "data_paths", "data_task_names", "load_data_task", "read_records"]
+
+_LOADERS: Final[Mapping[str, Callable[[Sequence[Path], object], FileTask]]] = {
+    "hotpotqa": load_hotpotqa,
+    "squad": load_squad,
+    "longbench": load_longbench,
+    "mrcr": load_mrcr,
+    "ruler_files": load_ruler_files,
+    "ruler_hqa_files": load_ruler_hqa_files,
+}
+
+
+def data_task_names() -> tuple[str, ...]:
+    """The names that `load_data_task` takes."""
+    return tuple(_LOADERS)
+
+
+def load_data_task(name: str, path: Path | None, settings: object) -> FileTask:
+    """A task from a data file, a folder of such files, or a folder that `datasets.Dataset.save_to_disk` wrote.
+
+    Every row is checked once, with one of them in memory at a time.
+
+    Args:
+        name: one of `data_task_names()`.
+        path: the file or folder; the data folder's `evaluation` if None. In a folder of plain files those with the data
+            set's published names are taken, in its subfolder `name` if there is one.
+        settings: a `TaskSettings`; its tokenizer measures lengths, its seed orders HotpotQA's and SQuAD's paragraphs.
+
+    Raises:
+        EvaluationError: no such name, no file there, or a damaged row; the file and line are named.
+        MissingExtraError: the file needs pyarrow (the extra "eval").
+    """
+    paths = data_paths(name, path or data_folder() / "evaluation")
+    return _LOADERS[name](paths, settings)

@@ -1,0 +1,89 @@
+"""Where the data sets are published, what their files are called, and which of them lie in a folder."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from memagent_graph.errors import EvaluationError
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A data set, and what its files are called."""
+
+    what: str
+    """Where its files are found, by their published names."""
+    patterns: tuple[str, ...]
+    """Names of its files in a folder; all that match the first pattern that has any are taken."""
+
+
+_ANY_ROWS: Final = ("*.jsonl", "*.parquet", "*.json")
+PUBLISHED: Final = {
+    "hotpotqa": Published(
+        "hotpot_dev_distractor_v1.json from HotpotQA's home page, or the dataset hotpot_qa on Hugging Face",
+        ("hotpot_dev_distractor*.json", "hotpot_train*.json", "hotpot*.json", "hotpot*.jsonl", "hotpot*.parquet"),
+    ),
+    "squad": Published(
+        "dev-v2.0.json from SQuAD's home page, or the dataset squad on Hugging Face",
+        ("dev-v2*.json", "dev-v1*.json", "train-v2*.json", "train-v1*.json", "squad*.json*", "squad*.parquet"),
+    ),
+    "longbench": Published(
+        "a file of data.zip from the dataset THUDM/LongBench on Hugging Face, such as hotpotqa.jsonl", _ANY_ROWS
+    ),
+    "mrcr": Published("the Parquet files of the dataset openai/mrcr on Hugging Face", ("*needle*.parquet", *_ANY_ROWS)),
+    "ruler_files": Published(
+        "validation.jsonl as scripts/data/prepare.py of the repository NVIDIA/RULER writes it",
+        ("validation*.jsonl", *_ANY_ROWS),
+    ),
+    "ruler_hqa_files": Published(
+        "eval_50.json and its like from the dataset BytedTsinghua-SIA/hotpotqa on Hugging Face",
+        ("eval_[0-9]*.json", "eval_[0-9]*.jsonl"),
+    ),
+}
+
+
+def data_paths(name: str, path: Path) -> list[Path]:
+    """The files that a data set has at a path: itself if it is a file or a dataset folder, else those in the folder.
+
+    A folder that is shared by several data sets may have a subfolder for each, called like the task.
+
+    Raises:
+        EvaluationError: no such name, or no files; says which file, where it is published and how to pass it.
+    """
+    published = published_as(name)
+    if path.is_file() or any((path / each).is_file() for each in ("state.json", "dataset_dict.json")):
+        return [path]
+    remedy = f"{name} reads {published.what}. Put it there, or pass where it is: --data PATH."
+    if not path.is_dir():
+        raise EvaluationError(f"there is no data file {path}", hint=remedy)
+    if (path / name).is_dir():
+        return data_paths(name, path / name)
+    for pattern in published.patterns:
+        if found := sorted(filter(Path.is_file, path.glob(pattern)), key=_natural):
+            # LongBench-E's files, which end in _e, repeat questions of the others.
+            names = {each.stem for each in found}
+            return [each for each in found if each.stem.removesuffix("_e") not in names - {each.stem}]
+    raise EvaluationError(f"the folder {path} has no file called {' or '.join(published.patterns)}", hint=remedy)
+
+
+def published_as(name: str) -> Published:
+    """The data set of a name.
+
+    Raises:
+        EvaluationError: there is none.
+    """
+    if name not in PUBLISHED:
+        near = difflib.get_close_matches(name, PUBLISHED, n=3, cutoff=0.5)
+        raise EvaluationError(
+            f"there is no data task {name!r}",
+            hint=(f"Did you mean {' or '.join(near)}? " if near else "") + f"There are: {', '.join(PUBLISHED)}.",
+        )
+    return PUBLISHED[name]
+
+
+def _natural(path: Path) -> tuple[int, str]:
+    """Shorter names first, so that eval_50 comes before eval_100."""
+    return len(path.name), path.name

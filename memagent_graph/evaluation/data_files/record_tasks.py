@@ -1,0 +1,78 @@
+"""HotpotQA and SQuAD as tasks on their own: each question on its own paragraphs.
+
+An example's own length is the tokens of its paragraphs and question, about: the policy's tokens of each paragraph are
+counted once and added up. HotpotQA documents have some 1,500 tokens, SQuAD's are whole articles. Paragraphs are
+shuffled, the same way for equal seeds, because the files' order gives the answer away or has been lost.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from memagent_graph.evaluation.data_files.examples import Example, FileTask, tokenizer_of
+from memagent_graph.evaluation.data_files.records import records_of
+from memagent_graph.evaluation.records import Paragraph, QARecord
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Needle
+from memagent_graph.evaluation.scorers import contains
+
+ANSWER_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RecordExamples:
+    """Examples made from records: the paragraphs of each, shuffled, blank lines between them."""
+
+    records: Sequence[QARecord]
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int, /) -> Example:
+        record = self.records[index]
+        paragraphs = [*record.gold, *record.distractors]
+        random.Random(f"{self.seed}/{record.id}").shuffle(paragraphs)
+        texts = [_written(each) for each in paragraphs]
+        document = "\n\n".join(texts)
+        needles, at = [], 0
+        for paragraph, text in zip(paragraphs, texts, strict=True):
+            answer = next((each for each in record.answers if contains(paragraph.text, each)), None)
+            if answer is not None and paragraph in record.gold:
+                needles.append(Needle(text, answer, at / len(document)))
+            at += len(text) + 2
+        return Example(record.question, record.answers, document, tuple(needles))
+
+
+def load_hotpotqa(paths: Sequence[Path], settings: object) -> FileTask:
+    """HotpotQA's questions, each among its ten paragraphs."""
+    return _load("hotpotqa", paths, settings)
+
+
+def load_squad(paths: Sequence[Path], settings: object) -> FileTask:
+    """SQuAD's questions, each on its whole article."""
+    return _load("squad", paths, settings)
+
+
+def _load(name: str, paths: Sequence[Path], settings: object) -> FileTask:
+    tokenizer = tokenizer_of(settings, name)
+    records = records_of(paths, name)
+    counts: dict[Paragraph, int] = {}
+    own_lengths = array("Q")
+    for record in records:
+        total = tokenizer.count(record.question)
+        for paragraph in (*record.gold, *record.distractors):
+            if paragraph not in counts:
+                counts[paragraph] = tokenizer.count(_written(paragraph) + "\n\n")
+            total += counts[paragraph]
+        own_lengths.append(total)
+    examples = RecordExamples(records, getattr(settings, "seed", 0))
+    source = ", ".join(map(str, paths))
+    return FileTask(name, Metric.ANY, LengthUnit.TOKENS, ANSWER_TOKENS, examples, own_lengths, source)
+
+
+def _written(paragraph: Paragraph) -> str:
+    return f"{paragraph.title}\n{paragraph.text}"

@@ -1,0 +1,186 @@
+"""HotpotQA (distractor setting) and SQuAD (1.1 and 2) as question-answering records.
+
+Both as they were published (one JSON file), and as the Hugging Face datasets `hotpot_qa` and `squad` (JSON lines,
+Parquet or a dataset folder). The rows tell which of them a file is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.data_files.examples import DamagedRowError, text_of, texts_of
+from memagent_graph.evaluation.data_files.published import PUBLISHED, data_paths
+from memagent_graph.evaluation.data_files.rows import Row, Rows, open_rows
+from memagent_graph.evaluation.records import Paragraph, QARecord
+
+_HINTS: Final = {
+    "hotpotqa": "Use the distractor file with answers, such as hotpot_dev_distractor_v1.json.",
+    "squad": "Use a file with answers, such as dev-v2.0.json or train-v1.1.json.",
+}
+_EITHER: Final = f"It can be {' or '.join(PUBLISHED[name].what for name in _HINTS)}; pass it as --data PATH."
+
+
+def read_records(path: Path, name: str | None = None) -> list[QARecord]:
+    """All records of a file or dataset folder, in its order.
+
+    HotpotQA: gold are the paragraphs that the supporting facts name, distractors the others of the question's ten.
+    SQuAD: gold is the paragraph that the question was asked on, distractors the others of the same article, as RULER
+    uses them; questions that SQuAD 2 marks as impossible have no answer and are left out.
+
+    Args:
+        path: the file or folder. In a folder of plain files, those with the data set's published name are taken.
+        name: "hotpotqa" or "squad", where it must be that; otherwise the rows tell.
+
+    Raises:
+        EvaluationError: the file is missing, damaged, or not that data set; the file and line are named.
+        MissingExtraError: the format needs pyarrow (the extra "eval").
+    """
+    if name is not None:
+        return records_of(data_paths(name, path), name)
+    if not path.exists():
+        raise EvaluationError(f"there is no data file {path}", hint=_EITHER)
+    return records_of([path], None)
+
+
+def records_of(paths: Sequence[Path], name: str | None) -> list[QARecord]:
+    """The records of files of one data set; see `read_records`."""
+    rows = open_rows(paths)
+    first = rows[0]
+    if "supporting_facts" in first:
+        found, records = "hotpotqa", _hotpotqa(rows)
+    elif "paragraphs" in first:
+        found, records = "squad", _squad(rows)
+    elif {"title", "context", "question", "answers"} <= first.keys():
+        found, records = "squad", _flat_squad(rows)
+    else:
+        raise EvaluationError(
+            f"{rows.place(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
+            hint=_EITHER,
+        )
+    if name not in {None, found}:
+        raise EvaluationError(f"{rows.place(0)}: a file of {found}, not of {name}", hint=f"Name {found} instead.")
+    made = list(records)
+    if not made:
+        raise EvaluationError(f"{rows.place(0)}: no question that has an answer", hint=_HINTS[found])
+    return made
+
+
+def _hotpotqa(rows: Rows) -> Iterator[QARecord]:
+    for index in range(len(rows)):
+        try:
+            yield _hotpotqa_record(rows[index])
+        except DamagedRowError as error:
+            raise _damaged(rows, index, error, "hotpotqa") from error
+
+
+def _hotpotqa_record(row: Row) -> QARecord:
+    paragraphs = [Paragraph(title, "".join(sentences).strip()) for title, sentences in _titled(row)]
+    supporting = {title for title, _ in _pairs(row, "supporting_facts", "sent_id")}
+    if lost := supporting - {each.title for each in paragraphs}:
+        raise DamagedRowError(f"the supporting paragraph {min(lost)!r} is not in the context")
+    if not supporting:
+        raise DamagedRowError('"supporting_facts" is empty')
+    return QARecord(
+        id=text_of(row, "_id" if "_id" in row else "id"),
+        question=text_of(row, "question").strip(),
+        answers=(text_of(row, "answer").strip(),),
+        gold=tuple(each for each in paragraphs if each.title in supporting),
+        distractors=tuple(each for each in paragraphs if each.title not in supporting),
+    )
+
+
+def _titled(row: Row) -> Iterator[tuple[str, list[str]]]:
+    for title, sentences in _pairs(row, "context", "sentences"):
+        if not (isinstance(sentences, list) and all(isinstance(each, str) for each in sentences)):
+            raise DamagedRowError(f'"context" has no list of sentences for {title!r}')
+        yield title, sentences
+
+
+def _pairs(row: Row, name: str, second: str) -> list[tuple[str, Any]]:
+    """Pairs with a title first: [[title, x], ...] as published, {"title": [...], second: [...]} in the HF dataset."""
+    value: Any = row.get(name)
+    if isinstance(value, dict):
+        titles, others = value.get("title"), value.get(second)
+        value = None
+        if isinstance(titles, list) and isinstance(others, list) and len(titles) == len(others):
+            value = list(zip(titles, others, strict=True))
+    if not isinstance(value, list) or not all(
+        isinstance(each, list | tuple) and len(each) == 2 and isinstance(each[0], str) for each in value
+    ):
+        raise DamagedRowError(f'"{name}" is not a list of pairs with a title')
+    return [(title, other) for title, other in value]
+
+
+def _squad(rows: Rows) -> Iterator[QARecord]:
+    """Each row is an article."""
+    for index in range(len(rows)):
+        try:
+            yield from _article(rows[index])
+        except DamagedRowError as error:
+            raise _damaged(rows, index, error, "squad") from error
+
+
+def _article(row: Row) -> Iterator[QARecord]:
+    title = text_of(row, "title").replace("_", " ")
+    asked = [(Paragraph(title, text_of(each, "context").strip()), each) for each in _objects(row, "paragraphs")]
+    paragraphs = [paragraph for paragraph, _ in asked]
+    for at, (paragraph, content) in enumerate(asked):
+        others = tuple(paragraphs[:at] + paragraphs[at + 1 :])
+        for question in _objects(content, "qas"):
+            if not question.get("is_impossible", False):
+                answers = [text_of(each, "text").strip() for each in _objects(question, "answers")]
+                yield _squad_record(question, answers, paragraph, others)
+
+
+def _squad_record(row: Row, answers: list[str], gold: Paragraph, others: tuple[Paragraph, ...]) -> QARecord:
+    if not answers:
+        raise DamagedRowError(f"the question {row.get('id')!r} has no answer")
+    return QARecord(
+        id=text_of(row, "id"),
+        question=text_of(row, "question").strip(),
+        answers=tuple(dict.fromkeys(answers)),
+        gold=(gold,),
+        distractors=others,
+    )
+
+
+def _flat_squad(rows: Rows) -> Iterator[QARecord]:
+    """Each row is a question; SQuAD 2 gives impossible ones no answer."""
+    articles: dict[str, dict[str, Paragraph]] = {}
+    for index in range(len(rows)):
+        row = rows[index]
+        try:
+            title, context = text_of(row, "title").replace("_", " "), text_of(row, "context").strip()
+        except DamagedRowError as error:
+            raise _damaged(rows, index, error, "squad") from error
+        articles.setdefault(title, {}).setdefault(context, Paragraph(title, context))
+    others: dict[Paragraph, tuple[Paragraph, ...]] = {}
+    for index in range(len(rows)):
+        row = rows[index]
+        try:
+            answers = row["answers"]
+            if not isinstance(answers, dict):
+                raise DamagedRowError('"answers" is not an object with "text"')
+            if not answers.get("text"):
+                continue
+            article = articles[row["title"].replace("_", " ")]
+            gold = article[row["context"].strip()]
+            if gold not in others:
+                others[gold] = tuple(each for each in article.values() if each is not gold)
+            yield _squad_record(row, list(texts_of(answers, "text")), gold, others[gold])
+        except DamagedRowError as error:
+            raise _damaged(rows, index, error, "squad") from error
+
+
+def _objects(row: Row, name: str) -> list[Row]:
+    value: Any = row.get(name)
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise DamagedRowError(f'"{name}" is not a list of objects')
+    return value
+
+
+def _damaged(rows: Rows, index: int, error: DamagedRowError, name: str) -> EvaluationError:
+    return EvaluationError(f"{rows.place(index)}: {error}", hint=_HINTS[name])

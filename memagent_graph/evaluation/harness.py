@@ -1,0 +1,367 @@
+"""Runs an evaluation: every system on every question, many at once, and a row in the journal for each.
+
+Whatever happens to a question, it gets a row: an attempt that fails is made once more, then counted as failed with the
+error's text. Only what says nothing about the systems stops the evaluation instead: a server that is gone, a sample
+that cannot be made, a full disk. What is left undone then, or when a limit is reached or the process is killed, is done
+when the evaluation is resumed; the reader goes on at the chunk it was at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import groupby
+from typing import Any, Final, Protocol
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from memagent_graph.documents import DocumentStore
+from memagent_graph.errors import (
+    MemAgentError,
+    PolicyAuthenticationError,
+    PolicyOverloadedError,
+    PolicyUnreachableError,
+    RunError,
+)
+from memagent_graph.evaluation.failures import analyse, logged_read
+from memagent_graph.evaluation.journal import Journal
+from memagent_graph.evaluation.preparing import Prepared, Shelf
+from memagent_graph.evaluation.results import Key, Plan, Row, RowOutcome
+from memagent_graph.evaluation.samples import Sample, Task
+from memagent_graph.evaluation.scorers import Outcome, Scores, contains, score
+from memagent_graph.evaluation.systems import Attempt, AttemptOutcome, System
+from memagent_graph.prompts import AnswerFormat
+from memagent_graph.results import Usage
+from memagent_graph.run_log import RunLog
+
+ATTEMPTS: Final = 2
+"""How often a question is asked before it counts as failed."""
+_SERVER_GONE: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
+_FAILURES_IN_A_ROW: Final = 16
+"""So many of these, with no success among them, mean that the server is gone: nothing is learnt from going on."""
+_PREPARED_AHEAD: Final = 8
+"""Questions whose documents are ready before anyone has time for them."""
+_OUTCOMES: Final = {
+    AttemptOutcome.ANSWERED: (RowOutcome.ANSWERED, Outcome.ANSWERED),
+    AttemptOutcome.NO_ANSWER: (RowOutcome.NO_ANSWER, Outcome.NO_ANSWER),
+    AttemptOutcome.STOPPED: (RowOutcome.UNFINISHED, Outcome.UNFINISHED),
+    AttemptOutcome.DOES_NOT_FIT: (RowOutcome.DOES_NOT_FIT, Outcome.NO_ANSWER),
+}
+
+
+class Ended(StrEnum):
+    """Why an evaluation ended. All but the first can be resumed."""
+
+    DONE = "done"
+    """Every row is there."""
+    MAX_QUESTIONS = "max_questions"
+    MAX_TOKENS = "max_tokens"
+    MAX_SECONDS = "max_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationLimits:
+    """Where an evaluation stops early, counted from the call that began or resumed it. None means no bound."""
+
+    max_questions: int | None = None
+    max_tokens: int | None = None
+    """Prompt and completion tokens of finished questions; what is under way is finished."""
+    max_seconds: float | None = None
+    """What is under way is broken off."""
+
+
+class Watcher(Protocol):
+    """Told of an evaluation's progress."""
+
+    def begins(self, plan: Plan, rows: Mapping[Key, Row]) -> None:
+        """The evaluation begins, or goes on with rows that are there."""
+        ...
+
+    def has(self, row: Row) -> None:
+        """There is a new row."""
+        ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is run, on what, and how."""
+
+    plan: Plan
+    tasks: Mapping[str, Task]
+    """By the names that the plan has for them."""
+    systems: Mapping[str, System]
+    store: DocumentStore
+    """Where documents are put for the systems; theirs, too."""
+    seed: int = 0
+    """What the tasks were made with."""
+    answer_format: AnswerFormat = AnswerFormat.BOXED
+    """How the systems' prompts ask for the answer."""
+    run_log: RunLog | None = None
+    """The reader's; without it nobody can tell where facts were lost."""
+    saver: BaseCheckpointSaver[Any] | None = None
+    """Where the reader saves its state; that of questions which have a row is deleted."""
+    keep_documents: bool = False
+    retry_failed: bool = False
+    """Whether to ask again what an earlier call counted as failed."""
+    concurrency: int = 128
+    """Questions under way at once."""
+    limits: EvaluationLimits = field(default_factory=EvaluationLimits)
+
+
+async def evaluate(evaluation: Evaluation, journal: Journal, watcher: Watcher | None = None) -> Ended:
+    """Fill the journal with the rows of the plan that it lacks.
+
+    Raises:
+        PolicyError: the server is gone, or refuses the key.
+        EvaluationError: a sample cannot be made, or the journal not be written.
+    """
+    journal.plan(evaluation.plan)
+    if watcher is not None:
+        watcher.begins(evaluation.plan, journal.rows)
+    return await _Call(evaluation, journal, watcher).to_end()
+
+
+def run_id_of(evaluation: str, system: str, sample_id: str) -> str:
+    """The id of a question's run: the same whenever it is asked within one evaluation, and in no other."""
+    return f"{evaluation}-{system}-{sample_id.replace('/', '-')}"
+
+
+class _Call:
+    """One call of `evaluate`."""
+
+    def __init__(self, evaluation: Evaluation, journal: Journal, watcher: Watcher | None) -> None:
+        self._evaluation = evaluation
+        self._journal = journal
+        self._watcher = watcher
+        self._shelf = Shelf(evaluation.store, evaluation.tasks, keep=evaluation.keep_documents)
+        self._ended = Ended.DONE
+        self._begun = 0
+        self._tokens = 0
+        self._suspended: list[Row] = []
+        """Failures that may be the server's; entered once another question succeeds."""
+
+    async def to_end(self) -> Ended:
+        try:
+            await self._within_time()
+        except* MemAgentError as errors:
+            raise _first(errors) from None
+        finally:
+            await self._shelf.close()
+        if self._ended is Ended.DONE:
+            for row in self._suspended:
+                await self._enter(row)
+        return self._ended
+
+    async def _within_time(self) -> None:
+        ready: asyncio.Queue[tuple[str, Prepared] | None] = asyncio.Queue(_PREPARED_AHEAD)
+        try:
+            async with asyncio.timeout(self._evaluation.limits.max_seconds) as time_limit, asyncio.TaskGroup() as group:
+                group.create_task(self._fill(ready))
+                for _ in range(self._evaluation.concurrency):
+                    group.create_task(self._work(ready))
+        except TimeoutError:
+            if not time_limit.expired():
+                raise
+            self._ended = Ended.MAX_SECONDS
+
+    async def _fill(self, ready: asyncio.Queue[tuple[str, Prepared] | None]) -> None:
+        """Hand out questions in the plan's order, each with its document in the store."""
+        async with aclosing(self._prepared()) as documents:
+            async for prepared, systems in documents:
+                for system in systems:
+                    await ready.put((system, prepared))
+        for _ in range(self._evaluation.concurrency):
+            await ready.put(None)
+
+    async def _prepared(self) -> AsyncGenerator[tuple[Prepared, list[str]], None]:
+        """Samples with the systems that have still to answer them; some are made while the first is waited for."""
+        under_way: deque[tuple[asyncio.Task[Prepared], list[str]]] = deque()
+        samples = self._open_samples()
+        try:
+            while self._ended is Ended.DONE:
+                while len(under_way) < min(os.cpu_count() or 1, _PREPARED_AHEAD):
+                    if (following := next(samples, None)) is None:
+                        break
+                    sample, systems = following
+                    under_way.append((asyncio.create_task(self._shelf.prepare(*sample, len(systems))), systems))
+                if not under_way:
+                    return
+                yield await under_way[0][0], under_way[0][1]
+                under_way.popleft()
+        finally:
+            for task, _ in under_way:
+                task.cancel()
+
+    def _open_samples(self) -> Iterator[tuple[tuple[str, int, int], list[str]]]:
+        """Task, length and index of the plan's samples, each with the systems that have no row for it."""
+        rows, again = self._journal.rows, self._evaluation.retry_failed
+        for sample, keys in groupby(self._evaluation.plan.keys(), key=lambda key: key[1:]):
+            systems = [
+                key[0] for key in keys if key not in rows or (again and rows[key].outcome == RowOutcome.FAILED.value)
+            ]
+            if systems:
+                yield sample, systems
+
+    async def _work(self, ready: asyncio.Queue[tuple[str, Prepared] | None]) -> None:
+        while (following := await ready.get()) is not None:
+            system, prepared = following
+            if self._may_begin():
+                row, error = await self._ask(system, prepared)
+                await self._judge(row, error)
+            self._shelf.done_with(prepared)
+
+    def _may_begin(self) -> bool:
+        limits = self._evaluation.limits
+        if limits.max_questions is not None and self._begun >= limits.max_questions:
+            self._ended = Ended.MAX_QUESTIONS
+        elif limits.max_tokens is not None and self._tokens >= limits.max_tokens:
+            self._ended = Ended.MAX_TOKENS
+        self._begun += self._ended is Ended.DONE
+        return self._ended is Ended.DONE
+
+    async def _ask(self, system: str, prepared: Prepared) -> tuple[Row, Exception | None]:
+        """Ask a system a question, again if that fails; its row, and what made it fail."""
+        sample = prepared.sample
+        run_id = run_id_of(self._journal.evaluation, system, sample.id)
+        began = time.monotonic()
+        error: Exception | None = None
+        for number in range(1, ATTEMPTS + 1):
+            try:
+                attempt = await self._evaluation.systems[system].attempt(
+                    prepared.document, sample.question, answer_tokens=sample.task.answer_tokens, run_id=run_id
+                )
+            except Exception as failure:  # noqa: BLE001  whatever it is, the question has a row
+                error = failure
+            else:
+                return await self._row(system, prepared, attempt, attempts=number), None
+        row = self._blank(system, prepared, attempts=ATTEMPTS)
+        text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
+        row = replace(row, error=text, seconds=time.monotonic() - began)
+        return await self._with_log(replace(row, run_id=run_id), sample), error
+
+    async def _judge(self, row: Row, error: Exception | None) -> None:
+        """Enter a row, unless its failure may be that of a server which is gone.
+
+        Raises:
+            PolicyError: the server is gone. What failed because of that has no row, and is asked again.
+        """
+        if isinstance(error, _SERVER_GONE):
+            self._suspended.append(row)
+            if len(self._suspended) >= _FAILURES_IN_A_ROW:
+                raise error
+            return
+        if error is None:
+            suspended, self._suspended = self._suspended, []
+            for each in suspended:
+                await self._enter(each)
+        await self._enter(row)
+
+    async def _enter(self, row: Row) -> None:
+        self._journal.add(row)
+        self._tokens += row.prompt_tokens + row.completion_tokens
+        if self._watcher is not None:
+            self._watcher.has(row)
+        if self._evaluation.saver is not None:
+            await self._evaluation.saver.adelete_thread(run_id_of(self._journal.evaluation, row.system, row.sample_id))
+
+    async def _row(self, system: str, prepared: Prepared, attempt: Attempt, *, attempts: int) -> Row:
+        sample, usage = prepared.sample, attempt.usage
+        told, scored = _OUTCOMES[attempt.outcome]
+        scores = score(
+            sample, attempt.answer, attempt.raw_answer, outcome=scored, answer_format=self._evaluation.answer_format
+        )
+        row = replace(
+            self._blank(system, prepared, scores, usage, attempts=attempts),
+            answer=attempt.answer,
+            raw_answer=attempt.raw_answer,
+            outcome=told.value,
+            detail=attempt.detail,
+            run_id=attempt.run_id,
+            needles_found=tuple(
+                told is RowOutcome.ANSWERED and contains(attempt.answer or "", needle.gold) for needle in sample.needles
+            ),
+        )
+        return await self._with_log(row, sample)
+
+    async def _with_log(self, row: Row, sample: Sample) -> Row:
+        """The row with what the run log tells: how many chunks there were, and where facts were lost.
+
+        What the log does not hold is a run of a system that keeps none, or that failed, or lost its log, at the start.
+        """
+        log, run_id = self._evaluation.run_log, row.run_id
+        if log is None or run_id is None:
+            return replace(row, run_id=None)
+        try:
+            view, completions = await asyncio.to_thread(logged_read, log, run_id, self._evaluation.store)
+        except RunError:
+            return replace(row, run_id=None)
+        row = replace(row, chunks=len(view.updates))
+        if row.lenient == 1.0:
+            return row
+        losses = await asyncio.to_thread(analyse, sample, view, completions)
+        return replace(
+            row,
+            where_lost=tuple(each.loss.value for each in losses),
+            lost_at=tuple(each.chunk_index for each in losses),
+        )
+
+    def _blank(
+        self,
+        system: str,
+        prepared: Prepared,
+        scores: Scores = Scores(0.0, 0.0, 0.0, 0.0),  # noqa: B008  immutable
+        usage: Usage = Usage(),  # noqa: B008  immutable
+        *,
+        attempts: int,
+    ) -> Row:
+        """A row that has failed, unless it is changed."""
+        sample = prepared.sample
+        return Row(
+            system=system,
+            task=sample.task.name,
+            length=sample.length,
+            unit=sample.task.unit.value,
+            index=sample.index,
+            sample_id=sample.id,
+            question=sample.question,
+            gold=sample.gold,
+            answer=None,
+            raw_answer=None,
+            outcome=RowOutcome.FAILED.value,
+            error=None,
+            detail="",
+            strict=scores.strict,
+            lenient=scores.lenient,
+            string_match=scores.string_match,
+            token_f1=scores.token_f1,
+            run_id=None,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            calls=usage.turns,
+            seconds=usage.seconds,
+            flops=usage.flops,
+            full_context_flops=usage.full_context_flops,
+            chunks=0,
+            document_bytes=prepared.document["size"] or 0,
+            needle_depths=tuple(needle.depth for needle in sample.needles),
+            needles_found=tuple(False for _ in sample.needles),
+            where_lost=(),
+            lost_at=(),
+            attempts=attempts,
+            seed=self._evaluation.seed,
+        )
+
+
+def _first(errors: BaseExceptionGroup[MemAgentError]) -> MemAgentError:
+    for each in errors.exceptions:
+        if isinstance(each, MemAgentError):
+            return each
+        return _first(each)
+    raise AssertionError("a group is never empty")

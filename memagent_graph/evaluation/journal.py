@@ -1,0 +1,265 @@
+"""An evaluation while it runs: a line per row in a file that survives any crash.
+
+    FOLDER/journal.jsonl      a line of settings, lines for what was asked for, then a line per row as it came
+
+The journal is the truth. A row is in it once its question is answered, and a question without a row is asked again; so
+an evaluation that was killed goes on where it was. It may also grow: more questions, lengths, tasks and systems may be
+asked for, as long as what decides on a row stays the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.results import (
+    FORMAT,
+    FORMAT_VERSION,
+    TABLE,
+    Plan,
+    Results,
+    Row,
+    fingerprint,
+    read_table,
+    require_same,
+    table_of,
+    unwritable,
+)
+
+JOURNAL: Final = "journal.jsonl"
+_SYNC_SECONDS: Final = 1.0
+"""How much work a power failure may cost; a killed process loses nothing that it wrote."""
+
+
+class Journal:
+    """The rows of one evaluation, as they come; see `open_journal`. Close it.
+
+    One process at a time may hold it.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes], content: _Content) -> None:
+        self.path = path
+        self.settings = content.settings
+        self.evaluation = content.evaluation
+        self.plans = content.plans
+        self.commands = content.commands
+        self.rows = {row.key: row for row in content.rows}
+        self._file = file
+        self._synced = time.monotonic()
+
+    @classmethod
+    def begin(cls, folder: Path, settings: Mapping[str, Any]) -> Journal:
+        """Start a journal in a folder that has none.
+
+        Raises:
+            EvaluationError: the folder holds results, or cannot be written.
+        """
+        require_no_results(folder)
+        path = folder / JOURNAL
+        header = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "evaluation": f"{time.strftime('%y%m%d', time.gmtime())}-{secrets.token_hex(3)}",
+            "fingerprint": fingerprint(settings),
+            "settings": dict(settings),
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Under another name first: a journal that exists has its first line.
+            new = folder / f".{JOURNAL}.new"
+            with new.open("wb") as file:
+                file.write(_line(header))
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
+        except OSError as error:
+            raise unwritable(path, error) from error
+        return cls.go_on(folder, settings)
+
+    @classmethod
+    def go_on(cls, folder: Path, settings: Mapping[str, Any]) -> Journal:
+        """Open the journal of a folder, to add to it. Of a line that its writer could not finish nothing is kept.
+
+        Raises:
+            EvaluationError: other settings, naming which; another process writes to it; it cannot be understood.
+        """
+        path = folder / JOURNAL
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(path.open("r+b"))
+                _lock(file, folder)
+                content = _read_journal(path)
+                require_same(settings, content.settings, folder)
+                file.truncate(content.bytes)
+                file.seek(content.bytes)
+            except OSError as error:
+                raise unwritable(path, error) from error
+            stack.pop_all()
+        return cls(path, file, content)
+
+    def plan(self, plan: Plan) -> None:
+        """Enter what is asked for, where it is new."""
+        if plan not in self.plans:
+            self._write({"plan": asdict(plan)}, sync=True)
+            self.plans = (*self.plans, plan)
+
+    def command(self, command: str) -> None:
+        """Enter what was typed, where it is new."""
+        if command not in self.commands:
+            self._write({"command": command}, sync=True)
+            self.commands = (*self.commands, command)
+
+    def add(self, row: Row) -> None:
+        """Enter a row.
+
+        Raises:
+            EvaluationError: it cannot be written; the evaluation can be resumed once there is room.
+        """
+        self._write(asdict(row), sync=time.monotonic() - self._synced > _SYNC_SECONDS)
+        self.rows[row.key] = row
+
+    @property
+    def results(self) -> Results:
+        """The table so far."""
+        return table_of(self.rows.values(), self.plans, self.settings, self.evaluation, self.commands)
+
+    def close(self) -> None:
+        """See that everything is on disk, and let others write."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _write(self, values: Mapping[str, Any], *, sync: bool) -> None:
+        try:
+            self._file.write(_line(values))
+            self._file.flush()
+            if sync:
+                os.fsync(self._file.fileno())
+                self._synced = time.monotonic()
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+
+def open_journal(folder: Path, settings: Mapping[str, Any], *, resume: bool = False) -> Journal:
+    """The journal of a folder: a new one, or, to go on, the one that is there.
+
+    Raises:
+        EvaluationError: as `Journal.begin` and `Journal.go_on`.
+    """
+    if resume and (folder / JOURNAL).exists():
+        return Journal.go_on(folder, settings)
+    return Journal.begin(folder, settings)
+
+
+def require_no_results(folder: Path) -> None:
+    """Raise `EvaluationError` if a folder holds results, finished or not."""
+    if (folder / JOURNAL).exists():
+        raise EvaluationError(
+            f"{folder} holds the results of an evaluation",
+            hint="Go on with it (--resume), or name another folder (--out).",
+        )
+
+
+def load_results(path: Path) -> Results:
+    """The results of a folder, finished or not, or those of a Parquet file.
+
+    Raises:
+        EvaluationError: there are none, or they cannot be understood.
+    """
+    if (path / JOURNAL).exists():
+        content = _read_journal(path / JOURNAL)
+        return table_of(content.rows, content.plans, content.settings, content.evaluation, content.commands)
+    table = path / TABLE if path.is_dir() else path
+    if not table.is_file():
+        raise EvaluationError(f"there are no results in {path}", hint="Name a folder that `memagent eval` wrote to.")
+    return read_table(table)
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What stands in a journal, and how many of its bytes are whole lines."""
+
+    settings: Mapping[str, Any]
+    evaluation: str
+    plans: tuple[Plan, ...]
+    commands: tuple[str, ...]
+    rows: tuple[Row, ...]
+    bytes: int
+
+
+def _read_journal(path: Path) -> _Content:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise EvaluationError(
+            f"{path} cannot be read: {error.strerror}", hint="Name a folder that `memagent eval` wrote to."
+        ) from error
+    whole = data.rfind(b"\n") + 1
+    plans: list[Plan] = []
+    commands: list[str] = []
+    rows: list[Row] = []
+    header: dict[str, Any] = {}
+    for number, line in enumerate(data[:whole].splitlines(), start=1):
+        try:
+            values = json.loads(line)
+            if number == 1:
+                header = _checked(values, path)
+            elif "plan" in values:
+                plans.append(msgspec.convert(values["plan"], Plan))
+            elif "command" in values:
+                commands.append(str(values["command"]))
+            else:
+                rows.append(msgspec.convert(values, Row))
+        except (ValueError, TypeError, KeyError, msgspec.ValidationError) as error:
+            raise EvaluationError(
+                f"line {number} of {path} cannot be understood: {error}",
+                hint="Delete that line, and its question is asked again; or name another folder (--out).",
+            ) from error
+    if not header:
+        raise EvaluationError(f"{path} is empty", hint="Delete it, and begin anew.")
+    return _Content(header["settings"], header["evaluation"], tuple(plans), tuple(commands), tuple(rows), whole)
+
+
+def _checked(header: dict[str, Any], path: Path) -> dict[str, Any]:
+    if header.get("format") != FORMAT:
+        raise EvaluationError(f"{path} is no journal of an evaluation", hint="Name another folder.")
+    if header["version"] > FORMAT_VERSION:
+        raise EvaluationError(
+            f"{path} was written by a newer version of memagent-graph", hint="Install that version: pip install -U."
+        )
+    return header
+
+
+def _lock(file: IO[bytes], folder: Path) -> None:
+    """Keep other processes from writing; the lock goes with the process, however it ends. Windows has none."""
+    if sys.platform != "win32":
+        import fcntl  # noqa: PLC0415  not there on Windows
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise EvaluationError(
+                f"another process writes to the results in {folder}",
+                hint="Wait until it has ended, or name another folder (--out).",
+            ) from error
+
+
+def _line(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values).encode() + b"\n"

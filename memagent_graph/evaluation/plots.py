@@ -1,0 +1,264 @@
+"""Pictures of an evaluation: accuracy against length, where in the document facts are found, and cost against length.
+
+PNG and SVG, without a display. Equal results give equal SVG files, to the byte.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from memagent_graph.errors import EvaluationError, MissingExtraError
+from memagent_graph.evaluation.report import length_label
+from memagent_graph.evaluation.results import Results, Row, RowOutcome
+from memagent_graph.evaluation.statistics import wilson
+
+_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
+"""Okabe and Ito's palette, which people of every kind of colour vision can tell apart; the reader is blue."""
+_MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
+_WIDTH, _HEIGHT = 8.0, 4.4
+"""Inches; 100 pixels each in SVG, 200 in PNG."""
+_STYLE: Final = {
+    "svg.hashsalt": "memagent",
+    "svg.fonttype": "path",
+    "font.family": "DejaVu Sans",
+    "font.size": 10.5,
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+    "figure.titlesize": 12.5,
+    "figure.titleweight": "bold",
+    "axes.titlesize": 10.0,
+    "axes.titlecolor": "#444444",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "figure.dpi": 100,
+    "savefig.dpi": 200,
+    "figure.facecolor": "white",
+}
+_DEPTH_BINS: Final = 10
+_DODGE: Final = 0.035
+"""In doublings of the length."""
+
+
+def draw_all(results: Results, folder: Path) -> list[Path]:
+    """Draw what the results allow, as PNG and SVG; the PNG files' paths, in the order in which a report shows them.
+
+    Args:
+        results: what was measured.
+        folder: where the files go; it exists.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        EvaluationError: a file cannot be written.
+    """
+    drawn: list[Path] = []
+    units = list(dict.fromkeys(row.unit for row in results.rows))
+    for unit in units:
+        rows = [row for row in results.rows if row.unit == unit]
+        ending = f"_{unit}" if len(units) > 1 else ""
+        with _figure() as figure:
+            draw_accuracy(figure, rows, unit)
+            drawn.append(_save(figure, folder / f"accuracy{ending}"))
+        for system in dict.fromkeys(row.system for row in rows):
+            of_system = [row for row in rows if row.system == system]
+            if grid := depth_grid(of_system):
+                with _figure() as figure:
+                    draw_depths(figure, grid, system, unit, _tasks(of_system))
+                    drawn.append(_save(figure, folder / f"depth_{system}{ending}"))
+        with _figure() as figure:
+            if draw_cost(figure, rows, unit):
+                drawn.append(_save(figure, folder / f"cost{ending}"))
+    return drawn
+
+
+def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
+    """Accuracy against length: for each system lenient accuracy with its Wilson band, and strict accuracy dotted.
+
+    Lengths at which no document fits a system's call have no point.
+    """
+    axes = figure.subplots()
+    count = len({row.system for row in rows})
+    for place, (system, of_system) in enumerate(_by(rows, lambda row: row.system)):
+        fitting = {row.length for row in of_system if row.outcome != RowOutcome.DOES_NOT_FIT.value}
+        groups = sorted(
+            (length, group) for length, group in _by(of_system, lambda row: row.length) if length in fitting
+        )
+        lengths = [length for length, _ in groups]
+        lenient, strict = (
+            [wilson(sum(getattr(row, score) for row in group), len(group)) for _, group in groups]
+            for score in ("lenient", "strict")
+        )
+        look = {"color": _COLOURS[place % len(_COLOURS)], "zorder": 20 - place}
+        low, high = [100 * each.low for each in lenient], [100 * each.high for each in lenient]
+        axes.fill_between(lengths, low, high, alpha=0.13, linewidth=0, color=look["color"])
+        # A little to the side, so that systems with equal accuracy do not hide each other.
+        beside = [length * 2 ** (_DODGE * (place - (count - 1) / 2)) for length in lengths]
+        axes.plot(beside, [100 * each.mean for each in strict], linestyle=(0, (1, 1.5)), linewidth=1.5, **look)
+        label = system if groups else f"{system}\n(does not fit)"
+        axes.plot(beside, [100 * each.mean for each in lenient], label=label, **_line(place), **look)
+    _length_axis(axes, rows, unit)
+    axes.set_ylim(-3, 103)
+    axes.set_yticks(range(0, 101, 20))
+    axes.set_ylabel("questions answered right, %")
+    figure.suptitle("Accuracy against length", x=0.01, ha="left")
+    axes.set_title(f"{_tasks(rows)}, {_per_point(rows)}; lenient with 95 % bands, strict dotted")
+    _legend_beside(figure, axes)
+
+
+def depth_grid(rows: Sequence[Row]) -> dict[tuple[int, int], list[bool]]:
+    """For length and tenth of the document: for each fact that stands there, whether the answer holds it."""
+    grid: dict[tuple[int, int], list[bool]] = defaultdict(list)
+    for row in rows:
+        if row.outcome != RowOutcome.DOES_NOT_FIT.value:
+            for depth, found in zip(row.needle_depths, row.needles_found, strict=True):
+                grid[row.length, min(int(depth * _DEPTH_BINS), _DEPTH_BINS - 1)].append(found)
+    return dict(grid)
+
+
+def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: str, unit: str, tasks: str) -> None:
+    """A heat map: the share of facts that answers hold, by length and depth; cells without a fact stay empty."""
+    axes = figure.subplots()
+    lengths = sorted({length for length, _ in grid})
+    shares = [
+        [100 * fmean(grid[length, tenth]) if (length, tenth) in grid else float("nan") for length in lengths]
+        for tenth in range(_DEPTH_BINS)
+    ]
+    image = axes.imshow(shares, vmin=0, vmax=100, cmap="cividis", aspect="auto")
+    for tenth in range(_DEPTH_BINS):
+        for column, length in enumerate(lengths):
+            if cell := grid.get((length, tenth)):
+                share = shares[tenth][column]
+                axes.text(
+                    column, tenth, f"{share:.0f}", ha="center", va="center", fontsize=9,
+                    color="white" if share < 55 else "black", alpha=1.0 if len(cell) > 1 else 0.75,
+                )  # fmt: skip
+    axes.grid(visible=False)
+    axes.set_xticks(range(len(lengths)), [length_label(each) for each in lengths])
+    axes.set_yticks(range(_DEPTH_BINS), [f"{10 * each}–{10 * each + 10} %" for each in range(_DEPTH_BINS)])
+    axes.set_xlabel(f"document length, {unit}")
+    axes.set_ylabel("where the fact stands")
+    count = sum(map(len, grid.values()))
+    figure.suptitle(f"Facts found by {system}, %", x=0.01, ha="left")
+    axes.set_title(f"by length and depth; {tasks}, {count:,} facts")
+    bar = figure.colorbar(image, ax=axes, pad=0.02)
+    bar.outline.set_visible(False)
+
+
+def draw_cost(figure: Any, rows: Sequence[Row], unit: str) -> bool:
+    """Arithmetic per question against length, where the model's size is known; otherwise the tokens it took.
+
+    With arithmetic, the estimate for one call with the whole document is drawn beside what was measured.
+    """
+    asked = [row for row in rows if row.outcome not in {RowOutcome.DOES_NOT_FIT.value, RowOutcome.FAILED.value}]
+    if not asked:
+        return False
+    known = any(row.flops for row in asked)
+    axes = figure.subplots()
+    for place, system in enumerate(dict.fromkeys(row.system for row in rows)):
+        of_system = [row for row in asked if row.system == system]
+        costs = {
+            length: fmean(values)
+            for length, group in _by(of_system, lambda row: row.length)
+            if (values := [cost for row in group if (cost := _cost(row, known))])
+        }
+        if costs:
+            lengths = sorted(costs)
+            look = {"color": _COLOURS[place % len(_COLOURS)], "zorder": 20 - place}
+            axes.plot(lengths, [costs[each] for each in lengths], label=system, **_line(place), **look)
+    whole = {
+        length: fmean(values)
+        for length, group in _by(asked, lambda row: row.length)
+        if (values := [row.full_context_flops for row in group if row.full_context_flops])
+    }
+    if known and whole:
+        axes.plot(
+            sorted(whole), [whole[each] for each in sorted(whole)], color="#555555", linestyle=(0, (4, 2)),
+            linewidth=1.8, label="one call with all\n(estimated, quadratic)",
+        )  # fmt: skip
+    _length_axis(axes, rows, unit)
+    axes.set_yscale("log")
+    axes.set_ylabel("floating-point operations" if known else "tokens, in and out")
+    figure.suptitle("Cost of one question against length", x=0.01, ha="left")
+    axes.set_title(f"{_tasks(rows)}; {'arithmetic estimated from the tokens measured' if known else 'tokens measured'}")
+    _legend_beside(figure, axes)
+    return True
+
+
+def _cost(row: Row, as_flops: bool) -> float | None:
+    return row.flops if as_flops else float(row.prompt_tokens + row.completion_tokens)
+
+
+def _line(place: int) -> dict[str, Any]:
+    marker = _MARKERS[place % len(_MARKERS)]
+    return {"linewidth": 2.2, "marker": marker, "markersize": 6.5, "markeredgecolor": "white", "markeredgewidth": 0.8}
+
+
+def _length_axis(axes: Any, rows: Sequence[Row], unit: str) -> None:
+    lengths = sorted({row.length for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [length_label(each) for each in lengths])
+    axes.minorticks_off()
+    axes.set_xlabel(f"document length, {unit}")
+    if len(lengths) == 1:
+        axes.set_xlim(lengths[0] / 2, lengths[0] * 2)
+
+
+def _legend_beside(figure: Any, axes: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", handlelength=1.8)
+
+
+def _tasks(rows: Sequence[Row]) -> str:
+    names = list(dict.fromkeys(row.task for row in rows))
+    return ", ".join(names) if len(names) <= 2 else f"{len(names)} tasks"
+
+
+def _per_point(rows: Sequence[Row]) -> str:
+    counts = {len(group) for _, group in _by(rows, lambda row: (row.system, row.length))}
+    return f"n = {min(counts)}" if len(counts) == 1 else f"n = {min(counts)} to {max(counts)}"
+
+
+def _by(rows: Sequence[Row], key: Callable[[Row], Any]) -> list[tuple[Any, list[Row]]]:
+    groups: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return list(groups.items())
+
+
+@contextmanager
+def _figure() -> Iterator[Any]:
+    """A figure of its own, away from pyplot and its state."""
+    try:
+        matplotlib = importlib.import_module("matplotlib")
+        figure_class = importlib.import_module("matplotlib.figure").Figure
+    except ImportError as error:
+        raise MissingExtraError("eval", "drawing results") from error
+    with matplotlib.rc_context(_STYLE):
+        yield figure_class(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+
+
+def _save(figure: Any, stem: Path) -> Path:
+    """Write PNG and SVG; each appears whole. The PNG's path."""
+    for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
+        path = stem.with_suffix(suffix)
+        temporary = path.with_name(f".{path.name}.new")
+        try:
+            figure.savefig(temporary, format=suffix[1:], metadata=metadata)
+            temporary.replace(path)
+        except OSError as error:
+            raise EvaluationError(
+                f"{path} cannot be written: {error.strerror or error}",
+                hint="Make room, or name another folder (--out).",
+            ) from error
+    return stem.with_suffix(".png")

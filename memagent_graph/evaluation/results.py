@@ -1,0 +1,295 @@
+"""What an evaluation finds out, as a table: a row per question and system, kept as Parquet.
+
+    FOLDER/results.parquet    the rows, for data frames; settings and their fingerprint stand in the file's metadata
+
+It is written from the journal (`memagent_graph.evaluation.journal`), which is the truth while an evaluation runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, TypeAlias, get_args, get_type_hints
+
+import msgspec
+
+from memagent_graph.errors import EvaluationError, MissingExtraError
+
+TABLE: Final = "results.parquet"
+FORMAT: Final = "memagent-evaluation"
+FORMAT_VERSION: Final = 1
+_METADATA: Final = "memagent."
+
+Key: TypeAlias = tuple[str, str, int, int]
+"""System, task, length, index."""
+
+
+class RowOutcome(StrEnum):
+    """How an attempt ended, as tables count it. Scores are 0 in all but the first."""
+
+    ANSWERED = "answered"
+    """There was an answer to score."""
+    NO_ANSWER = "no_answer"
+    """The policy wrote nothing, or refused, when asked for the answer."""
+    UNFINISHED = "unfinished"
+    """A limit of the reader's ended the read before the document did."""
+    FAILED = "failed"
+    """An error ended it, twice."""
+    DOES_NOT_FIT = "does_not_fit"
+    """The document is too long for what the system would do, and the policy was not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One attempt of one system at one question: the columns of the table."""
+
+    system: str
+    task: str
+    length: int
+    unit: str
+    """What `length` counts; a value of `LengthUnit`."""
+    index: int
+    sample_id: str
+    question: str
+    gold: tuple[str, ...]
+    answer: str | None
+    """In the form asked for; None where there is none."""
+    raw_answer: str | None
+    outcome: str
+    """A value of `RowOutcome`."""
+    error: str | None
+    """What made it fail."""
+    detail: str
+    """What its system told besides, such as how much of the document it showed."""
+    strict: float
+    lenient: float
+    string_match: float
+    token_f1: float
+    """The four scores, 0 to 1."""
+    run_id: str | None
+    """The attempt's run in the run log, where its system keeps one."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    calls: int
+    seconds: float
+    """Wall time, with others at its side: waiting for the server is counted."""
+    flops: float | None
+    """Estimated, where the model's size is known."""
+    full_context_flops: float | None
+    """The estimate for one call of the same model with the whole document in its context."""
+    chunks: int
+    """Memory updates, for the reader."""
+    document_bytes: int
+    needle_depths: tuple[float, ...]
+    """Where in the document each fact begins that the answer rests on, 0 to 1."""
+    needles_found: tuple[bool, ...]
+    """Whether the answer holds what each of them tells."""
+    where_lost: tuple[str, ...]
+    """For each needle of a wrong answer, a value of `memagent_graph.evaluation.failures.Loss`; empty for the others."""
+    lost_at: tuple[int | None, ...]
+    """The chunk at which each was lost, where there is one."""
+    attempts: int
+    """How often the question was asked: 1, or 2 where the first attempt failed."""
+    seed: int
+
+    @property
+    def key(self) -> Key:
+        """What no two rows have in common."""
+        return self.system, self.task, self.length, self.index
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was asked for: every system answers `count` questions of each task at each length."""
+
+    systems: tuple[str, ...]
+    tasks: tuple[str, ...]
+    lengths: tuple[int, ...]
+    count: int
+
+    def keys(self) -> Iterator[Key]:
+        """The keys of its rows. The longest documents come first, so that none is left over when all else is done.
+
+        What the systems are asked of one document comes together, so that it need not be kept for long.
+        """
+        for length in sorted(set(self.lengths), reverse=True):
+            for index in range(self.count):
+                for task in self.tasks:
+                    for system in self.systems:
+                        yield system, task, length, index
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A table of results with the settings it was made with."""
+
+    rows: tuple[Row, ...]
+    """By task, length, index and system, tasks and systems in the order in which they were asked for."""
+    settings: Mapping[str, Any]
+    """What decided on the rows: policy, tokenizer, budgets, sampling, seed, data."""
+    evaluation: str
+    """Its id, with which all its runs' ids begin."""
+    missing: int = 0
+    """How many rows were asked for and are not there yet."""
+    commands: tuple[str, ...] = ()
+    """What was typed to get them."""
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """The systems' names, in the order in which they were asked for."""
+        return tuple(dict.fromkeys(row.system for row in self.rows))
+
+
+def write_table(results: Results, path: Path) -> None:
+    """Write the Parquet file; it appears whole, or stays as it was.
+
+    Raises:
+        EvaluationError: it cannot be written.
+        MissingExtraError: pyarrow is not installed.
+    """
+    pa = _pyarrow()
+    columns = {each.name: [_storable(getattr(row, each.name)) for row in results.rows] for each in fields(Row)}
+    facts = {
+        "format": FORMAT,
+        "format_version": str(FORMAT_VERSION),
+        "evaluation": results.evaluation,
+        "fingerprint": fingerprint(results.settings),
+        "settings": json.dumps(results.settings, sort_keys=True),
+        "missing": str(results.missing),
+        "commands": json.dumps(results.commands),
+    }
+    schema = pa.schema(list(_types(pa).items()), metadata={_METADATA + name: value for name, value in facts.items()})
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pa.parquet.write_table(pa.table(columns, schema=schema), temporary, compression="zstd")
+        temporary.replace(path)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def fingerprint(settings: Mapping[str, Any]) -> str:
+    """A short name for settings."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def require_same(now: Mapping[str, Any], then: Mapping[str, Any], folder: Path) -> None:
+    """Check that results which were begun with some settings may be added to with others.
+
+    Raises:
+        EvaluationError: they may not; every difference is named.
+    """
+    old, new = _flat(then), _flat(now)
+    different = [
+        f"{name} is {_shown(new, name)} and was {_shown(old, name)}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    if different:
+        raise EvaluationError(
+            f"{folder} holds results of other settings: {'; '.join(different)}",
+            hint="Resume with the settings of the beginning, or name another folder (--out).",
+        )
+
+
+def read_table(path: Path) -> Results:
+    """The results of a Parquet file.
+
+    Raises:
+        EvaluationError: it cannot be understood.
+        MissingExtraError: pyarrow is not installed.
+    """
+    pa = _pyarrow()
+    try:
+        table = pa.parquet.read_table(path)
+        metadata = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
+        if metadata.get(_METADATA + "format") != FORMAT:
+            raise ValueError("it has other columns")
+        rows = tuple(msgspec.convert(values, Row) for values in table.to_pylist())
+        told = {name: metadata[_METADATA + name] for name in ("settings", "evaluation", "missing", "commands")}
+        return Results(
+            rows,
+            json.loads(told["settings"]),
+            told["evaluation"],
+            int(told["missing"]),
+            tuple(json.loads(told["commands"])),
+        )
+    except (pa.ArrowException, OSError, ValueError, KeyError, msgspec.ValidationError) as error:
+        raise EvaluationError(
+            f"{path} holds no results of an evaluation: {error}", hint="Name a folder that `memagent eval` wrote to."
+        ) from error
+
+
+def table_of(
+    rows: Iterable[Row],
+    plans: Sequence[Plan],
+    settings: Mapping[str, Any],
+    evaluation: str,
+    commands: Sequence[str] = (),
+) -> Results:
+    """Rows in the table's order; of two for the same question the later one counts."""
+    by_key = {row.key: row for row in rows}
+    asked = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
+    tasks = {name: place for place, name in enumerate(dict.fromkeys(each for plan in plans for each in plan.tasks))}
+    systems = {name: place for place, name in enumerate(dict.fromkeys(each for plan in plans for each in plan.systems))}
+    ordered = sorted(by_key.values(), key=lambda row: (tasks[row.task], row.length, row.index, systems[row.system]))
+    return Results(tuple(ordered), settings, evaluation, len(asked - by_key.keys()), tuple(commands))
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names, as JSON gives them back."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _shown(settings: Mapping[str, Any], name: str) -> str:
+    return json.dumps(settings[name]) if name in settings else "not set"
+
+
+def _storable(value: Any) -> Any:
+    """A value as Parquet can keep it: lone surrogates, which a policy may write, become question marks."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def _types(pa: Any) -> dict[str, Any]:
+    plain = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+    lists = {
+        "gold": pa.string(),
+        "needle_depths": pa.float64(),
+        "needles_found": pa.bool_(),
+        "where_lost": pa.string(),
+        "lost_at": pa.int64(),
+    }
+    hints = get_type_hints(Row)
+    types = {}
+    for each in fields(Row):
+        kind = next((kind for kind in plain if kind in (hints[each.name], *get_args(hints[each.name]))), None)
+        types[each.name] = pa.list_(lists[each.name]) if each.name in lists else plain[kind or str]
+    return types
+
+
+def unwritable(path: Path, error: OSError) -> EvaluationError:
+    """A file's failure in this package's words."""
+    return EvaluationError(
+        f"{path} cannot be written: {error.strerror or error}",
+        hint="Make room, or name another folder (--out); what was written is kept, and --resume goes on.",
+    )
+
+
+def _pyarrow() -> Any:
+    try:
+        importlib.import_module("pyarrow.parquet")
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise MissingExtraError("eval", "a table of results") from error

@@ -1,0 +1,198 @@
+r"""What an answer is worth beside the gold strings: strict, lenient, RULER's string match and token F1, side by side.
+
+A read that failed, did not end or gave no answer is wrong in every score, and is counted apart by its `Outcome`; it
+never leaves the denominator.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from enum import StrEnum
+from typing import Final, Protocol, runtime_checkable
+
+from memagent_graph.evaluation.samples import Metric, Sample
+from memagent_graph.policy import strip_reasoning
+from memagent_graph.prompts import AnswerFormat, last_boxed
+from memagent_graph.results import StopReason
+
+_ARTICLES: Final = frozenset({"a", "an", "the"})
+_NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
+_FIRST_WITHOUT_SPACES: Final = "\u2e80"
+"""From here on come the scripts of East Asia, which set no spaces between words."""
+_LAST_CHARACTERS: Final = 300
+"""How far from the completion's end the paper looks for the box."""
+_BETWEEN_ITEMS: Final = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
+_BETWEEN_WORDS: Final = re.compile(r"[,;\s]|\band\b", re.IGNORECASE)
+_MARK_AT_LINE_START: Final = re.compile(r"^[ \t]*(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)", re.MULTILINE)
+_MARK_ANYWHERE: Final = re.compile(r"(?:^|(?<=\s))(?:[-*•]|\d{1,3}[.)])\s+(?=\S)")
+
+
+class Outcome(StrEnum):
+    """How a read for an evaluation ended."""
+
+    ANSWERED = "answered"
+    """There is an answer to score."""
+    NO_ANSWER = "no_answer"
+    """All was read, and the policy wrote nothing, or refused, when asked for the answer."""
+    UNFINISHED = "unfinished"
+    """A limit of the reader's ended the read before the document did."""
+    FAILED = "failed"
+    """An error ended the read: no server, a refused request, a document that cannot be read."""
+
+    @classmethod
+    def of(cls, stop_reason: StopReason | None) -> Outcome:
+        """What a read's stop reason means here; None stands for a read that raised an error."""
+        if stop_reason is None:
+            return cls.FAILED
+        if stop_reason.resumable:
+            return cls.UNFINISHED
+        return cls.ANSWERED if stop_reason is StopReason.ANSWERED else cls.NO_ANSWER
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores of one answer, each 0 to 1."""
+
+    strict: float
+    """0 or 1: the answer is the gold one, and has the form that was asked for. What training rewards."""
+    lenient: float
+    """0 or 1: the gold string, or each of several that are all asked for, stands in the answer as whole words."""
+    string_match: float
+    """The share of gold strings that the completion contains, or whether it contains any, as RULER counts; of a task
+    with a metric of its own (`OwnMetric`), that."""
+    token_f1: float
+    """F1 over words, as SQuAD counts."""
+
+
+WRONG: Final = Scores(0.0, 0.0, 0.0, 0.0)
+
+
+@runtime_checkable
+class OwnMetric(Protocol):
+    """A task whose publisher scores it by a rule of its own; the result takes the place of RULER's string match."""
+
+    def own_score(self, sample: Sample, answer: str) -> float:
+        """0 to 1, for what the reader took for the answer."""
+        ...
+
+
+def score(
+    sample: Sample,
+    answer: str | None,
+    raw_answer: str | None,
+    *,
+    outcome: Outcome = Outcome.ANSWERED,
+    answer_format: AnswerFormat = AnswerFormat.BOXED,
+) -> Scores:
+    r"""All scores of one answer.
+
+    Args:
+        sample: the question, with its gold strings.
+        answer: what the reader took for the answer; None where it has none.
+        raw_answer: the completion that it was taken from; None takes `answer` for it.
+        outcome: how the read ended. All but ANSWERED are wrong in every score, whatever text there is.
+        answer_format: how the prompts asked for the answer. BOXED: strict looks at the last \boxed{} in the
+            completion's last 300 characters, as the paper does (further where the gold strings would not fit). PLAIN:
+            at the whole answer.
+    """
+    if outcome is not Outcome.ANSWERED or answer is None or not sample.gold:
+        return WRONG
+    said = strip_reasoning(answer if raw_answer is None else raw_answer)
+    metric = sample.task.metric
+    wanted = boxed_at_end(said, sample.gold) if answer_format is AnswerFormat.BOXED else answer
+    own = sample.task if isinstance(sample.task, OwnMetric) else None
+    return Scores(
+        strict=float(wanted is not None and is_exactly(wanted, sample.gold, metric)),
+        lenient=float(holds(answer, sample.gold, metric)),
+        string_match=own.own_score(sample, answer) if own else string_match(said, sample.gold, metric),
+        token_f1=best_f1(answer, sample.gold, metric),
+    )
+
+
+def boxed_at_end(said: str, gold: tuple[str, ...]) -> str | None:
+    r"""The last \boxed{} in the last 300 characters, or in twice the length of all gold strings if that is more."""
+    return last_boxed(said[-max(_LAST_CHARACTERS, 2 * sum(map(len, gold))) :])
+
+
+def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
+    """Whether an answer is the gold one, both normalised.
+
+    Wordings of one answer (`Metric.ANY`): it equals one of them. Several strings that are all asked for: its items are
+    those strings, in any order and none besides. Commas, semicolons, line ends and "and" part items, and so do spaces
+    where every gold string is a single word; marks of a list ("1.", "-") are left out.
+    """
+    if metric is Metric.ANY or len(gold) == 1:
+        return normalised(answer) in {normalised(each) for each in gold}
+    separator = _BETWEEN_WORDS if all(len(each.split()) == 1 for each in gold) else _BETWEEN_ITEMS
+    numeric = any(character.isdigit() for each in gold for character in each)
+    listed = (_MARK_AT_LINE_START if numeric else _MARK_ANYWHERE).sub(" , ", answer)
+    # A gold string may itself hold a separator, so both sides are parted alike.
+    return _items(listed, separator) == frozenset().union(*(_items(each, separator) for each in gold))
+
+
+def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
+    """Whether an answer holds any gold string, or all of them where all are asked for, as whole words."""
+    found = [contains(answer, each) for each in gold]
+    return any(found) if metric is Metric.ANY else all(found)
+
+
+def string_match(said: str, gold: tuple[str, ...], metric: Metric) -> float:
+    """RULER's metric: gold strings in what was said, case folded and otherwise as they are, inside words too."""
+    folded = said.casefold()
+    found = [each.casefold() in folded for each in gold]
+    return float(any(found)) if metric is Metric.ANY else sum(found) / len(found)
+
+
+def best_f1(answer: str, gold: tuple[str, ...], metric: Metric) -> float:
+    """F1 beside the nearest of several wordings, or beside all strings together where all are asked for."""
+    if metric is Metric.ANY:
+        return max(token_f1(answer, each) for each in gold)
+    return token_f1(answer, " ".join(gold))
+
+
+def similarity_after_prefix(answer: str, gold: str, prefix: str) -> float:
+    """OpenAI-MRCR's metric: difflib's ratio of both texts behind a prefix; 0 where `answer` does not begin with it."""
+    if not answer.startswith(prefix):
+        return 0.0
+    return SequenceMatcher(None, answer.removeprefix(prefix), gold.removeprefix(prefix)).ratio()
+
+
+def normalised(text: str) -> str:
+    """Case folded, without ASCII punctuation and English articles, white space single: as SQuAD compares answers.
+
+    A text of nothing else keeps its punctuation and articles; "The" must not become equal to nothing.
+    """
+    folded = text.casefold()
+    words = [word for word in folded.translate(_NO_PUNCTUATION).split() if word not in _ARTICLES]
+    return " ".join(words or folded.split())
+
+
+def contains(text: str, gold: str) -> bool:
+    """Whether `text` holds `gold`, both normalised, as whole words: "7" is not in "1977". Never the other way round."""
+    held, wanted = normalised(text), normalised(gold)
+    at = held.find(wanted) if wanted else -1
+    while at >= 0:
+        end = at + len(wanted)
+        if not (_inside_word(held, at) or _inside_word(held, end)):
+            return True
+        at = held.find(wanted, at + 1)
+    return False
+
+
+def token_f1(text: str, gold: str) -> float:
+    """The harmonic mean of precision and recall over normalised words, as SQuAD counts them. 0 to 1."""
+    held, wanted = normalised(text).split(), normalised(gold).split()
+    shared = sum((Counter(held) & Counter(wanted)).values())
+    return 2 * shared / (len(held) + len(wanted)) if shared else 0.0
+
+
+def _items(text: str, separator: re.Pattern[str]) -> frozenset[str]:
+    return frozenset(filter(None, map(normalised, separator.split(text))))
+
+
+def _inside_word(text: str, at: int) -> bool:
+    return 0 < at < len(text) and all(each.isalnum() and each < _FIRST_WITHOUT_SPACES for each in text[at - 1 : at + 1])

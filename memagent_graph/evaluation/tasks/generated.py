@@ -1,0 +1,91 @@
+"""What all generated tasks share: chance by name, and how a planned document becomes a sample."""
+
+from __future__ import annotations
+
+import functools
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+from memagent_graph.evaluation.tasks.fitting import Haystack, Insertion, fit, least_tokens
+from memagent_graph.evaluation.tasks.seeding import source
+from memagent_graph.evaluation.tasks.settings import TaskSettings
+
+DEPTHS = tuple(step / 39 for step in range(40))
+"""RULER's places for needles: forty of them, evenly spaced, from a document's beginning to its end."""
+
+SMALL_ANSWER_TOKENS = 48
+"""An answer's tokens in small variants, where the published number is larger: the embedded policy's budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedTask(ABC):
+    """The part of a task that is the same for all: its description, and the arithmetic of lengths.
+
+    Attributes:
+        name: What it is called.
+        settings: What it is made with.
+        answer_tokens: How many tokens an answer may have.
+        metric: How several gold strings count.
+        unit: What lengths count.
+    """
+
+    name: str
+    settings: TaskSettings
+    answer_tokens: int
+    metric: Metric = Metric.ALL
+    unit: LengthUnit = LengthUnit.TOKENS
+
+    @abstractmethod
+    def sample(self, length: int, index: int) -> Sample:
+        """The `index`-th sample of a length. Raises EvaluationError where there is none."""
+
+    def chance(self, length: int, index: int, *purpose: str | int) -> random.Random:
+        """The sample's random numbers: the same for the same seed, task, length and index, in any process.
+
+        Raises:
+            EvaluationError: There can be no such sample.
+        """
+        if index < 0:
+            raise EvaluationError(f"{self.name} has no sample {index}", hint="Samples are counted from 0.")
+        if length < 1:
+            raise EvaluationError(f"{self.name} has no length {length}", hint=f"Lengths are {self.unit}, at least 1.")
+        return source(self.settings, self.name, length, index, *purpose)
+
+    def room(self, length: int, question: str) -> int:
+        """How many tokens are left for the document; less than none where not even the question fits."""
+        return length - self.settings.tokenizer.count(question) - self.answer_tokens
+
+    def too_short(self, length: int, missing: int) -> EvaluationError:
+        """The error for a length that does not hold what the task consists of."""
+        counted = "document, question and answer together" if self.unit is LengthUnit.TOKENS else "the whole document"
+        return EvaluationError(
+            f"a length of {length:,} {self.unit} is too small for {self.name}",
+            hint=f"Ask for at least {length + missing:,}: {counted}.",
+        )
+
+    def planned(
+        self,
+        length: int,
+        index: int,
+        question: str,
+        gold: tuple[str, ...],
+        haystack: Haystack,
+        insertions: Sequence[Insertion],
+    ) -> Sample:
+        """The sample whose document is a haystack with insertions, exactly as long as asked.
+
+        Raises:
+            EvaluationError: The insertions alone are longer.
+        """
+        tokenizer = self.settings.tokenizer
+        room = self.room(length, question)
+        least = least_tokens(haystack, insertions, tokenizer)
+        if least > room:
+            raise self.too_short(length, least - room)
+        layout = fit(haystack, insertions, room, tokenizer)
+        text = functools.partial(layout.pieces, haystack)
+        return Sample(self, length, index, question, gold, text, layout.needles(haystack))

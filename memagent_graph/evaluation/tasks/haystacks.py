@@ -1,0 +1,157 @@
+"""What needles are hidden in: noise, other needles, prose. All of them are streams that never end."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.prose import library_docstrings, reference_topics
+from memagent_graph.evaluation.tasks.fitting import Haystack
+
+NOISE = (
+    "The kettle is on the stove.",
+    "Rain falls on the roof.",
+    "A bus goes by.",
+    "The clock in the hall is slow again.",
+    "Nobody minds.",
+)
+"""Sentences that say nothing, repeated in this order."""
+
+_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*\s+(?=[^a-z\s])|[。！？]+[」』”’）]*")
+_LONGEST_SENTENCE = 600
+_LONGEST_PARAGRAPH = 4000
+_FIRST_SENTENCES = 1000
+_SUFFIXES = {".txt", ".md"}
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines of a stream, one below the other."""
+
+    lines: Callable[[], Iterator[str]]
+
+    def units(self) -> Iterator[str]:
+        """The lines."""
+        return self.lines()
+
+    def piece(self, position: int, text: str) -> str:
+        """A line with its end."""
+        return text + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """Sentences of paragraphs; white space between them stands in the sentences, as it does in the text."""
+
+    paragraphs: Callable[[], Iterator[str]]
+    """Without end."""
+    skipped: int = 0
+    """At which sentence to begin."""
+
+    def units(self) -> Iterator[str]:
+        """The sentences."""
+        sentences = itertools.chain.from_iterable(map(split_sentences, self.paragraphs()))
+        return itertools.islice(sentences, self.skipped, None)
+
+    def piece(self, position: int, text: str) -> str:
+        """A sentence, parted from the next one."""
+        return text if text.endswith((" ", "\n", "。", "！", "？", "」", "』")) else text + " "
+
+
+def noise() -> Lines:
+    """The noise sentences, a line each."""
+    return Lines(lambda: itertools.cycle(NOISE))
+
+
+def prose(path: Path | None, chance: random.Random) -> Haystack:
+    """Prose from a user's file or folder, or from what comes with Python, beginning at one of its first sentences.
+
+    What is found with Python depends on its version, so that samples are equal only where versions are.
+
+    Raises:
+        EvaluationError: There is no text at `path`.
+    """
+    skipped = chance.randrange(_FIRST_SENTENCES)
+    if path is None:
+        return Prose(_python_prose, skipped)
+    files = _text_files(path)
+    if next(_paragraphs(files), None) is None:
+        raise EvaluationError(
+            f"the haystack {path} holds no text", hint="Name a file of prose, or a folder with .txt or .md files."
+        )
+    return Prose(lambda: itertools.chain.from_iterable(_paragraphs(files) for _ in itertools.repeat(None)), skipped)
+
+
+def split_sentences(paragraph: str) -> Iterator[str]:
+    """A paragraph's sentences, each with the white space after it; the last one ends the paragraph.
+
+    What has no sentence end for hundreds of characters is parted at spaces.
+    """
+    start = 0
+    for end in [*(match.end() for match in _SENTENCE_END.finditer(paragraph)), len(paragraph)]:
+        while end - start > _LONGEST_SENTENCE:
+            space = paragraph.rfind(" ", start, start + _LONGEST_SENTENCE)
+            cut = space + 1 if space > start else start + _LONGEST_SENTENCE
+            yield paragraph[start:cut]
+            start = cut
+        if paragraph[start:end].strip():
+            yield paragraph[start:end] + ("\n\n" if end == len(paragraph) else "")
+        start = end
+
+
+@functools.lru_cache(maxsize=1)
+def _docstrings() -> tuple[str, ...]:
+    """A megabyte or so, kept: to parse the library again for each document would take seconds."""
+    return tuple(library_docstrings())
+
+
+def _python_prose() -> Iterator[str]:
+    """As `prose.prose`, which parses the library anew in each round."""
+    while True:
+        yield from reference_topics()
+        yield from _docstrings()
+
+
+def _text_files(path: Path) -> tuple[Path, ...]:
+    if path.is_dir():
+        return tuple(sorted(file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES and file.is_file()))
+    if path.is_file():
+        return (path,)
+    raise EvaluationError(
+        f"there is no haystack {path}", hint="Name a file of prose, or a folder with .txt or .md files."
+    )
+
+
+def _paragraphs(files: tuple[Path, ...]) -> Iterator[str]:
+    """Paragraphs of files, read a line at a time: parted by empty lines, white space made single spaces."""
+    for path in files:
+        try:
+            with path.open(encoding="utf-8-sig") as file:
+                yield from _joined_lines(_bounded_lines(file.readline))
+        except (OSError, UnicodeDecodeError) as error:
+            raise EvaluationError(
+                f"the haystack {path} cannot be read: {error}", hint="Haystacks are UTF-8 text; convert it first."
+            ) from error
+
+
+def _bounded_lines(readline: Callable[[int], str]) -> Iterator[str]:
+    return iter(lambda: readline(_LONGEST_PARAGRAPH), "")
+
+
+def _joined_lines(lines: Iterator[str]) -> Iterator[str]:
+    held: list[str] = []
+    characters = 0
+    for line in itertools.chain(lines, [""]):
+        words = " ".join(line.split())
+        if held and (not words or characters + len(words) > _LONGEST_PARAGRAPH):
+            yield " ".join(held)
+            held, characters = [], 0
+        if words:
+            held.append(words)
+            characters += len(words) + 1

@@ -1,0 +1,192 @@
+"""Questions whose paragraphs lie among others: RULER's two QA tasks, by tokens, and RULER-HQA, by passages.
+
+Questions and paragraphs come from a data file: SQuAD's for `qa_1`, HotpotQA's for `qa_2` and `ruler_hqa`. The `index`
+names the same question at every length. Beside the gold paragraphs stand the question's own distractors, then
+paragraphs of other questions, all in random order, never a second copy of a gold one.
+
+`qa_1` and `qa_2` go through the paragraphs again, in another order, where a length needs more than there are, as RULER
+does: SQuAD's small files reach no million tokens otherwise. `ruler_hqa` refuses that: its lengths count passages, and
+are meant to be different ones. Small variants leave out questions and answers that do not fit the embedded policy's
+budgets, 96 and 48 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.records import Paragraph, QARecord
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+from memagent_graph.evaluation.scorers import contains
+from memagent_graph.evaluation.tasks.data import data_path
+from memagent_graph.evaluation.tasks.fitting import Insertion, Layout
+from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
+from memagent_graph.evaluation.tasks.seeding import Order, source
+from memagent_graph.evaluation.tasks.settings import TaskSettings
+
+PASSAGE_TASKS = ("qa_1", "qa_2", "ruler_hqa")
+
+_DATA_SETS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}
+_QA_ANSWER_TOKENS, _HQA_ANSWER_TOKENS = 32, 128
+_SMALL_QUESTION_TOKENS = 96
+_OWN_SHARE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Passages:
+    """Numbered paragraphs."""
+
+    texts: Callable[[], Iterator[str]]
+
+    def units(self) -> Iterator[str]:
+        """The paragraphs, each with its title."""
+        return self.texts()
+
+    def piece(self, position: int, text: str) -> str:
+        """A paragraph under its number."""
+        return f"Document {position + 1}:\n{text}\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassagesTask(GeneratedTask):
+    """Questions on paragraphs.
+
+    Attributes:
+        records: The questions.
+        paragraphs: Everything that can be a distractor, each once.
+    """
+
+    records: Sequence[QARecord] = field(repr=False)
+    paragraphs: Sequence[Paragraph] = field(repr=False)
+
+    def sample(self, length: int, index: int) -> Sample:
+        """The `index`-th sample of a length.
+
+        Raises:
+            EvaluationError: The gold paragraphs do not fit, there are not so many questions, or not so many passages.
+        """
+        chance = self.chance(length, index)
+        record = self._record(index)
+        gold = [Insertion(_written(each), chance.random(), _carried(each, record)) for each in record.gold]
+        held = {each.text for each in record.gold}
+        own = [each for each in dict.fromkeys(record.distractors) if each.text not in held]
+        chance.shuffle(own)
+        if self.unit is LengthUnit.PASSAGES:
+            return self._by_passages(length, index, record, gold, own)
+        own = self._that_fit(own, _OWN_SHARE * self.room(length, record.question))
+        decoys = [Insertion(_written(each), chance.random()) for each in own]
+        haystack = Passages(partial(self._others, length, index, frozenset(held | {each.text for each in own})))
+        return self.planned(length, index, record.question, record.answers, haystack, [*gold, *decoys])
+
+    def _by_passages(
+        self, length: int, index: int, record: QARecord, gold: list[Insertion], own: list[Paragraph]
+    ) -> Sample:
+        if length < len(gold):
+            raise self.too_short(length, len(gold) - length)
+        own = own[: length - len(gold)]
+        left = length - len(gold) - len(own)
+        taken = frozenset({each.text for each in (*record.gold, *own)})
+        if left and left > (there := sum(each.text not in taken for each in self.paragraphs)):
+            raise EvaluationError(
+                f"{length:,} passages are more than the data file has: {there + length - left:,} for this question",
+                hint="Ask for fewer, or name a data file with more questions, such as the training split.",
+            )
+        chance = self.chance(length, index, "places")
+        inserted = [*gold, *(Insertion(_written(each), 0.0) for each in own)]
+        places = sorted(chance.sample(range(length), len(inserted)))
+        chance.shuffle(inserted)
+        slots = tuple(place - number for number, place in enumerate(places))
+        layout = Layout(tuple(inserted), slots, left, ())
+        haystack = Passages(partial(self._others, length, index, taken))
+        text = partial(layout.pieces, haystack)
+        return Sample(self, length, index, record.question, record.answers, text, layout.needles(haystack))
+
+    def _record(self, index: int) -> QARecord:
+        if index >= len(self.records):
+            raise EvaluationError(
+                f"{self.name} has no sample {index}: the data file has {len(self.records):,} questions",
+                hint="Ask for fewer samples, or name a data file with more questions.",
+            )
+        return self.records[Order(len(self.records), source(self.settings, self.name, "questions"))[index]]
+
+    def _that_fit(self, paragraphs: Sequence[Paragraph], room: float) -> list[Paragraph]:
+        found = []
+        for paragraph in paragraphs:
+            room -= self.settings.tokenizer.count(f"Document 100:\n{_written(paragraph)}\n\n")
+            if room < 0:
+                break
+            found.append(paragraph)
+        return found
+
+    def _others(self, length: int, index: int, taken: frozenset[str]) -> Iterator[str]:
+        """All paragraphs but those whose text is taken, over and over, each time in another order."""
+        chance = self.chance(length, index, "others")
+        none_yet = True
+        while True:
+            for place in Order(len(self.paragraphs), chance):
+                paragraph = self.paragraphs[place]
+                if paragraph.text not in taken:
+                    none_yet = False
+                    yield _written(paragraph)
+            if none_yet:
+                raise EvaluationError(
+                    f"the data file of {self.name} has no paragraph that could be a distractor",
+                    hint="Name a data file with more questions.",
+                )
+
+
+def passage_task(name: str, settings: TaskSettings) -> PassagesTask:
+    """One of `PASSAGE_TASKS`.
+
+    Raises:
+        EvaluationError: Its data file is missing, damaged or another data set's, or no question fits a small policy.
+    """
+    from memagent_graph.evaluation.data_files.records import read_records  # noqa: PLC0415 - it imports from here
+
+    data_set = _DATA_SETS[name]
+    path = data_path(name, data_set, settings)
+    records = read_records(path, data_set)
+    return passages_from(records, name, settings)
+
+
+def passages_from(records: Sequence[QARecord], name: str, settings: TaskSettings) -> PassagesTask:
+    """One of `PASSAGE_TASKS` on records of your own.
+
+    Raises:
+        EvaluationError: None of them can be asked.
+    """
+    pool = tuple(dict.fromkeys(each for record in records for each in (*record.gold, *record.distractors)))
+    if settings.small:
+        count = settings.tokenizer.count
+        records = [
+            record
+            for record in records
+            if count(record.question) <= _SMALL_QUESTION_TOKENS
+            and max(map(count, record.answers), default=0) <= SMALL_ANSWER_TOKENS
+        ]
+    if not records:
+        raise EvaluationError(
+            f"there is no question for {name}" + (" that is short enough" if settings.small else ""),
+            hint="Name another data file" + (", or do without the small variant." if settings.small else "."),
+        )
+    by_passages = name == "ruler_hqa"
+    return PassagesTask(
+        name=name,
+        settings=settings,
+        answer_tokens=_HQA_ANSWER_TOKENS if by_passages else _QA_ANSWER_TOKENS,
+        metric=Metric.ANY,
+        unit=LengthUnit.PASSAGES if by_passages else LengthUnit.TOKENS,
+        records=records,
+        paragraphs=pool,
+    )
+
+
+def _written(paragraph: Paragraph) -> str:
+    return f"{paragraph.title}\n{paragraph.text}"
+
+
+def _carried(paragraph: Paragraph, record: QARecord) -> str | None:
+    """The wording of the answer that a gold paragraph has; None for one that only leads to it."""
+    return next((answer for answer in record.answers if contains(paragraph.text, answer)), None)

@@ -1,0 +1,131 @@
+"""Tasks by name: the generated ones, those that need a data file, and users' own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.samples import Task
+from memagent_graph.evaluation.tasks.data import data_path
+from memagent_graph.evaluation.tasks.lists import LISTS, list_task
+from memagent_graph.evaluation.tasks.needles import SHAPES, needle_task
+from memagent_graph.evaluation.tasks.passages import PASSAGE_TASKS, passage_task
+from memagent_graph.evaluation.tasks.settings import TaskSettings
+from memagent_graph.evaluation.tasks.variables import variables_task
+
+_GENERATED: dict[str, Callable[[str, TaskSettings], Task]] = {
+    **dict.fromkeys(SHAPES, needle_task),
+    "vt": variables_task,
+    **dict.fromkeys(LISTS, list_task),
+    **dict.fromkeys(PASSAGE_TASKS, passage_task),
+}
+_PARTS = ("name", "metric", "unit", "answer_tokens", "sample")
+
+
+def task_names() -> tuple[str, ...]:
+    """The names that `load_task` knows, beside users' own tasks."""
+    from memagent_graph.evaluation.data_files import data_task_names  # noqa: PLC0415 - it imports from this package
+
+    return (*_GENERATED, *data_task_names())
+
+
+def load_task(name: str, settings: TaskSettings) -> Task:
+    """The task of a name, or a user's own as `path/to/file.py:Name` or `module:Name`.
+
+    A user's `Name` is a class whose constructor takes nothing or the settings, or a task itself.
+
+    Raises:
+        EvaluationError: There is no such task, or its data file is missing.
+        MissingExtraError: It needs an extra that is not installed.
+    """
+    if name in _GENERATED:
+        return _GENERATED[name](name, settings)
+    if ":" in name:
+        return _own_task(name, settings)
+    from memagent_graph.evaluation.data_files import data_task_names, load_data_task  # noqa: PLC0415 - as above
+
+    if name in data_task_names():
+        return load_data_task(name, data_path(name, name, settings), settings)
+    near = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.5)
+    guess = f"Did you mean {' or '.join(near)}? " if near else ""
+    raise EvaluationError(
+        f"there is no task {name!r}",
+        hint=f"{guess}Tasks are: {', '.join(task_names())}; your own: path/to/file.py:Name.",
+    )
+
+
+def _own_task(name: str, settings: TaskSettings) -> Task:
+    place, _, attribute = name.rpartition(":")
+    module = _module_from_file(Path(place)) if place.endswith(".py") else _module(place)
+    try:
+        found = getattr(module, attribute)
+    except AttributeError as error:
+        public = [each for each in vars(module) if not each.startswith("_")]
+        near = difflib.get_close_matches(attribute, public, n=1)
+        raise EvaluationError(
+            f"{place} has no {attribute!r}",
+            hint=f"Did you mean {place}:{near[0]}?" if near else "Name the task's class after the colon.",
+        ) from error
+    task = _instance(found, settings, name) if isinstance(found, type) else found
+    missing = [part for part in _PARTS if not hasattr(task, part)]
+    if missing:
+        raise EvaluationError(
+            f"{name} is not a task: it has no {', '.join(missing)}",
+            hint="The example at the top of memagent_graph.evaluation.samples shows a whole one.",
+        )
+    return task  # type: ignore[no-any-return]
+
+
+def _instance(kind: type, settings: TaskSettings, name: str) -> Any:
+    """A class called with the settings or with nothing, as its constructor asks."""
+    signature = inspect.signature(kind)
+    # One that can do without an argument gets none, unless it asks for the settings by name.
+    for arguments in ((settings,), ()) if "settings" in signature.parameters else ((), (settings,)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return kind(*arguments)
+    raise EvaluationError(
+        f"{name} cannot be made: its constructor takes {signature}",
+        hint="Let it take the TaskSettings, or nothing.",
+    )
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise EvaluationError(
+            f"there is no module {name!r} to take a task from: {error}",
+            hint="Give the file instead, as path/to/file.py:Name, or see that the module can be imported.",
+        ) from error
+
+
+def _module_from_file(path: Path) -> ModuleType:
+    """Import a file under a name of its own, once per path."""
+    if not path.is_file():
+        raise EvaluationError(f"there is no file {path} to take a task from", hint="Check the path before the colon.")
+    name = f"memagent_tasks_{path.resolve()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise EvaluationError(f"{path} cannot be imported", hint="A task's file is Python source ending in .py.")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up while the class is made.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,40 @@
+"""English words for keys and lists, from the word lists that RULER takes them from."""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+
+from memagent_graph.errors import MissingExtraError
+
+_PLAIN = re.compile(r"[a-z]+")
+
+
+def pair(chance: random.Random) -> str:
+    """An adjective and a noun as one word, such as "quiet-falcon".
+
+    Raises:
+        MissingExtraError: The word lists are not installed.
+    """
+    return f"{chance.choice(words('adjective'))}-{chance.choice(words('noun'))}"
+
+
+def all_words() -> tuple[str, ...]:
+    """Adjectives, nouns and verbs, each once, in alphabetical order."""
+    return tuple(sorted({*words("adjective"), *words("noun"), *words("verb")}))
+
+
+@functools.cache
+def words(part_of_speech: str) -> tuple[str, ...]:
+    """The plain words of a part of speech, in alphabetical order.
+
+    Raises:
+        MissingExtraError: The word lists are not installed.
+    """
+    try:
+        from wonderwords import RandomWord  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise MissingExtraError("eval", "RULER's word keys and word lists") from error
+    found = RandomWord().filter(include_categories=[part_of_speech])
+    return tuple(sorted({word for word in found if _PLAIN.fullmatch(word)}))

@@ -1,0 +1,58 @@
+"""A task that the scripted perfect reader can do, and rows of results made by hand."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from support.scripts import document_with
+
+from memagent_graph.evaluation.results import Plan, Results, Row, table_of
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Needle, Sample
+
+NAMES = ("harbor", "castle", "garden", "bridge", "tower", "valley")
+
+
+class Keys:
+    """One key to be found in `length` words."""
+
+    name, metric, unit, answer_tokens = "keys", Metric.ALL, LengthUnit.TOKENS, 60
+
+    def sample(self, length: int, index: int) -> Sample:
+        chance = random.Random(f"{length}/{index}")
+        name, key, depth = chance.choice(NAMES), str(chance.randrange(1000, 10_000)), chance.random()
+        fact = f"The key of {name} is {key}."
+        text = document_with({depth: fact}, words=length)
+        needles = (Needle(fact, key, text.index(fact) / len(text)),)
+        return Sample(
+            self, length, index, f"What is the key of {name}?", (key,), lambda: iter([text[:99], text[99:]]), needles
+        )
+
+
+def row(system: str = "memagent", length: int = 1024, index: int = 0, **changes: Any) -> Row:
+    """A right answer, unless it is changed. `right=False` makes it a wrong one."""
+    right = changes.pop("right", True)
+    task = changes.get("task", "keys")
+    values: dict[str, Any] = {
+        "system": system, "task": task, "length": length, "unit": "tokens", "index": index,
+        "sample_id": f"{task}/{length}/{index}", "question": "What is it?", "gold": ("4711",),
+        "answer": "4711" if right else "12", "raw_answer": None, "outcome": "answered", "error": None, "detail": "",
+        "strict": float(right), "lenient": float(right), "string_match": float(right), "token_f1": float(right),
+        "run_id": None, "prompt_tokens": length, "completion_tokens": 10, "cached_tokens": 0, "calls": 2,
+        "seconds": 0.5, "flops": 1e9 * length, "full_context_flops": 1e6 * length**2, "chunks": 1,
+        "document_bytes": 4 * length, "needle_depths": (0.25,), "needles_found": (right,), "where_lost": (),
+        "lost_at": (), "attempts": 1, "seed": 0, **changes,
+    }  # fmt: skip
+    return Row(**values)
+
+
+def failed(system: str = "memagent", length: int = 1024, index: int = 0, *, outcome: str = "failed") -> Row:
+    """A row without an answer."""
+    error = "the server is on fire" if outcome == "failed" else None
+    return row(system, length, index, right=False, answer=None, outcome=outcome, error=error)
+
+
+def results(*rows: Row, settings: dict[str, Any] | None = None) -> Results:
+    """A finished table of these rows."""
+    plans = [Plan((each.system,), (each.task,), (each.length,), 0) for each in rows]
+    return table_of(rows, plans, settings or {"policy": {"model": "m"}}, "e", ["memagent eval keys"])

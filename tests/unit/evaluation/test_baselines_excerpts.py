@@ -1,0 +1,74 @@
+"""Which parts of a document a call shows: exact in tokens, and never more than fits."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memagent_graph import Document, DocumentStore
+from memagent_graph.errors import BudgetError
+from memagent_graph.evaluation.baselines.excerpts import DocumentEnds, longest_fitting, room
+from memagent_graph.evaluation.baselines.ranking import WordIndex
+from memagent_graph.tokenizers import load_tokenizer
+
+TOKENIZER = load_tokenizer("embedded")
+WORDS = st.lists(
+    st.sampled_from(["river", "stone 12.", "Ångström", "\n\n", "雨が降る", "🙂🙂", "<text>", "the"]), min_size=1
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(words=WORDS, repeats=st.integers(1, 300), head=st.integers(0, 2500), tail=st.integers(0, 2500))
+def test_the_ends_are_exact_in_tokens_up_to_characters(words, repeats, head, tail) -> None:
+    text = " ".join(words * repeats) + "."
+    ids = TOKENIZER.encode(text)
+    with tempfile.TemporaryDirectory() as folder:
+        store = DocumentStore(Path(folder))
+        ends = DocumentEnds(store, store.add(Document.of(text)), TOKENIZER, max(head, tail))
+        assert ends.tokens == len(ids)
+        assert ends.whole() == text
+        first, last = ends.head(head), ends.tail(tail)
+    assert text.startswith(first)
+    assert text.endswith(last)
+    assert min(head, len(ids)) - 3 <= len(TOKENIZER.encode(first)) <= head or head < 4
+    if 4 <= tail < len(ids):
+        start = len(text) - len(last)
+        reached = next(
+            n
+            for n in range(max(0, len(ids) - tail - 8), len(ids) + 1)
+            if (TOKENIZER.prefix_chars(text, ids, n) or 0) >= start
+        )
+        assert tail <= len(ids) - reached <= tail + 3
+    elif tail:
+        assert (last == text) == (tail >= len(ids))
+
+
+@given(per_token=st.integers(1, 5), overhead=st.integers(0, 50), window=st.integers(1, 400), length=st.integers(1, 500))
+def test_the_longest_text_that_fits_is_found_or_there_is_none(per_token, overhead, window, length) -> None:
+    def make(tokens: int) -> str:
+        return "x" * min(tokens, length)
+
+    def needs(text: str) -> int:
+        return overhead + per_token * len(text)
+
+    if overhead + per_token > window:
+        with pytest.raises(BudgetError):
+            longest_fitting(make, needs, window)
+        return
+    text = longest_fitting(make, needs, window)
+    assert needs(text) <= window
+    assert len(text) == length or needs(text) > window - per_token
+    assert room(needs, window) == window - overhead
+
+
+def test_bm25_ranks_rare_words_before_common_ones_and_ties_by_place() -> None:
+    index = WordIndex()
+    for text in ["common common", "nothing", "common Rare-word", "common", "nothing else"]:
+        index.add(text)
+    assert index.ranking("Where is the RARE common?")[:2] == [2, 0]
+    assert index.ranking("What is it?") == index.ranking("absent") == [0, 1, 2, 3, 4]
+    assert index.ranking("nothing")[:2] == [1, 4]

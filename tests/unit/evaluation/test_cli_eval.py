@@ -1,0 +1,309 @@
+"""`memagent eval` and `memagent eval-report` as a user meets them: a real server, real crashes, every kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.fake_server import FakeServer
+from support.scripts import part, perfect_reader
+from typer.testing import CliRunner
+
+from memagent_graph import RunLog, load_tokenizer
+from memagent_graph.cli import app
+from memagent_graph.evaluation.journal import JOURNAL, load_results
+from memagent_graph.evaluation.results import read_table
+
+TESTS = Path(__file__).parents[2]
+SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
+         "--chunk-tokens", "100"]  # fmt: skip
+PLOTS = {"accuracy", "cost", "depth_memagent"}
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    path = tmp_path / "tasks.py"
+    path.write_text(f"import sys; sys.path.insert(0, {str(TESTS)!r})\nfrom support.evaluation import Keys\n")
+    return f"{path}:Keys"
+
+
+def memagent(*arguments: object, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    assert done.exit_code == code, (done.output, done.exception)
+    assert "Traceback" not in done.output
+    return done
+
+
+def respond(body: dict[str, Any], number: int) -> str:
+    return perfect_reader(body["messages"][-1]["content"])
+
+
+def table(folder: Path) -> list[tuple[Any, ...]]:
+    """All of the results but what depends on the clock."""
+    return [
+        (row.system, row.sample_id, row.question, row.gold, row.answer, row.raw_answer, row.outcome, row.strict,
+         row.lenient, row.string_match, row.token_f1, row.prompt_tokens, row.completion_tokens, row.calls, row.chunks,
+         row.document_bytes, row.needle_depths, row.needles_found, row.where_lost, row.lost_at)
+        for row in load_results(folder).rows
+    ]  # fmt: skip
+
+
+def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(task, tmp_path) -> None:
+    out = tmp_path / "out"
+    with FakeServer(respond) as server:
+        options = ["--base-url", server.base_url, *SMALL, "--lengths", "200,600", "-n", 4, "--out", out]
+        done = memagent("eval", task, *options, "--systems", "memagent,middle_truncation", "--api-key", "sk-secret")
+    report = (out / "report.md").read_text()
+    for words in ("| memagent | 100.0 / 100.0 | 100.0 / 100.0 |", "## Cost per question", "## Comparison", "| 600 | memagent | 4 |"):
+        assert words in done.stdout
+        assert words in report
+    assert "![accuracy](accuracy.png)" in report
+    assert {path.stem for path in out.glob("*.png")} == {path.stem for path in out.glob("*.svg")}
+    assert {path.stem for path in out.glob("*.png")} >= PLOTS
+    results = read_table(out / "results.parquet")
+    assert results == load_results(out)
+    assert (len(results.rows), results.missing) == (16, 0)
+    assert {row.lenient for row in results.rows if row.system == "memagent"} == {1.0}
+    assert not (out / "documents").exists()
+    run_id = next(row.run_id for row in results.rows if row.system == "memagent")
+    shown = memagent("show", run_id, "--log", out / "runs.sqlite", "--json")
+    assert json.loads(shown.stdout)["answer"] == next(row.answer for row in results.rows if row.run_id == run_id)
+    assert "memagent eval" in report
+    assert not any(b"sk-secret" in path.read_bytes() for path in out.rglob("*") if path.is_file())
+
+
+def test_as_json_it_is_one_object(task, tmp_path) -> None:
+    with FakeServer(respond) as server:
+        done = memagent(
+            "eval", task, "--base-url", server.base_url, *SMALL, "--lengths", "0.25k", "-n", 3, "--out", tmp_path / "o",
+            "--json",
+        )  # fmt: skip
+    values = json.loads(done.stdout)
+    assert (values["ended"], values["rows"], values["missing"]) == ("done", 3, 0)
+    (cell,) = values["results"]
+    assert (cell["system"], cell["task"], cell["length"], cell["n"]) == ("memagent", "keys", 256, 3)
+    assert cell["scores"]["lenient"]["mean"] == 1.0
+    assert cell["outcomes"] == {"answered": 3}
+    assert values["settings"]["reader"]["chunk_tokens"] == 100
+
+
+def test_tasks_and_systems_are_named() -> None:
+    done = memagent("eval", "--list")
+    for name in ("niah_single_2", "vt", "memagent", "retrieval"):
+        assert f"  {name}\n" in done.stdout
+    assert "full_context" in json.loads(memagent("eval", "--list", "--json").stdout)["systems"]
+
+
+def test_one_in_ten_requests_that_fail_cost_no_row(task, tmp_path) -> None:
+    def failing(body: dict[str, Any], number: int) -> Any:
+        if number % 10 == 3:
+            return web.json_response({"error": {"message": "injected"}}, status=500)
+        return respond(body, number)
+
+    with FakeServer(failing) as server:
+        options = ["--base-url", server.base_url, *SMALL, "--lengths", "200", "-n", 60, "--concurrency", 8]
+        memagent("eval", task, *options, "--retries", 0, "--no-checkpoints", "--out", tmp_path / "hard")
+        memagent("eval", task, *options, "--retries", 4, "--out", tmp_path / "retried", "-n", 12)
+    hard, retried = load_results(tmp_path / "hard"), load_results(tmp_path / "retried")
+    assert {row.sample_id for row in hard.rows} == {f"keys/200/{index}" for index in range(60)}
+    outcomes = Counter(row.outcome for row in hard.rows)
+    assert set(outcomes) == {"answered", "failed"}
+    assert all("injected" in (row.error or "") and row.lenient == 0.0 for row in hard.rows if row.outcome == "failed")
+    assert any(row.attempts == 2 for row in hard.rows if row.outcome == "answered")
+    report = (tmp_path / "hard" / "report.md").read_text()
+    assert f"{outcomes['failed']} questions failed twice" in report
+    share = sum(row.lenient for row in hard.rows) / 60
+    assert f"{100 * share:.1f}" in report, "failures stay in the denominator"
+    assert {(row.outcome, row.lenient) for row in retried.rows} == {("answered", 1.0)}
+
+
+def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_alone(task, tmp_path) -> None:
+    """Killed at random moments. What is asked again is at most what was under way, for the reader one chunk each."""
+    kills, concurrency, moments = 3, 4, random.Random(3)
+    options = [*SMALL, "--lengths", "300,900", "-n", "5", "--systems", "memagent,refine", "--concurrency", str(concurrency),
+               "--quiet"]  # fmt: skip
+    with FakeServer(respond) as server:
+        memagent("eval", task, "--base-url", server.base_url, *options, "--out", tmp_path / "whole")
+        undisturbed = Counter(map(section, server.requests))
+    journal = tmp_path / "killed" / JOURNAL
+    with FakeServer(respond, delay=0.15) as server:
+        command = [sys.executable, "-m", "memagent_graph", "eval", task, "--base-url", server.base_url, *options,
+                   "--out", str(tmp_path / "killed"), "--resume"]  # fmt: skip
+        for round_ in range(kills):
+            asked = len(server.requests)
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+                enough = asked + moments.randrange(25, 55)
+                while len(server.requests) < enough:
+                    assert process.poll() is None, process.stderr and process.stderr.read()
+                    time.sleep(0.005)
+                os.kill(process.pid, signal.SIGKILL)
+            rows = journal.read_bytes().count(b'"sample_id"')
+            assert rows < 20, f"it was over before it could be killed ({round_})"
+        server.delay = 0.0
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        disturbed = Counter(map(section, server.requests))
+    assert table(tmp_path / "killed") == table(tmp_path / "whole")
+    readers = {text: count for text, count in undisturbed.items() if text}
+    again = sum(max(0, disturbed[text] - count) for text, count in readers.items())
+    assert again <= kills * concurrency, "the reader goes on at the chunk it was at"
+    runs = RunLog(tmp_path / "killed" / "runs.sqlite")
+    assert all(runs.get(row.run_id).stop_reason == "answered" for row in load_results(tmp_path / "killed").rows if row.run_id)
+
+
+def section(body: dict[str, Any]) -> str:
+    """What tells the reader's requests for memory apart; empty for all others."""
+    prompt = body["messages"][-1]["content"]
+    return f"{part(prompt, 'problem')}|{part(prompt, 'section')}" if "<section>" in prompt else ""
+
+
+def test_a_limit_stops_it_resumably_and_more_may_be_asked_later(task, tmp_path) -> None:
+    out = tmp_path / "out"
+    with FakeServer(respond) as server:
+        base = ["eval", task, "--base-url", server.base_url, *SMALL, "--out", out, "--lengths", "200"]
+        stopped = memagent(*base, "-n", 6, "--max-questions", 2, code=5)
+        assert "--resume" in stopped.stderr
+        assert "4 questions have not been asked" in (out / "report.md").read_text()
+        refused = memagent(*base, "-n", 6, code=7)
+        assert "--resume" in refused.stderr
+        memagent(*base, "-n", 6, "--resume")
+        first = len(server.requests)
+        memagent(*base, "-n", 6, "--resume")
+        assert len(server.requests) == first, "nothing is asked twice"
+        memagent(*base, "-n", 8, "--resume", "--systems", "memagent,refine")
+    results = load_results(out)
+    assert Counter(row.system for row in results.rows) == {"memagent": 8, "refine": 8}
+
+
+def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
+    out = tmp_path / "out"
+    with FakeServer(respond) as server:
+        base = ["eval", task, "--base-url", server.base_url, *SMALL, "--out", out, "--lengths", "200", "-n", 2]
+        memagent(*base)
+        asked = len(server.requests)
+        refused = memagent(*base, "--resume", "--temperature", 0.5, "--seed", 3, "--chunk-tokens", 90, code=7)
+        assert len(server.requests) == asked
+    for words in ("policy.temperature is 0.5 and was 0.0", "tasks.seed is 3 and was 0", "chunk_tokens is 90 and was 100"):
+        assert words in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["no_such_task"], 7, "there is no task 'no_such_task'"),
+        (["niah_single_2", "--lengths", "20"], 7, "too small for niah_single_2"),
+        (["niah_single_2", "--lengths", "8k,many"], 7, "'many' is no length"),
+        (["niah_single_2", "--lengths", "0"], 7, "'0' is no length"),
+        (["niah_single_2", "--lengths", ","], 7, "no length was given"),
+        (["niah_single_2", "-n", "0"], 2, "n"),
+        (["niah_single_2", "--systems", "memagent,magic"], 7, "there is no system 'magic'"),
+        (["niah_single_2", "--systems", ","], 7, "no system was named"),
+        (["niah_single_2", "--context-window", "300"], 7, "context window"),
+        (["niah_single_2", "--chunk-tokens", "590"], 7, "context window"),
+        (["niah_single_2", "--question-tokens", "5"], 7, "question has"),
+        (["squad"], 7, "--data"),
+        (["hotpotqa", "--data", "nowhere.json"], 7, "nowhere.json"),
+        (["niah_single_2", "--haystack", "nowhere"], 7, "nowhere"),
+        (["niah_single_2", "--model", "other"], 4, "serves fake"),
+        (["niah_single_2", "--base-url", "http://127.0.0.1:9/v1"], 4, "Is the server running?"),
+        (["niah_single_2", "--top-p", "0"], 7, "top_p"),
+        (["niah_single_2", "niah_single_2", "nowhere.py:Task"], 7, "nowhere.py"),
+        ([], 2, "--list"),
+    ],
+)
+def test_bad_input_is_refused_with_a_remedy_before_any_work(tmp_path, options, code, words) -> None:
+    out = tmp_path / "out"
+    with FakeServer(respond) as server:
+        tasks = [each for each in options[:2] if not each.startswith("-")]
+        done = memagent(
+            "eval", *tasks, "--base-url", server.base_url, *SMALL, "--lengths", "2k", "-n", 2, "--out", out,
+            *options[len(tasks) :], code=code,
+        )  # fmt: skip
+        assert server.requests == []
+    assert words in done.stderr
+    assert not out.exists(), "what is refused leaves nothing behind"
+
+
+def test_a_server_that_dies_stops_it_and_nothing_is_lost(task, tmp_path) -> None:
+    dead = False
+
+    def dying(body: dict[str, Any], number: int) -> Any:
+        nonlocal dead
+        dead = dead or number > 80
+        return web.json_response({"error": {"message": "engine died"}}, status=500) if dead else respond(body, number)
+
+    with FakeServer(dying) as server:
+        base = ["eval", task, "--base-url", server.base_url, *SMALL, "--lengths", "200", "-n", 60, "--retries", 0,
+                "--concurrency", 4, "--out", tmp_path / "out"]  # fmt: skip
+        done = memagent(*base, code=4)
+        assert "engine died" in done.stderr
+        assert "go on with the same command and --resume" in done.stderr
+        server.respond = respond
+        memagent(*base, "--resume")
+    results = load_results(tmp_path / "out")
+    assert (len(results.rows), {row.lenient for row in results.rows}) == (60, {1.0})
+
+
+def test_an_interrupted_evaluation_says_how_to_go_on(task, tmp_path) -> None:
+    out = tmp_path / "out"
+    with FakeServer(respond, delay=0.1) as server:
+        command = [sys.executable, "-m", "memagent_graph", "eval", task, "--base-url", server.base_url, *SMALL,
+                   "--lengths", "400", "-n", "40", "--concurrency", "2", "--out", str(out)]  # fmt: skip
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while len(server.requests) < 30:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; nothing in" in errors
+    assert "Traceback" not in errors
+    assert 0 < len(load_results(out).rows) < 40
+    assert not (out / "documents").exists()
+
+
+def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path) -> None:
+    def blind(body: dict[str, Any], number: int) -> str:
+        return "\\boxed{12}" if number % 3 == 0 else respond(body, number)
+
+    for name, script in (("good", respond), ("bad", blind)):
+        with FakeServer(script) as server:
+            memagent("eval", task, "--base-url", server.base_url, *SMALL, "--lengths", "200,400", "-n", 6,
+                     "--out", tmp_path / name)  # fmt: skip
+    for name in ("report.md", "results.parquet", "accuracy.svg", "accuracy.png"):
+        (tmp_path / "good" / name).unlink()
+    anew = memagent("eval-report", tmp_path / "good")
+    assert "| memagent | 100.0 / 100.0 | 100.0 / 100.0 |" in anew.stdout
+    assert (tmp_path / "good" / "report.md").read_text().startswith("# Evaluation")
+    assert (tmp_path / "good" / "accuracy.svg").exists()
+    compared = memagent("eval-report", tmp_path / "good", tmp_path / "bad")
+    assert "12 questions were asked in both." in compared.stdout
+    as_json = json.loads(memagent("eval-report", tmp_path / "good", tmp_path / "bad", "--json").stdout)
+    overall = next(each for each in as_json["comparisons"] if each["length"] == "all")
+    assert overall["lenient"]["first_mean"] == 1.0
+    assert overall["lenient"]["n"] == 12
+    assert memagent("eval-report", tmp_path / "nowhere", code=7).stderr.count("no results") == 1
+
+
+def test_runs_can_be_logged_for_training_and_documents_be_kept(task, tmp_path, own_home) -> None:
+    out = tmp_path / "out"
+    with FakeServer(respond, vllm=True) as server:
+        memagent("eval", task, "--base-url", server.base_url, *SMALL, "--lengths", "200", "-n", 1, "--out", out,
+                 "--logprobs", "--keep-documents", "--log", tmp_path / "mine.sqlite")  # fmt: skip
+    (row,) = load_results(out).rows
+    log = RunLog(tmp_path / "mine.sqlite")
+    assert all(each.has_ids for each in log.conversations(row.run_id))
+    shown = json.loads(memagent("show", row.run_id, "--log", tmp_path / "mine.sqlite", "--json").stdout)
+    assert any(row.answer in each["quote"] for each in shown["evidence"])
+    assert load_tokenizer("embedded").fingerprint == load_results(out).settings["reader"]["tokenizer"]
+    assert not (out / "runs.sqlite").exists()

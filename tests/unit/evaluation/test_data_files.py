@@ -1,0 +1,577 @@
+"""Tasks from local copies of published files: their formats, lengths, and what is said of missing or damaged ones."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import tracemalloc
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memagent_graph.errors import EvaluationError, MissingExtraError
+from memagent_graph.evaluation.data_files import data_paths, data_task_names, load_data_task, read_records
+from memagent_graph.evaluation.data_files.examples import DamagedRowError, estimated_tokens
+from memagent_graph.evaluation.data_files.rows import JsonRows, open_rows
+from memagent_graph.evaluation.data_files.ruler_files import split_question
+from memagent_graph.evaluation.records import Paragraph
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+from memagent_graph.evaluation.scorers import score
+from memagent_graph.evaluation.tasks.settings import TaskSettings
+from memagent_graph.tokenizers import load_tokenizer
+
+SETTINGS = TaskSettings(load_tokenizer("embedded"), seed=5)
+
+
+def text_of(sample: Sample) -> str:
+    return "".join(sample.text())
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = None) -> Path:
+    path.write_text(json.dumps(value, indent=indent, ensure_ascii=False), "utf-8")
+    return path
+
+
+def write_lines(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]], **named: Any) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, **named)
+    return path
+
+
+def hotpot_row(number: int = 0, **changes: Any) -> dict[str, Any]:
+    context = [[f"Title {each}", [f"Paragraph {each} says nothing.", f" It has {each} lines."]] for each in range(10)]
+    context[3] = ["Port Alder", ["Port Alder is a town.", f" Its mayor is Ada Born {number}."]]
+    context[7] = ["Ada Born", [f"Ada Born {number} was born in 1901."]]
+    return {
+        "_id": f"h{number}",
+        "question": f"When was the mayor of Port Alder {number} born?",
+        "answer": "1901",
+        "type": "bridge",
+        "level": "hard",
+        "supporting_facts": [["Port Alder", 1], ["Ada Born", 0]],
+        "context": context,
+    } | changes
+
+
+def squad_file(**changes: Any) -> dict[str, Any]:
+    def asked(name: str, answers: list[str], **more: Any) -> dict[str, Any]:
+        given_answers = [{"text": each, "answer_start": 0} for each in answers]
+        return {"id": name, "question": f"Which is {name}?", "answers": given_answers} | more
+
+    first = [
+        {"context": "Oslo is in Norway. " * 9, "qas": [asked("q1", ["Oslo", "in Oslo", "Oslo"])]},
+        {"context": "Rome is in Italy.", "qas": [asked("q2", ["Rome"], is_impossible=False)]},
+    ]
+    second = [{"context": "Elsewhere.", "qas": [asked("q3", [], is_impossible=True), asked("q4", ["Elsewhere"])]}]
+    data = [{"title": "Old_towns", "paragraphs": first}, {"title": "Places", "paragraphs": second}]
+    return {"version": "v2.0", "data": data} | changes
+
+
+def longbench_row(**changes: Any) -> dict[str, Any]:
+    return {
+        "input": "Who wrote it?", "context": "Ada wrote it in 1843. " * 40, "answers": ["Ada", "Ada Lovelace"],
+        "length": 200, "dataset": "narrativeqa", "language": "en", "all_classes": None, "_id": "l0",
+    } | changes  # fmt: skip
+
+
+def mrcr_row(**changes: Any) -> dict[str, Any]:
+    messages = [
+        {"role": "user", "content": "Write a poem about tapirs"},
+        {"role": "assistant", "content": "Tapirs roam\nat night. " * 20},
+        {"role": "user", "content": "Write a poem about tapirs"},
+        {"role": "assistant", "content": "Second tapir poem."},
+        {"role": "user", "content": "Prepend Zx81 to the 2nd (1 indexed) poem about tapirs. No other text."},
+    ]
+    return {
+        "prompt": json.dumps(messages), "answer": "Zx81Second tapir poem.", "random_string_to_prepend": "Zx81",
+        "n_needles": 2, "desired_msg_index": 3, "total_messages": 5, "n_chars": 600,
+    } | changes  # fmt: skip
+
+
+NEEDLE = (
+    "Some special magic numbers are hidden within the following text.\nIs this a question? Question: no.\n"
+    "One of the special magic numbers for tall-otter is: 123.\n"
+    "What is the special magic number for tall-otter mentioned in the provided text?"
+)
+NEEDLES = "Text.\nWhat are all the special magic uuids for a-b, c-d, and e-f mentioned in the provided text?"
+VARIABLES = (
+    "Memorize the chains.\nQuestion: Find all that are 3. Answer: XY\n\n"
+    "VAR AB = 7 Noise. Question: no.\nVAR CD = VAR AB\n"
+    "Question: Find all variables that are assigned the value 7 in the text above."
+)
+ON_DOCUMENTS = (
+    "Answer the question based on the given documents. Only the answer.\n\nDocument 1:\nOslo is a town.\n\n"
+    "Answer the question based on the given documents. Only the answer.\n\nQuestion: where is Oslo"
+)
+
+
+def ruler_row(text: str = NEEDLE, **changes: Any) -> dict[str, Any]:
+    return {"index": 0, "input": text, "outputs": ["123"], "length": 4090} | changes
+
+
+def hqa_row(passages: int = 50, **changes: Any) -> dict[str, Any]:
+    context = "\n\n".join(f"Document {each}:\nThe Document 9: of it is {each}." for each in range(1, passages + 1))
+    return {"_id": "r0", "context": context, "input": "What is it?", "answers": ["it", "that"]} | changes
+
+
+# HotpotQA and SQuAD as records
+
+
+def test_hotpotqas_gold_paragraphs_are_those_of_the_supporting_facts(tmp_path) -> None:
+    (record, other) = read_records(write_json(tmp_path / "h.json", [hotpot_row(), hotpot_row(1)]))
+    assert (record.id, record.answers, other.id) == ("h0", ("1901",), "h1")
+    assert [each.title for each in record.gold] == ["Port Alder", "Ada Born"]
+    assert record.gold[0].text == "Port Alder is a town. Its mayor is Ada Born 0."
+    assert len(record.distractors) == 8
+
+
+def test_squads_distractors_are_the_articles_other_paragraphs_and_impossible_questions_are_left_out(tmp_path) -> None:
+    records = read_records(write_json(tmp_path / "s.json", squad_file()))
+    assert [each.id for each in records] == ["q1", "q2", "q4"]
+    first, second, third = records
+    assert first.answers == ("Oslo", "in Oslo")
+    assert first.gold == second.distractors == (Paragraph("Old towns", ("Oslo is in Norway. " * 9).strip()),)
+    assert third.distractors == ()
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("version_last", [False, True])
+def test_squad_is_found_however_its_file_is_written(tmp_path, indent, version_last) -> None:
+    content = squad_file()
+    if version_last:
+        content["version"] = content.pop("version")
+    records = read_records(write_json(tmp_path / "s.json", content, indent=indent))
+    assert [each.id for each in records] == ["q1", "q2", "q4"]
+
+
+def hugging_face_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    row = hotpot_row()
+    hotpot = {
+        "id": row["_id"], "question": row["question"], "answer": row["answer"],
+        "supporting_facts": {"title": ["Port Alder", "Ada Born"], "sent_id": [1, 0]},
+        "context": {"title": [title for title, _ in row["context"]], "sentences": [text for _, text in row["context"]]},
+    }  # fmt: skip
+    squad = [
+        {
+            "id": question["id"], "title": article["title"], "context": paragraph["context"],
+            "question": question["question"],
+            "answers": {"text": [each["text"] for each in question["answers"]], "answer_start": [0]},
+        }
+        for article in squad_file()["data"] for paragraph in article["paragraphs"] for question in paragraph["qas"]
+    ]  # fmt: skip
+    return [hotpot], squad
+
+
+def test_the_hugging_face_datasets_give_the_same_records_from_every_kind_of_file(tmp_path) -> None:
+    import datasets
+
+    published = write_json(tmp_path / "h.json", [hotpot_row()]), write_json(tmp_path / "s.json", squad_file())
+    for rows, original in zip(hugging_face_rows(), published, strict=True):
+        expected = read_records(original)
+        folder = tmp_path / f"{original.stem}-folder"
+        datasets.Dataset.from_list(rows).save_to_disk(folder)
+        assert read_records(write_lines(tmp_path / "rows.jsonl", rows)) == expected
+        assert read_records(write_parquet(tmp_path / "rows.parquet", rows)) == expected
+        assert read_records(folder) == expected
+
+
+def test_of_a_dataset_with_splits_one_must_be_named(tmp_path) -> None:
+    import datasets
+
+    split = datasets.Dataset.from_list(hugging_face_rows()[0])
+    datasets.DatasetDict({"train": split, "validation": split}).save_to_disk(tmp_path / "all")
+    with pytest.raises(EvaluationError, match=r"several splits.* Name one: .*train, .*validation"):
+        read_records(tmp_path / "all")
+    assert len(read_records(tmp_path / "all" / "validation")) == 1
+
+
+def test_a_folder_is_searched_for_the_published_names(tmp_path) -> None:
+    write_json(tmp_path / "hotpot_dev_distractor_v1.json", [hotpot_row()])
+    write_json(tmp_path / "dev-v2.0.json", squad_file())
+    write_json(tmp_path / "dev-v1.1.json", {"data": []})
+    assert read_records(tmp_path, "hotpotqa")[0].id == "h0"
+    assert read_records(tmp_path, "squad")[0].id == "q1"
+
+
+# As tasks
+
+
+def test_hotpotqa_is_a_task_of_shuffled_paragraphs_with_its_needles_where_they_are_said_to_be(tmp_path) -> None:
+    task = load_data_task("hotpotqa", write_json(tmp_path / "h.json", [hotpot_row(at) for at in range(5)]), SETTINGS)
+    (length,) = task.lengths
+    assert task.count(length) == 5
+    samples = [task.sample(length, at) for at in range(5)]
+    text = text_of(samples[0])
+    assert text == text_of(samples[0])
+    assert len(text.split("\n\n")) == 10
+    orders = {tuple(text_of(each).find(title) for title in ("Port Alder\n", "Ada Born\n")) for each in samples}
+    assert len(orders) > 1
+    (needle,) = samples[0].needles
+    assert needle.gold == "1901"
+    assert text.find(needle.text) / len(text) == pytest.approx(needle.depth, abs=1e-9)
+    other_seed = load_data_task("hotpotqa", tmp_path / "h.json", TaskSettings(SETTINGS.tokenizer, seed=6))
+    assert [text_of(other_seed.sample(length, at)) for at in range(5)] != [text_of(each) for each in samples]
+
+
+def test_a_records_own_length_is_near_its_documents_tokens(tmp_path) -> None:
+    task = load_data_task("squad", write_json(tmp_path / "s.json", squad_file()), SETTINGS)
+    for own, at in zip(task.own_lengths, range(3), strict=True):
+        example = task.examples[at]
+        assert own == pytest.approx(SETTINGS.tokenizer.count(example.document + example.question), abs=4)
+
+
+def test_longbench_asks_what_its_data_sets_mean(tmp_path) -> None:
+    rows = [
+        longbench_row(),
+        longbench_row(dataset="gov_report", input="", answers=["A summary."]),
+        longbench_row(dataset="trec_e", input="How far is it?"),
+    ]
+    task = load_data_task("longbench", write_lines(tmp_path / "l.jsonl", rows), SETTINGS)
+    (length,) = task.lengths
+    questions = [task.sample(length, at).question for at in range(3)]
+    assert questions[0] == "Who wrote it?"
+    assert questions[1] == "Summarise the report on one page."
+    assert questions[2].endswith("examples show.\n\nHow far is it?")
+    sample = task.sample(length, 0)
+    assert (sample.gold, text_of(sample)) == (("Ada", "Ada Lovelace"), "Ada wrote it in 1843. " * 40)
+    assert (task.metric, task.unit) == (Metric.ANY, LengthUnit.TOKENS)
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_mrcr_asks_the_last_message_and_is_scored_by_its_own_rule(tmp_path, form) -> None:
+    path = tmp_path / f"2needle.{form}"
+    (write_parquet if form == "parquet" else write_lines)(path, [mrcr_row(), mrcr_row()])
+    task = load_data_task("mrcr", path, SETTINGS)
+    sample = task.sample(task.lengths[0], 1)
+    assert sample.question.startswith("Prepend Zx81 to the 2nd")
+    assert text_of(sample).startswith("User: Write a poem about tapirs\n\nAssistant: Tapirs roam\nat night.")
+    assert text_of(sample).endswith("Assistant: Second tapir poem.")
+    assert task.answer_tokens > SETTINGS.tokenizer.count(sample.gold[0])
+
+    right, other = sample.gold[0], "Zx81Second tapir"
+    assert score(sample, right, f"\\boxed{{{right}}}").string_match == 1
+    assert score(sample, other, other).string_match == pytest.approx(24 / 30)
+    assert score(sample, "Second tapir poem.", "Second tapir poem.").string_match == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "document_end"),
+    [
+        (NEEDLE, "What is the special magic number for tall-otter mentioned in the provided text?", "is: 123.\n"),
+        (NEEDLES, NEEDLES.split("\n")[1], "Text.\n"),
+        (VARIABLES, "Find all variables that are assigned the value 7 in the text above.", "VAR CD = VAR AB\n"),
+        (ON_DOCUMENTS, "where is Oslo", "Only the answer.\n\n"),
+    ],
+)
+@pytest.mark.parametrize(
+    "beginning", ["", " Answer: According to the text, they are: ", " Answer:", "\nAnswer: so\nQuestions follow"]
+)
+def test_rulers_question_stands_at_the_end_before_the_answers_beginning(
+    text, question, document_end, beginning
+) -> None:
+    begin, found = split_question(text + beginning)
+    assert found == question
+    assert text[:begin].endswith(document_end)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A text without any question.",
+        "Is this one? It has no label.",
+        "Question: early?\n" + "x" * 5000,
+        "Question:   Answer: none",
+        "Question: early?\n" + "Some line of text.\n" * 400,
+    ],
+)
+def test_a_row_without_a_question_at_its_end_is_refused(tmp_path, text) -> None:
+    with pytest.raises(DamagedRowError, match="does not end with a question"):
+        split_question(text)
+    path = write_lines(tmp_path / "v.jsonl", [ruler_row(), ruler_row(text)])
+    with pytest.raises(EvaluationError, match=r"v\.jsonl, line 2: .*does not end with a question"):
+        load_data_task("ruler_files", path, SETTINGS)
+
+
+def test_a_ruler_file_with_a_chat_template_is_refused(tmp_path) -> None:
+    path = write_lines(tmp_path / "v.jsonl", [ruler_row(f"[INST] {VARIABLES} [/INST] Answer: they are")])
+    with pytest.raises(EvaluationError, match=r"chat template's '\[/INST\]'; generate it with the template \"base\""):
+        load_data_task("ruler_files", path, SETTINGS)
+
+
+def test_ruler_files_keep_their_lengths_and_are_scored_as_ruler_does(tmp_path) -> None:
+    prefix = " The special magic number for tall-otter mentioned in the provided text is"
+    rows = [ruler_row(), ruler_row(NEEDLE + prefix, answer_prefix=prefix, length=8190), ruler_row(length=8100)]
+    task = load_data_task("ruler_files", write_lines(tmp_path / "v.jsonl", rows), SETTINGS)
+    assert task.metric is Metric.ALL
+    assert task.lengths == (4096, 8192)
+    assert [task.count(each) for each in (2048, 4096, 8192, 10000, 16384)] == [0, 1, 2, 2, 0]
+    sample = task.sample(8192, 0)
+    assert sample.id == "ruler_files/8192/0"
+    assert text_of(sample) == NEEDLE[: NEEDLE.index("What is the")]
+
+    questions = write_lines(tmp_path / "qa.jsonl", [ruler_row(ON_DOCUMENTS)])
+    assert load_data_task("ruler_files", questions, SETTINGS).metric is Metric.ANY
+    both = write_lines(tmp_path / "both.jsonl", [ruler_row(), ruler_row(ON_DOCUMENTS)])
+    with pytest.raises(EvaluationError, match=r"scored differently.*Name one file"):
+        load_data_task("ruler_files", both, SETTINGS)
+
+
+def test_ruler_hqa_files_count_passages_and_come_in_folders(tmp_path) -> None:
+    for passages in (50, 100, 1600):
+        write_json(tmp_path / f"eval_{passages}.json", [hqa_row(passages)] * 2)
+    write_json(tmp_path / "eval_200.json", [hqa_row(3, num_docs=200)])
+    (tmp_path / "notes.txt").write_text("not data")
+    task = load_data_task("ruler_hqa_files", tmp_path, SETTINGS)
+    assert (task.unit, task.metric) == (LengthUnit.PASSAGES, Metric.ANY)
+    assert task.lengths == (50, 100, 200, 1600)
+    assert [task.count(each) for each in task.lengths] == [2, 2, 1, 2]
+    sample = task.sample(1600, 1)
+    assert (sample.question, sample.gold) == ("What is it?", ("it", "that"))
+    assert text_of(sample).endswith("Document 1600:\nThe Document 9: of it is 1600.")
+
+
+# Lengths
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=40))
+def test_a_tasks_own_lengths_take_in_every_example_once_in_the_files_order(tmp_path_factory, own) -> None:
+    path = tmp_path_factory.mktemp("lengths") / "v.jsonl"
+    task = load_data_task(
+        "ruler_files", write_lines(path, [ruler_row(length=each, outputs=[str(at)]) for at, each in enumerate(own)]),
+        SETTINGS,
+    )  # fmt: skip
+    found = [[int(task.sample(length, at).gold[0]) for at in range(task.count(length))] for length in task.lengths]
+    assert sorted(chain.from_iterable(found)) == list(range(len(own)))
+    assert all(group == sorted(group) for group in found)
+    for length, group in zip(task.lengths, found, strict=True):
+        assert all(length / 2 < own[at] <= length for at in group)
+
+
+def test_a_length_without_so_many_samples_names_those_that_there_are(tmp_path) -> None:
+    task = load_data_task("ruler_files", write_lines(tmp_path / "v.jsonl", [ruler_row()] * 3), SETTINGS)
+    with pytest.raises(EvaluationError, match=r"has 3 ruler_files questions .* none with index 3.*4090 \(3\)"):
+        task.sample(4096, 3)
+    with pytest.raises(EvaluationError, match="has 0 ruler_files questions"):
+        task.sample(128, 0)
+    with pytest.raises(EvaluationError, match="none with index -1"):
+        task.sample(4096, -1)
+
+
+def test_long_texts_are_measured_within_a_few_percent() -> None:
+    tokenizer = SETTINGS.tokenizer
+    text = "".join(f"Line {at} of the report says that {at * 7} ships came in.\n" for at in range(4000))
+    assert estimated_tokens(text, tokenizer) == pytest.approx(tokenizer.count(text), rel=0.04)
+    assert estimated_tokens("one two", tokenizer) == tokenizer.count("one two")
+
+
+# Rows
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='ab"\\[]{},:\n é', max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(alphabet='a"[{\\,', max_size=4), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=35, deadline=None)
+@given(
+    st.lists(st.dictionaries(st.text(max_size=5), json_values, max_size=4), min_size=1, max_size=5),
+    st.sampled_from([None, 0, 3]),
+    st.booleans(),
+)
+def test_rows_of_any_content_are_found_in_lists_and_lines(tmp_path_factory, rows, indent, escaped) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    whole, wrapped, lines = folder / "list.json", folder / "wrapped.json", folder / "lines.jsonl"
+    whole.write_text(json.dumps(rows, indent=indent, ensure_ascii=escaped), "utf-8")
+    wrapped.write_text(json.dumps({"version": '"[{', "data": rows, "more": 1}, indent=indent), "utf-8")
+    lines.write_text("\n\n".join(json.dumps(row, ensure_ascii=escaped) for row in rows), "utf-8")
+    for path in (whole, wrapped, lines):
+        found = JsonRows(path)
+        assert [found[at] for at in range(len(found))] == rows
+
+
+def test_a_list_of_long_documents_is_never_in_memory_as_a_whole(tmp_path) -> None:
+    path = tmp_path / "eval_50.json"
+    context = json.dumps("Document 1:\n" + 'He said "no".\n' * 70_000)
+    with path.open("w") as file:
+        file.write("[")
+        for at in range(30):
+            file.write(f'{"," * bool(at)}{{"_id": "{at}", "context": {context}, "input": "q{at}?", "answers": ["a"]}}')
+        file.write("]")
+    assert path.stat().st_size > 30_000_000
+    tracemalloc.start()
+    try:
+        task = load_data_task("ruler_hqa_files", path, SETTINGS)
+        samples = [task.sample(1, at) for at in range(30)]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [each.question for each in samples] == [f"q{at}?" for at in range(30)]
+    assert peak < 10_000_000
+
+
+def test_parquet_rows_are_found_across_row_groups_and_files(tmp_path) -> None:
+    first = write_parquet(tmp_path / "a.parquet", [{"n": at} for at in range(10)], row_group_size=3)
+    second = write_lines(tmp_path / "b.jsonl", [{"n": 10}, {"n": 11}])
+    rows = open_rows([first, second])
+    assert [rows[at]["n"] for at in range(len(rows))] == list(range(12))
+    assert rows.place(4) == f"{first}, row 5"
+    assert rows.place(11) == f"{second}, line 2"
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("name", data_task_names())
+def test_missing_data_is_said_with_where_to_get_it_and_how_to_pass_it(tmp_path, name, monkeypatch) -> None:
+    monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
+    for path in (tmp_path / "none.json", tmp_path, None):
+        with pytest.raises(EvaluationError, match=rf"(no data file|has no file called).*{name} reads .*--data PATH"):
+            load_data_task(name, path, SETTINGS)
+
+
+def test_data_is_found_in_the_data_folder_and_in_a_tasks_own_subfolder(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path))
+    (tmp_path / "evaluation" / "longbench").mkdir(parents=True)
+    write_lines(tmp_path / "evaluation" / "other.jsonl", [{"not": "longbench"}])
+    for name in ("musique", "hotpotqa", "hotpotqa_e"):
+        write_lines(tmp_path / "evaluation" / "longbench" / f"{name}.jsonl", [longbench_row(dataset=name)])
+    assert load_data_task("longbench", None, SETTINGS).count(512) == 2
+    assert [each.stem for each in data_paths("longbench", tmp_path / "evaluation")] == ["musique", "hotpotqa"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "damage", "message"),
+    [
+        ("hotpotqa", hotpot_row, {"supporting_facts": [["Nowhere", 0]]}, "'Nowhere' is not in the context"),
+        ("hotpotqa", hotpot_row, {"supporting_facts": []}, '"supporting_facts" is empty'),
+        ("hotpotqa", hotpot_row, {"supporting_facts": [["Port Alder"]]}, "not a list of pairs"),
+        ("hotpotqa", hotpot_row, {"context": [["Port Alder", "text"], ["Ada Born", []]]}, "no list of sentences"),
+        ("hotpotqa", hotpot_row, {"answer": None}, '"answer" is NoneType, not text'),
+        ("longbench", longbench_row, {"answers": []}, '"answers" has no text'),
+        ("longbench", longbench_row, {"answers": [1]}, '"answers" is list, not a list of texts'),
+        ("longbench", longbench_row, {"context": " "}, '"context" is empty'),
+        ("longbench", longbench_row, {"input": "", "dataset": "new"}, "what to ask in the data set 'new'"),
+        ("mrcr", mrcr_row, {"prompt": "[{"}, '"prompt" is no JSON'),
+        ("mrcr", mrcr_row, {"prompt": "[1, 2]"}, "an entry that is no message"),
+        ("mrcr", mrcr_row, {"prompt": "{}"}, "no list of messages"),
+        ("mrcr", mrcr_row, {"prompt": '[{"role": "user", "content": "q"}]'}, "not end with a question"),
+        ("mrcr", mrcr_row, {"answer": "other"}, "does not begin with 'Zx81'"),
+        ("ruler_files", ruler_row, {"length": 0}, "\"length\" is '0', not a positive whole number"),
+        ("ruler_files", ruler_row, {"outputs": "123", "input": NEEDLE.rsplit("\n", 1)[-1]}, "the document is empty"),
+        ("ruler_hqa_files", hqa_row, {"context": "no passages"}, 'no line that begins with "Document 1:"'),
+        ("ruler_hqa_files", hqa_row, {"answers": None}, '"answers" is NoneType'),
+    ],
+)
+def test_a_damaged_row_is_named_by_file_and_line(tmp_path, name, row, damage, message) -> None:
+    path = tmp_path / "eval_1.jsonl"
+    for rows, line in (([row(), row(**damage)], 2), ([row(**damage)], 1)):
+        write_lines(path, rows)
+        with pytest.raises(EvaluationError) as raised:
+            load_data_task(name, path, SETTINGS)
+        assert message in str(raised.value)
+        assert f"eval_1.jsonl, line {line}:" in str(raised.value)
+        assert raised.value.hint
+
+
+def test_a_field_that_is_missing_is_named_with_those_that_are_there(tmp_path) -> None:
+    path = write_lines(tmp_path / "l.jsonl", [{"input": "q?", "answers": ["a"]}])
+    with pytest.raises(EvaluationError, match=r'"context" is missing \(there are: input, answers\)'):
+        load_data_task("longbench", path, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"data": [{"title": "T", "paragraphs": [{"context": "c", "qas": [1]}]}]}, '"qas" is not a list of objects'),
+        ({"data": [{"title": "T", "paragraphs": [{"qas": []}]}]}, '"context" is missing'),
+        ({"data": [{"title": "T", "paragraphs": [{"context": "c", "qas": []}]}]}, "no question that has an answer"),
+        (
+            {"data": [{"title": "T", "paragraphs": [{"context": "c", "qas": [{"id": "x", "answers": []}]}]}]},
+            "the question 'x' has no answer",
+        ),
+        ({"data": []}, "has no rows"),
+        ({"data": [{"name": "other"}]}, "neither HotpotQA's fields nor SQuAD's, but name"),
+    ],
+)
+def test_a_damaged_squad_file_is_refused(tmp_path, damage, message) -> None:
+    path = write_json(tmp_path / "s.json", squad_file(**damage))
+    with pytest.raises(EvaluationError) as raised:
+        read_records(path)
+    assert message in str(raised.value)
+    assert "s.json" in str(raised.value)
+
+
+def test_one_data_set_is_not_taken_for_the_other(tmp_path) -> None:
+    path = write_json(tmp_path / "s.json", squad_file())
+    with pytest.raises(EvaluationError, match="a file of squad, not of hotpotqa"):
+        load_data_task("hotpotqa", path, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\x1f\x8b\x08zipped", "neither JSON lines nor a JSON list"),
+        (b"[]", "has no rows"),
+        (b'[{"a": 1}, {"a"', "cut off after 1 entries"),
+        (b'[{"a": 1}, {"a": }]', "line 1 is no JSON"),
+        (b'{"a": 1}\n{"a": \n', "line 2 is no JSON"),
+        (b'[{"a": 1},\n\n7]', "line 3 is no JSON object but int"),
+        (b'{"a": "\xff"}', "line 1 is no JSON"),
+        (b"PAR1 but not Parquet", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_damaged_as_a_whole_is_refused(tmp_path, content, message) -> None:
+    path = tmp_path / "rows.json"
+    path.write_bytes(content)
+    with pytest.raises(EvaluationError, match=message) as raised:
+        for _ in (rows[at] for rows in [open_rows([path])] for at in range(len(rows))):
+            pass
+    assert "rows.json" in str(raised.value)
+
+
+def test_a_folder_that_is_no_dataset_is_refused(tmp_path) -> None:
+    with pytest.raises(EvaluationError, match="cannot be read"):
+        read_records(tmp_path)
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "none.arrow"}]}')
+    with pytest.raises(EvaluationError, match="cannot be read"):
+        read_records(tmp_path)
+
+
+def test_near_misses_of_a_name_are_offered() -> None:
+    with pytest.raises(EvaluationError, match=r"no data task 'hotpot_qa'\. Did you mean hotpotqa"):
+        load_data_task("hotpot_qa", Path("x"), SETTINGS)
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [mrcr_row()])
+    real = importlib.import_module
+
+    def without_pyarrow(name: str, *rest: str) -> object:
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", without_pyarrow)
+    with pytest.raises(MissingExtraError, match=r"reading a\.parquet needs the extra \"eval\""):
+        load_data_task("mrcr", path, SETTINGS)
+
+
+def test_settings_without_a_tokenizer_are_refused(tmp_path) -> None:
+    path = write_lines(tmp_path / "l.jsonl", [longbench_row()])
+    with pytest.raises(EvaluationError, match="longbench needs the policy's tokenizer"):
+        load_data_task("longbench", path, object())

@@ -1,0 +1,113 @@
+"""Where a wrong answer's facts were lost, told from the memories alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.evaluation import Keys
+from support.scripts import part, perfect_reader
+
+from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
+from memagent_graph.evaluation.failures import Loss, NeedleLoss, analyse, logged_read
+from memagent_graph.evaluation.samples import Needle, Sample
+from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent
+from memagent_graph.timeline import RunView
+
+DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "d", "size": 10, "media_type": "text/plain"}
+NEEDLE = Needle("The key is 4711.", "4711", 0.5)
+
+
+def sample(*needles: Needle) -> Sample:
+    return Sample(Keys(), 100, 0, "What?", tuple(each.gold for each in needles), lambda: iter(["text"]), needles)
+
+
+def view(*memories: str, answer: str | None = "no idea", cut: int | None = None, **changes) -> RunView:
+    updates = [
+        MemoryUpdate(
+            chunk_index=place, start_char=0, end_char=1, start_byte=0, end_byte=1, chunk_tokens=1, memory=memory,
+            changed=place == 0 or memory != memories[place - 1], progress=None, prompt_tokens=1, completion_tokens=1,
+            seconds=0.0, events=(ReadEvent(EventKind.TRUNCATED, place, "cut off"),) if place == cut else (),
+        )
+        for place, memory in enumerate(memories)
+    ]  # fmt: skip
+    values = {"run_id": "r", "question": "What?", "document": DOCUMENT, "model": "m", "updates": tuple(updates),
+              "answer": answer, "raw_answer": answer, "stop_reason": "answered", **changes}  # fmt: skip
+    return RunView(**values)
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (view("nothing", "nothing"), (Loss.NEVER_WRITTEN, None, None)),
+        (view("nothing", "key 4711", "other"), (Loss.OVERWRITTEN, 2, 1)),
+        (view("4711", "gone", "4711", "gone"), (Loss.OVERWRITTEN, 3, 0)),
+        (view("4711", "other", cut=1), (Loss.CUT_BY_CAP, 1, 0)),
+        (view("4711", "other", cut=0), (Loss.OVERWRITTEN, 1, 0)),
+        (view("nothing", "4711"), (Loss.IN_MEMORY, None, 1)),
+        (view("4711", answer="it is 4711 or 12"), (Loss.ANSWERED, None, 0)),
+        (view("4711", answer=None, stop_reason="no_answer"), (Loss.IN_MEMORY, None, 0)),
+        (view("4711", stop_reason="max_chunks"), (Loss.NOT_APPLICABLE, None, None)),
+        (view("4711", stop_reason=None), (Loss.NOT_APPLICABLE, None, None)),
+        (view(), (Loss.NOT_APPLICABLE, None, None)),
+        (view("14711", "47110"), (Loss.NEVER_WRITTEN, None, None)),
+    ],
+)
+def test_each_kind_of_loss_is_told_with_its_chunk(run, expected) -> None:
+    assert analyse(sample(NEEDLE), run) == (NeedleLoss(NEEDLE, *expected),)
+
+
+def test_a_fact_that_was_written_beyond_the_budget_was_cut_not_forgotten() -> None:
+    told = analyse(sample(NEEDLE), view("a long", "story"), {0: "a long story of 4711", 1: "story"})
+    assert told == (NeedleLoss(NEEDLE, Loss.CUT_BY_CAP, 0),)
+
+
+def test_every_needle_is_told_by_itself() -> None:
+    needles = NEEDLE, Needle("x", "12", 0.1), Needle("y", "99", 0.9)
+    told = analyse(sample(*needles), view("12", "12 4711", "4711", answer="4711"))
+    assert [each.loss for each in told] == [Loss.ANSWERED, Loss.OVERWRITTEN, Loss.NEVER_WRITTEN]
+    assert analyse(sample(), view("x")) == ()
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12))
+def test_the_loss_follows_from_the_memories_that_held_the_fact(held) -> None:
+    (told,) = analyse(sample(NEEDLE), view(*("key 4711" if each else "nothing" for each in held)))
+    if not any(held):
+        assert told.loss is Loss.NEVER_WRITTEN
+    elif held[-1]:
+        assert told.loss is Loss.IN_MEMORY
+    else:
+        assert told.loss is Loss.OVERWRITTEN
+        assert told.chunk_index is not None
+        assert held[told.chunk_index - 1]
+        assert not any(held[told.chunk_index :])
+    assert told.written_at == (held.index(True) if any(held) else None)
+
+
+def forgetful(prompt: str) -> str:
+    """Reads perfectly, and forgets all at the sixth chunk's word."""
+    return "nothing yet" if "word300 " in part(prompt, "section") else perfect_reader(prompt)
+
+
+def verbose(prompt: str) -> str:
+    """Writes so much before the fact that the budget ends before it."""
+    said = perfect_reader(prompt)
+    return said if "<section>" not in prompt else "so much to tell " * 60 + said
+
+
+@pytest.mark.parametrize(("script", "expected"), [(forgetful, Loss.OVERWRITTEN), (verbose, Loss.CUT_BY_CAP)])
+async def test_a_real_read_is_told_from_its_log_as_from_its_result(make_reader, tmp_path, script, expected) -> None:
+    fact = "The key of harbor is 4711."
+    text = " ".join([fact, *(f"word{number} and then" for number in range(600))])
+    log = RunLog(tmp_path / "runs.sqlite")
+    result = await make_reader(ScriptedPolicy(script), run_log=log).aread(text, "What is the key of harbor?")
+    asked = Sample(Keys(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
+    run, completions = logged_read(log, result.run_id, DocumentStore(tmp_path / "documents"))
+    (told,) = analyse(asked, run, completions)
+    assert told.loss is expected
+    assert told.chunk_index is not None
+    assert "4711" not in run.updates[told.chunk_index].memory
+    if expected is Loss.OVERWRITTEN:
+        assert analyse(asked, result.view()) == (told,)
+        assert "4711" in run.updates[told.chunk_index - 1].memory
+    log.close()

@@ -1,0 +1,324 @@
+"""Running an evaluation: a row for every question whatever happens, many at once, little in memory, resumable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.evaluation import Keys
+from support.scripts import perfect_reader
+
+from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
+from memagent_graph.checkpoints import open_saver
+from memagent_graph.errors import (
+    EvaluationError,
+    PolicyOverloadedError,
+    PolicyRequestError,
+    PolicyUnreachableError,
+)
+from memagent_graph.evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate, run_id_of
+from memagent_graph.evaluation.journal import Journal, open_journal
+from memagent_graph.evaluation.results import Plan, Row
+from memagent_graph.evaluation.samples import Sample
+from memagent_graph.evaluation.systems import Attempt, AttemptOutcome, SystemSettings, load_system
+from memagent_graph.results import Usage
+
+
+class Oracle:
+    """A system that looks the answer up in the document's text, unless `fail` raises."""
+
+    def __init__(
+        self, store: DocumentStore, name: str = "oracle", fail: Any = None, pause: float = 0.001, **attempt: Any
+    ) -> None:
+        self.name = name
+        self.store = store
+        self.fail = fail or (lambda number, run_id: None)
+        self.pause = pause
+        self.attempt_values = attempt
+        self.asked: list[str] = []
+        self.at_once = self.most_at_once = 0
+
+    async def attempt(self, document: Any, question: str, *, answer_tokens: int, run_id: str) -> Attempt:
+        self.asked.append(run_id)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            number = len(self.asked) - 1
+            await asyncio.sleep(self.pause)
+            if (error := self.fail(number, run_id)) is not None:
+                raise error
+            text = self.store.read(document, 0, document["size"])
+        finally:
+            self.at_once -= 1
+        key = text.split(f"The key of {question.removeprefix('What is the key of ').rstrip('?')} is ")[1].split(".")[0]
+        answer = f"\\boxed{{{key}}}"
+        values = {"outcome": AttemptOutcome.ANSWERED, "answer": key, "raw_answer": answer, "usage": Usage(100, 10, turns=1),
+                  **self.attempt_values}  # fmt: skip
+        return Attempt(**values)
+
+    async def aclose(self) -> None:
+        pass
+
+
+PLAN = Plan(("oracle",), ("keys",), (100, 400), 8)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DocumentStore:
+    return DocumentStore(tmp_path / "documents")
+
+
+async def run(
+    tmp_path: Path, store: DocumentStore, *systems: Any, plan: Plan = PLAN, watcher: Any = None, **options: Any
+) -> tuple[Ended, list[Row]]:
+    names = tuple(system.name for system in systems)
+    evaluation = Evaluation(
+        plan=replace(plan, systems=names), tasks={"keys": Keys()}, systems={each.name: each for each in systems},
+        store=store, **options,
+    )  # fmt: skip
+    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+        ended = await evaluate(evaluation, journal, watcher)
+        return ended, list(journal.results.rows)
+
+
+async def test_every_system_answers_every_question_of_every_length(tmp_path, store) -> None:
+    ended, rows = await run(tmp_path, store, Oracle(store), Oracle(store, "second"))
+    assert ended is Ended.DONE
+    assert Counter((row.system, row.length) for row in rows) == dict.fromkeys(
+        [(system, length) for system in ("oracle", "second") for length in (100, 400)], 8
+    )
+    assert all(row.strict == row.lenient == row.string_match == row.token_f1 == 1.0 for row in rows)
+    assert all((row.outcome, row.error, row.attempts, row.calls) == ("answered", None, 1, 1) for row in rows)
+    sample = Keys().sample(100, 3)
+    row = next(row for row in rows if row.sample_id == sample.id)
+    assert (row.question, row.gold) == (sample.question, sample.gold)
+    assert row.needle_depths == (sample.needles[0].depth,)
+    assert row.needles_found == (True,)
+    assert row.document_bytes == len("".join(sample.text()).encode())
+
+
+async def test_no_more_questions_are_under_way_than_allowed_and_as_many_as_allowed(tmp_path, store) -> None:
+    oracle = Oracle(store, pause=0.1)
+    await run(tmp_path, store, oracle, plan=Plan((), ("keys",), (100,), 60), concurrency=7)
+    assert oracle.most_at_once == 7
+
+
+async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_done(tmp_path, store) -> None:
+    added: list[str] = []
+    most = 0
+
+    class Watched(DocumentStore):
+        def add(self, document: Any, **options: Any) -> Any:
+            nonlocal most
+            added.append(document.name)
+            reference = super().add(document, **options)
+            most = max(most, sum(1 for _ in (self.root / "texts").iterdir()))
+            return reference
+
+    watched = Watched(store.root)
+    systems = [Oracle(watched, name) for name in ("a", "b", "c")]
+    await run(tmp_path, watched, *systems, plan=Plan((), ("keys",), (100,), 50), concurrency=6)
+    assert Counter(added) == {f"keys/100/{index}": 1 for index in range(50)}
+    assert most < 25, "documents are not made long before they are read"
+    assert list((store.root / "texts").iterdir()) == []
+
+
+async def test_documents_are_kept_where_that_was_asked_for(tmp_path, store) -> None:
+    await run(tmp_path, store, Oracle(store), keep_documents=True)
+    assert len(list((store.root / "texts").iterdir())) == 16
+
+
+async def test_samples_with_the_same_text_do_not_lose_it_to_each_other(tmp_path, store) -> None:
+    class Same(Keys):
+        def sample(self, length: int, index: int) -> Sample:
+            return replace(super().sample(length, 0), index=index)
+
+    evaluation = Evaluation(
+        plan=Plan(("oracle",), ("keys",), (50,), 80), tasks={"keys": Same()}, systems={"oracle": Oracle(store)},
+        store=store, concurrency=3,
+    )  # fmt: skip
+    with open_journal(tmp_path / "out", {}) as journal:
+        await evaluate(evaluation, journal)
+        assert [row.outcome for row in journal.rows.values()] == ["answered"] * 80
+    assert list((store.root / "texts").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PolicyRequestError("the server refused"), PolicyOverloadedError("the server refused"), RuntimeError("odd")],
+)
+async def test_a_question_that_fails_is_asked_once_more_then_counts_as_failed(tmp_path, store, error) -> None:
+    oracle = Oracle(store, fail=lambda number, run_id: error if run_id.endswith("-400-3") else None)
+    ended, rows = await run(tmp_path, store, oracle)
+    assert ended is Ended.DONE
+    assert len(rows) == 16
+    (row,) = [row for row in rows if row.outcome == "failed"]
+    assert (row.sample_id, row.attempts, row.strict, row.lenient, row.string_match) == ("keys/400/3", 2, 0.0, 0.0, 0.0)
+    assert row.error == ("RuntimeError: odd" if isinstance(error, RuntimeError) else "the server refused")
+    assert (row.answer, row.run_id) == (None, None)
+    assert Counter(oracle.asked)[run_id_of(row_evaluation(tmp_path), "oracle", "keys/400/3")] == ATTEMPTS
+
+
+def row_evaluation(tmp_path: Path) -> str:
+    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+        return journal.evaluation
+
+
+async def test_a_question_that_fails_once_has_its_answer(tmp_path, store) -> None:
+    seen: set[str] = set()
+
+    def first_time(number: int, run_id: str) -> Exception | None:
+        return None if run_id in seen else seen.add(run_id) or PolicyOverloadedError("busy")
+
+    _, rows = await run(tmp_path, store, Oracle(store, fail=first_time))
+    assert {(row.outcome, row.attempts, row.lenient) for row in rows} == {("answered", 2, 1.0)}
+
+
+async def test_a_failed_question_is_asked_again_only_when_that_is_wanted(tmp_path, store) -> None:
+    await run(tmp_path, store, Oracle(store, fail=lambda number, run_id: PolicyRequestError("no")))
+    oracle = Oracle(store)
+    _, rows = await run(tmp_path, store, oracle)
+    assert oracle.asked == []
+    assert {row.outcome for row in rows} == {"failed"}
+    _, rows = await run(tmp_path, store, oracle, retry_failed=True)
+    assert {row.outcome for row in rows} == {"answered"}
+    assert len(rows) == 16
+
+
+async def test_a_server_that_is_gone_stops_the_evaluation_and_costs_no_row(tmp_path, store) -> None:
+    gone = PolicyUnreachableError("no connection", hint="Is the server running?")
+    oracle = Oracle(store, fail=lambda number, run_id: gone if number >= 30 else None)
+    plan = Plan((), ("keys",), (100, 200), 64)
+    with pytest.raises(PolicyUnreachableError):
+        await run(tmp_path, store, oracle, plan=plan, concurrency=4)
+    assert len(oracle.asked) < 80
+    assert list((store.root / "texts").iterdir()) == []
+    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+        assert {row.outcome for row in journal.rows.values()} == {"answered"}
+        assert journal.results.missing == 128 - len(journal.rows)
+        assert 26 <= len(journal.rows) <= 30
+    _, rows = await run(tmp_path, store, Oracle(store), plan=plan)
+    assert {row.outcome for row in rows} == {"answered"}
+    assert len(rows) == 128
+
+
+async def test_failures_among_successes_do_not_stop_it(tmp_path, store) -> None:
+    gone = PolicyUnreachableError("no connection")
+    oracle = Oracle(
+        store, fail=lambda number, run_id: gone if run_id.endswith(("1", "2", "3", "4", "5", "6")) else None
+    )
+    _, rows = await run(tmp_path, store, oracle, plan=Plan((), ("keys",), (100,), 100), concurrency=4)
+    assert Counter(row.outcome for row in rows) == {"failed": 60, "answered": 40}
+
+
+@pytest.mark.parametrize(
+    ("limits", "ended"),
+    [
+        (EvaluationLimits(max_questions=5), Ended.MAX_QUESTIONS),
+        (EvaluationLimits(max_tokens=500), Ended.MAX_TOKENS),
+        (EvaluationLimits(max_seconds=0.3), Ended.MAX_SECONDS),
+    ],
+)
+async def test_a_limit_stops_it_and_the_rest_is_done_later(tmp_path, store, limits, ended) -> None:
+    slow = Oracle(store, pause=0.1 if limits.max_seconds else 0.0)
+    reason, rows = await run(tmp_path, store, slow, limits=limits, concurrency=2)
+    assert reason is ended
+    assert 0 < len(rows) <= 8
+    assert limits.max_questions is None or len(rows) == 5
+    assert {row.length for row in rows} == {400}, "the longest documents come first"
+    assert list((store.root / "texts").iterdir()) == []
+    oracle = Oracle(store)
+    reason, everything = await run(tmp_path, store, oracle)
+    assert reason is Ended.DONE
+    assert len(oracle.asked) == 16 - len(rows)
+    assert [row for row in everything if row in rows] == rows
+
+
+async def test_outcomes_without_an_answer_are_wrong_and_counted_apart(tmp_path, store) -> None:
+    systems = [
+        Oracle(store, outcome.value, outcome=outcome)
+        for outcome in (AttemptOutcome.NO_ANSWER, AttemptOutcome.STOPPED, AttemptOutcome.DOES_NOT_FIT)
+    ]
+    _, rows = await run(tmp_path, store, *systems, plan=Plan((), ("keys",), (100,), 1))
+    assert {(row.system, row.outcome) for row in rows} == {
+        ("no_answer", "no_answer"), ("stopped", "unfinished"), ("does_not_fit", "does_not_fit")
+    }  # fmt: skip
+    assert all(row.strict == row.lenient == row.string_match == row.token_f1 == 0.0 for row in rows)
+    assert all(row.needles_found == (False,) for row in rows)
+
+
+async def test_a_sample_that_cannot_be_made_stops_it_with_its_reason(tmp_path, store) -> None:
+    class Few(Keys):
+        def sample(self, length: int, index: int) -> Sample:
+            if index == 3:
+                raise EvaluationError("keys has 3 samples of that length")
+            return super().sample(length, index)
+
+    evaluation = Evaluation(PLAN, {"keys": Few()}, {"oracle": Oracle(store)}, store)
+    with open_journal(tmp_path / "out", {}) as journal, pytest.raises(EvaluationError, match="has 3 samples"):
+        await evaluate(evaluation, journal)
+
+
+async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_are_told(
+    tmp_path, store, make_reader
+) -> None:
+    def forgetful(prompt: str) -> str:
+        return "nothing yet" if "the end " in prompt else perfect_reader(prompt)
+
+    class LastWord(Keys):
+        def sample(self, length: int, index: int) -> Sample:
+            sample = super().sample(length, index)
+            return replace(sample, text=lambda: iter([*sample.text(), *(f" filler{number}" for number in range(99)),
+                                                      " the end "]))  # fmt: skip
+
+    log = RunLog(tmp_path / "runs.sqlite")
+    saver = await open_saver(tmp_path / "checkpoints.sqlite")
+    settings = await SystemSettings.of(
+        make_reader(ScriptedPolicy(forgetful), run_log=log, store=store), checkpoints=saver
+    )
+    evaluation = Evaluation(
+        Plan(("memagent",), ("keys",), (100,), 4), {"keys": LastWord()}, {"memagent": load_system("memagent", settings)},
+        store, run_log=log, saver=saver,
+    )  # fmt: skip
+    with open_journal(tmp_path / "out", {}) as journal:
+        await evaluate(evaluation, journal)
+        for row in journal.rows.values():
+            assert row.run_id == run_id_of(journal.evaluation, "memagent", row.sample_id)
+            assert log.get(row.run_id).question == row.question
+            assert (row.outcome, row.lenient, row.where_lost) == ("answered", 0.0, ("overwritten",))
+            assert row.lost_at == (row.chunks - 1,)
+            assert row.calls == row.chunks + 1
+    assert [each async for each in saver.alist(None)] == [], "checkpoints of finished questions are deleted"
+    await saver.conn.close()
+    log.close()
+
+
+async def test_a_watcher_is_told_of_every_row(tmp_path, store) -> None:
+    class Watcher:
+        def __init__(self) -> None:
+            self.known = -1
+            self.rows: list[Row] = []
+
+        def begins(self, plan: Plan, rows: Any) -> None:
+            self.known = len(rows)
+
+        def has(self, row: Row) -> None:
+            self.rows.append(row)
+
+    first, second = Watcher(), Watcher()
+    await run(tmp_path, store, Oracle(store), watcher=first, limits=EvaluationLimits(max_questions=6))
+    await run(tmp_path, store, Oracle(store), watcher=second)
+    assert (first.known, len(first.rows), second.known, len(second.rows)) == (0, 6, 6, 10)
+
+
+async def test_a_journal_that_cannot_be_written_stops_it(tmp_path, store, monkeypatch) -> None:
+    def full(self: Journal, row: Row) -> None:
+        raise EvaluationError("no room")
+
+    monkeypatch.setattr(Journal, "add", full)
+    with pytest.raises(EvaluationError, match="no room"):
+        await run(tmp_path, store, Oracle(store))

@@ -1,0 +1,221 @@
+"""Results on disk: what is written comes back, whatever the moment at which the writer died."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.evaluation import failed, row
+
+from memagent_graph.errors import EvaluationError, MissingExtraError
+from memagent_graph.evaluation.journal import JOURNAL, Journal, load_results, open_journal
+from memagent_graph.evaluation.results import (
+    TABLE,
+    Plan,
+    fingerprint,
+    read_table,
+    require_same,
+    table_of,
+    write_table,
+)
+
+SETTINGS = {"policy": {"model": "m", "temperature": 0.0}, "tasks": {"seed": 1, "haystack": None}}
+PLAN = Plan(("memagent", "refine"), ("keys",), (1024, 4096), 2)
+
+ROWS = st.builds(
+    row,
+    system=st.sampled_from(["memagent", "refine"]),
+    length=st.sampled_from([1024, 4096]),
+    index=st.integers(0, 1),
+    right=st.booleans(),
+    answer=st.none() | st.text(max_size=20),
+    gold=st.lists(st.text(max_size=5), max_size=3).map(tuple),
+    flops=st.none() | st.floats(0, 1e30),
+    needle_depths=st.lists(st.floats(0, 1), max_size=3).map(tuple),
+    where_lost=st.lists(st.sampled_from(["overwritten", "never_written"]), max_size=2).map(tuple),
+    lost_at=st.lists(st.none() | st.integers(0, 9), max_size=2).map(tuple),
+)
+
+
+def begun(folder: Path, *rows) -> Journal:
+    journal = open_journal(folder, SETTINGS)
+    journal.plan(PLAN)
+    for each in rows:
+        journal.add(each)
+    return journal
+
+
+@given(st.lists(ROWS, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_every_row_comes_back_from_journal_and_parquet_as_it_was(tmp_path_factory, rows) -> None:
+    folder = tmp_path_factory.mktemp("results")
+    with begun(folder, *rows) as journal:
+        held = journal.results
+    assert load_results(folder) == held
+    assert {each.key: each for each in held.rows} == {each.key: each for each in rows}
+    write_table(held, folder / TABLE)
+    assert read_table(folder / TABLE) == held
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_journal_cut_off_anywhere_behind_its_first_line_keeps_every_whole_row(tmp_path_factory, data) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    rows = [row(index=0), row(index=1), row("refine"), failed("refine", index=1)]
+    begun(folder, *rows).close()
+    content = (folder / JOURNAL).read_bytes()
+    header = content.index(b"\n") + 1
+    cut = data.draw(st.integers(header, len(content)))
+    (folder / JOURNAL).write_bytes(content[:cut])
+    whole = max(0, content[:cut].count(b"\n") - 2)
+    with open_journal(folder, SETTINGS, resume=True) as journal:
+        assert list(journal.rows.values()) == rows[:whole]
+        journal.plan(PLAN)
+        for each in rows[whole:]:
+            journal.add(each)
+        mended = journal.results
+    assert load_results(folder) == mended
+    assert set(mended.rows) == set(rows)
+
+
+def test_what_is_missing_is_counted_from_what_was_asked_for(tmp_path) -> None:
+    with begun(tmp_path, row(index=0)) as journal:
+        assert journal.results.missing == 7
+        journal.plan(Plan(("memagent",), ("keys",), (1024,), 4))
+        assert journal.results.missing == 9
+
+
+def test_rows_stand_in_the_order_in_which_tasks_and_systems_were_asked_for() -> None:
+    plan = Plan(("refine", "memagent"), ("vt", "keys"), (4096, 1024), 1)
+    rows = [row(system, length, task=task) for task, system, length in
+            (("keys", "memagent", 4096), ("vt", "memagent", 1024), ("vt", "refine", 4096), ("vt", "refine", 1024))]  # fmt: skip
+    ordered = [(each.task, each.length, each.system) for each in table_of(rows, [plan], {}, "e").rows]
+    assert ordered == [("vt", 1024, "refine"), ("vt", 1024, "memagent"), ("vt", 4096, "refine"),
+                       ("keys", 4096, "memagent")]  # fmt: skip
+
+
+def test_a_question_that_was_asked_again_has_its_newest_row(tmp_path) -> None:
+    with begun(tmp_path, failed(), row()) as journal:
+        assert journal.results.rows == (row(),)
+    assert load_results(tmp_path).rows == (row(),)
+
+
+def test_the_longest_documents_are_asked_first_and_those_of_one_document_together() -> None:
+    keys = list(Plan(("a", "b"), ("t",), (10, 30, 20), 2).keys())
+    assert [key[2] for key in keys] == [30] * 4 + [20] * 4 + [10] * 4
+    assert [key[0] for key in keys] == ["a", "b"] * 6
+    assert len(set(keys)) == len(keys)
+
+
+def test_other_settings_are_refused_and_every_difference_is_named(tmp_path) -> None:
+    begun(tmp_path).close()
+    other = {"policy": {"model": "m", "temperature": 0.7}, "tasks": {"seed": 2, "haystack": "essays"}}
+    with pytest.raises(EvaluationError) as refused:
+        open_journal(tmp_path, other, resume=True)
+    for words in (
+        "policy.temperature is 0.7 and was 0.0",
+        "tasks.seed is 2 and was 1",
+        'haystack is "essays" and was not',
+    ):
+        assert words in str(refused.value)
+    assert "model" not in refused.value.message
+    open_journal(tmp_path, SETTINGS, resume=True).close()
+
+
+def test_settings_that_went_through_json_are_the_same(tmp_path) -> None:
+    given_as = {"a": {"lengths": (1, 2), "none": None}}
+    require_same(given_as, json.loads(json.dumps(given_as)), tmp_path)
+    assert fingerprint(given_as) == fingerprint(json.loads(json.dumps(given_as)))
+
+
+def test_results_are_never_begun_over(tmp_path) -> None:
+    begun(tmp_path, row()).close()
+    with pytest.raises(EvaluationError, match="--resume"):
+        open_journal(tmp_path, SETTINGS)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such lock")
+def test_two_processes_never_write_to_the_same_results(tmp_path) -> None:
+    code = f"""
+from pathlib import Path
+from memagent_graph.evaluation.journal import open_journal
+try:
+    open_journal(Path({str(tmp_path)!r}), {SETTINGS!r}, resume=True)
+except Exception as error:
+    print(error)
+"""
+    with begun(tmp_path):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert "another process writes to the results" in done.stdout
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace("memagent-evaluation", "something"), "no journal"),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "newer version"),
+        (lambda text: text.replace('"keys", "length": 1024', '"keys", "length": "long"', 1), "line 3"),
+        (lambda text: "", "empty"),
+        (lambda text: "no json\n", "line 1"),
+    ],
+)
+def test_a_journal_that_cannot_be_understood_is_named_with_the_line(tmp_path, change, words) -> None:
+    begun(tmp_path, row()).close()
+    path = tmp_path / JOURNAL
+    path.write_text(change(path.read_text()))
+    with pytest.raises(EvaluationError, match=words) as refused:
+        load_results(tmp_path)
+    assert refused.value.hint
+
+
+def test_a_folder_or_file_without_results_is_refused(tmp_path) -> None:
+    with pytest.raises(EvaluationError, match="no results"):
+        load_results(tmp_path)
+    with pytest.raises(EvaluationError, match="no results"):
+        load_results(tmp_path / "nowhere")
+    (tmp_path / TABLE).write_text("this is no Parquet")
+    with pytest.raises(EvaluationError, match="holds no results"):
+        load_results(tmp_path)
+
+
+def test_half_a_surrogate_pair_in_an_answer_is_no_obstacle(tmp_path) -> None:
+    with begun(tmp_path, row(answer="a\ud800b")) as journal:
+        write_table(journal.results, tmp_path / TABLE)
+    assert load_results(tmp_path).rows[0].answer == "a\ud800b"
+    assert read_table(tmp_path / TABLE).rows[0].answer == "a?b"
+
+
+def test_the_parquet_file_opens_in_pyarrow_with_settings_in_its_metadata(tmp_path) -> None:
+    import pyarrow.parquet
+
+    with begun(tmp_path, row(), failed(index=1)) as journal:
+        write_table(journal.results, tmp_path / TABLE)
+    table = pyarrow.parquet.read_table(tmp_path / TABLE)
+    assert table.column("lenient").to_pylist() == [1.0, 0.0]
+    assert table.schema.field("gold").type == pyarrow.list_(pyarrow.string())
+    assert json.loads(table.schema.metadata[b"memagent.settings"]) == SETTINGS
+    assert table.schema.metadata[b"memagent.fingerprint"].decode() == fingerprint(SETTINGS)
+
+
+def test_a_full_disk_is_told_with_the_remedy(tmp_path) -> None:
+    journal = begun(tmp_path)
+    with Path("/dev/full").open("r+b", buffering=0) as full:
+        journal._file, kept = full, journal._file
+        with pytest.raises(EvaluationError, match="--resume"):
+            journal.add(row())
+        journal._file = kept
+    assert journal.rows == {}
+    journal.close()
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(MissingExtraError, match="eval"):
+        write_table(replace(table_of([], [], {}, "e")), tmp_path / TABLE)

@@ -1,0 +1,221 @@
+"""Scores of an answer: what strict, lenient, string match and F1 accept, and that a failed read is wrong in all."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+from memagent_graph.evaluation.scorers import (
+    WRONG,
+    Outcome,
+    Scores,
+    contains,
+    is_exactly,
+    normalised,
+    score,
+    similarity_after_prefix,
+    token_f1,
+)
+from memagent_graph.prompts import AnswerFormat
+from memagent_graph.results import StopReason
+
+
+@dataclass(frozen=True)
+class AnyTask:
+    metric: Metric = Metric.ANY
+    name: str = "any"
+    unit: LengthUnit = LengthUnit.TOKENS
+    answer_tokens: int = 32
+
+    def sample(self, length: int, index: int) -> Sample:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OwnTask(AnyTask):
+    def own_score(self, sample: Sample, answer: str) -> float:
+        return 0.25 if answer == "mine" else 0.75
+
+
+def asked(*gold: str, metric: Metric = Metric.ANY, task: AnyTask | None = None) -> Sample:
+    return Sample(task or AnyTask(metric), 100, 0, "Which?", gold, ("text",).__iter__)
+
+
+words = st.text(alphabet="abcdeé 12.,The", min_size=1, max_size=12).filter(normalised)
+
+
+def boxed(answer: str) -> Scores:
+    return score(asked("Eiffel Tower"), answer, f"It is \\boxed{{{answer}}}.")
+
+
+# Strict
+
+
+def test_strict_takes_the_last_box_of_the_last_300_characters_normalised() -> None:
+    sample = asked("Eiffel Tower")
+    assert score(sample, "x", "\\boxed{Big Ben}, no: \\boxed{The  eiffel tower!}").strict == 1
+    assert score(sample, "x", "\\boxed{Eiffel Tower}, no: \\boxed{Big Ben}").strict == 0
+    assert score(sample, "x", "\\boxed{Eiffel Tower}" + "." * 279).strict == 1
+    assert score(sample, "x", "\\boxed{Eiffel Tower}" + "." * 281).strict == 0
+
+
+def test_strict_wants_the_box_where_boxes_were_asked_for_and_the_whole_answer_where_not() -> None:
+    sample = asked("Eiffel Tower")
+    for answer, plain in (("the Eiffel Tower.", 1), ("It is the Eiffel Tower.", 0)):
+        assert score(sample, answer, answer).strict == 0
+        assert score(sample, answer, answer, answer_format=AnswerFormat.PLAIN).strict == plain
+        assert score(sample, answer, answer).lenient == 1
+
+
+def test_a_box_inside_the_reasoning_is_no_answer() -> None:
+    sample = asked("7")
+    assert score(sample, "", "<think>\\boxed{7}</think>").strict == 0
+    assert score(sample, "7", "<think>\\boxed{8}</think> \\boxed{7}").strict == 1
+    assert score(sample, "", "<think>it is 7</think> I cannot tell.").string_match == 0
+
+
+def test_a_box_may_be_farther_from_the_end_where_the_gold_string_is_long() -> None:
+    poem = "Roses are red and violets are blue. " * 30
+    assert score(asked(poem, metric=Metric.ALL), poem, f"\\boxed{{{poem}}}").strict == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "12, 7 and 30",
+        "30; 7; 12",
+        "12\n7\n30",
+        "1. 12\n2. 7\n3. 30",
+        "- 7\n- 12\n- 30",
+        "7 12 30",
+        "7, 12, and 30.",
+        "12,7,30,7",
+    ],
+)
+def test_strict_wants_all_of_several_gold_strings_in_any_order_however_they_are_listed(answer) -> None:
+    assert is_exactly(answer, ("7", "12", "30"), Metric.ALL)
+
+
+@pytest.mark.parametrize("answer", ["7, 12", "7, 12, 30, 31", "71230", "They are 7, 12, 30", "", "7, 12, 3 0"])
+def test_strict_wants_none_besides_and_none_left_out(answer) -> None:
+    assert not is_exactly(answer, ("7", "12", "30"), Metric.ALL)
+
+
+def test_gold_strings_may_be_of_several_words_or_hold_what_parts_items() -> None:
+    assert is_exactly("Red Fox and blue whale", ("blue whale", "red fox"), Metric.ALL)
+    assert not is_exactly("red, fox, blue whale", ("blue whale", "red fox"), Metric.ALL)
+    assert is_exactly("Ash, Sand and Sons; Rome", ("Rome", "Ash, Sand and Sons"), Metric.ALL)
+    assert is_exactly("1. sand 2. band", ("band", "sand"), Metric.ALL)
+
+
+@given(st.lists(st.integers(0, 10**7), min_size=2, max_size=6, unique=True), st.randoms(), st.data())
+def test_a_list_is_exact_in_every_order_and_never_with_one_left_out(numbers, random, data) -> None:
+    gold = tuple(map(str, numbers))
+    answer = list(gold)
+    random.shuffle(answer)
+    separator = data.draw(st.sampled_from([", ", "; ", "\n", " and ", " "]))
+    assert is_exactly(separator.join(answer), gold, Metric.ALL)
+    assert not is_exactly(separator.join(answer[1:]), gold, Metric.ALL)
+
+
+# Lenient
+
+
+def test_lenient_is_one_sided_and_counts_whole_words() -> None:
+    assert boxed("It is the Eiffel tower in Paris").lenient == 1
+    for wrong in ("The", "Eiffel", "tower", "Eiffel Towers", "", "e"):
+        assert boxed(wrong).lenient == 0, wrong
+
+
+def test_lenient_wants_any_wording_of_one_answer_but_all_of_several() -> None:
+    assert score(asked("NYC", "New York"), "in New York", None).lenient == 1
+    assert score(asked("7", "12", metric=Metric.ALL), "7 and 12", None).lenient == 1
+    assert score(asked("7", "12", metric=Metric.ALL), "7 and 13", None).lenient == 0
+
+
+@given(words, words)
+def test_what_is_strictly_right_is_leniently_right(answer, gold) -> None:
+    scores = score(asked(gold), answer, answer, answer_format=AnswerFormat.PLAIN)
+    assert scores.strict <= scores.lenient
+    if scores.strict:
+        assert scores.token_f1 == 1 or not normalised(gold).split()
+
+
+@given(words, words)
+def test_only_a_text_that_is_at_least_as_long_can_contain_the_gold(text, gold) -> None:
+    if contains(text, gold):
+        assert len(normalised(text)) >= len(normalised(gold))
+
+
+# RULER's string match, F1 and a task's own metric
+
+
+def test_string_match_is_rulers_inside_words_and_case_folded() -> None:
+    whole = "the numbers 117 and BLUEISH"
+    assert score(asked("17", "blue", "red", metric=Metric.ALL), "x", whole).string_match == pytest.approx(2 / 3)
+    assert score(asked("17", "red"), "x", whole).string_match == 1
+    assert score(asked("red", "green"), "x", whole).string_match == 0
+
+
+def test_f1_takes_the_nearest_wording_or_all_strings_together() -> None:
+    assert score(asked("brown fox", "cat"), "quick brown fox", None).token_f1 == pytest.approx(0.8)
+    assert score(asked("7", "12", metric=Metric.ALL), "7 12", None).token_f1 == 1
+    assert score(asked("7", "12", metric=Metric.ALL), "7", None).token_f1 == pytest.approx(2 / 3)
+
+
+@given(words, words)
+def test_f1_is_symmetric_and_at_most_1(a, b) -> None:
+    assert token_f1(a, b) == token_f1(b, a) <= 1
+    assert token_f1(a, a) == 1
+
+
+def test_a_task_may_put_its_own_metric_in_the_place_of_string_match() -> None:
+    sample = asked("gold", task=OwnTask())
+    assert score(sample, "mine", "gold").string_match == 0.25
+    assert score(sample, "other", "gold").string_match == 0.75
+    assert score(sample, "mine", "gold", outcome=Outcome.FAILED).string_match == 0
+
+
+def test_mrcrs_metric_is_difflibs_ratio_behind_the_prefix() -> None:
+    assert similarity_after_prefix("abcHello world", "abcHello world", "abc") == 1
+    assert similarity_after_prefix("Hello world", "abcHello world", "abc") == 0
+    # 2 * matches / total length: "abcd" and "bcde" share "bcd" (the library's own documentation).
+    assert similarity_after_prefix("xabcd", "xbcde", "x") == 0.75
+
+
+# Failed reads
+
+
+@pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.ANSWERED])
+def test_a_read_that_did_not_end_in_an_answer_is_wrong_in_every_score(outcome) -> None:
+    assert score(asked("7"), "7", "\\boxed{7}", outcome=outcome) == WRONG
+    assert set(astuple(WRONG)) == {0.0}
+
+
+def test_no_answer_at_all_is_wrong() -> None:
+    assert score(asked("7"), None, None) == score(asked("7"), None, "\\boxed{7}") == WRONG
+
+
+def test_outcomes_follow_from_why_a_read_stopped() -> None:
+    found = {reason: Outcome.of(reason) for reason in (*StopReason, None)}
+    assert found == {
+        StopReason.ANSWERED: Outcome.ANSWERED,
+        StopReason.NO_ANSWER: Outcome.NO_ANSWER,
+        StopReason.MAX_CHUNKS: Outcome.UNFINISHED,
+        StopReason.MAX_TOKENS: Outcome.UNFINISHED,
+        StopReason.MAX_SECONDS: Outcome.UNFINISHED,
+        None: Outcome.FAILED,
+    }
+
+
+@given(st.text(max_size=60), st.lists(st.text(max_size=12), min_size=1, max_size=4), st.sampled_from(Metric))
+def test_every_score_of_any_text_lies_between_0_and_1(text, gold, metric) -> None:
+    for form in AnswerFormat:
+        scores = score(asked(*gold, metric=metric), text, text, answer_format=form)
+        assert all(0 <= each <= 1 for each in astuple(scores))
+        assert scores.strict in {0, 1}
+        assert scores.lenient in {0, 1}

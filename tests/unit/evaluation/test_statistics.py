@@ -1,0 +1,417 @@
+"""Intervals, paired comparison, how many questions it takes, and rankings: beside known values and by simulation."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import random
+from math import comb
+
+import numpy
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from memagent_graph.errors import EvaluationError, MissingExtraError
+from memagent_graph.evaluation.statistics import (
+    Test,
+    compare,
+    estimate,
+    holm,
+    mcnemar,
+    mean_interval,
+    newcombe,
+    questions_needed,
+    ranked,
+    wilson,
+)
+
+FEW = 499
+"""Resamples where a test needs no more."""
+p_of = functools.cache(mcnemar)
+
+
+def by_id(values) -> dict[str, float]:
+    return {f"task/{at}": float(value) for at, value in enumerate(values)}
+
+
+def binary(n: int, right: int) -> dict[str, float]:
+    return by_id([1] * right + [0] * (n - right))
+
+
+scores = st.lists(st.floats(0, 1), min_size=1, max_size=40)
+paired = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
+
+
+# Intervals
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"),
+    # Newcombe 1998, Statistics in Medicine 17:857, table I, score method without continuity correction
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilsons_interval_has_the_published_values(right, n, low, high) -> None:
+    found = wilson(right, n)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
+
+
+@given(st.integers(1, 500), st.floats(0, 1), st.sampled_from([0.8, 0.95, 0.99]))
+def test_wilsons_interval_equals_scipys_and_holds_the_share(n, share, confidence) -> None:
+    right = round(share * n)
+    found = wilson(right, n, confidence=confidence)
+    theirs = stats.binomtest(right, n).proportion_ci(confidence, method="wilson")
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    assert 0 <= found.low <= found.mean <= found.high <= 1
+    mirrored = wilson(n - right, n, confidence=confidence)
+    assert mirrored.low == pytest.approx(1 - found.high, abs=1e-12)
+
+
+def test_128_questions_leave_seven_points_on_each_side() -> None:
+    found = estimate([1.0] * 102 + [0.0] * 26)
+    assert found.high - found.low == pytest.approx(0.138, abs=0.002)
+    assert str(found) == "79.7 % [71.9, 85.7]"
+
+
+def test_wilsons_interval_covers_the_truth_in_95_of_100_evaluations() -> None:
+    for n, truth in ((128, 0.711), (128, 0.95), (50, 0.3)):
+        covered = sum(
+            stats.binom.pmf(right, n, truth) for right in range(n + 1)
+            if wilson(right, n).low <= truth <= wilson(right, n).high
+        )  # fmt: skip
+        assert covered == pytest.approx(0.95, abs=0.02)
+
+
+@settings(max_examples=40, deadline=None)
+@example([6.66e-09])
+@given(scores)
+def test_a_bootstrap_interval_holds_the_mean_and_lies_between_0_and_1(values) -> None:
+    found = mean_interval(values, resamples=FEW)
+    assert 0 <= found.low <= found.mean <= found.high <= 1
+    assert found.mean == pytest.approx(sum(values) / len(values))
+    assert found == mean_interval(values, resamples=FEW)
+
+
+def test_a_bootstrap_interval_resembles_the_textbooks_where_that_is_right() -> None:
+    values = [0.5 + 0.2 * math.sin(at) for at in range(400)]
+    found = mean_interval(values)
+    half = 1.96 * stats.sem(values)
+    assert (found.low, found.high) == pytest.approx((found.mean - half, found.mean + half), abs=0.001)
+
+
+def test_bootstrap_intervals_cover_the_truth_in_95_of_100_evaluations() -> None:
+    source = numpy.random.default_rng(5)
+    truth, covered, times = 0.7, 0, 300
+    for _ in range(times):
+        # Shares of four needles, as string_match gives them.
+        values = (source.binomial(4, truth, size=60) / 4).tolist()
+        found = mean_interval(values, resamples=FEW)
+        covered += found.low <= truth <= found.high
+    assert 0.91 <= covered / times <= 0.985
+
+
+def test_values_that_are_few_or_all_alike_get_a_wide_interval_and_not_none() -> None:
+    alike = mean_interval([0.5] * 20)
+    assert alike.low == pytest.approx(wilson(10, 20).low)
+    assert alike.high == pytest.approx(wilson(10, 20).high)
+    few = mean_interval([0.25, 0.5])
+    assert few.high - few.low > 0.5
+    assert mean_interval([1.0] * 12).low == pytest.approx(wilson(12, 12).low)
+
+
+def test_where_bca_is_not_defined_percentiles_take_its_place(monkeypatch) -> None:
+    values = [0.1, 0.9] * 10
+    expected = stats.bootstrap(
+        (values,), numpy.mean, n_resamples=FEW, method="percentile", rng=numpy.random.default_rng(0)
+    ).confidence_interval
+    real = stats.bootstrap
+
+    class Undefined:
+        class confidence_interval:  # noqa: N801
+            low = high = math.nan
+
+    monkeypatch.setattr(
+        stats, "bootstrap", lambda *args, **named: Undefined if named["method"] == "BCa" else real(*args, **named)
+    )
+    found = mean_interval(values, resamples=FEW)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize("values", [[], [1.5], [-0.1], [math.nan], [0.5, 100.0]])
+def test_values_that_are_no_scores_are_refused(values) -> None:
+    with pytest.raises(EvaluationError):
+        estimate(values)
+
+
+@pytest.mark.parametrize("arguments", [(0, 0), (5, 4), (-1, 4)])
+def test_shares_that_cannot_be_are_refused(arguments) -> None:
+    with pytest.raises(EvaluationError):
+        wilson(*arguments)
+    with pytest.raises(EvaluationError, match="confidence"):
+        wilson(1, 2, confidence=95)
+
+
+# Paired comparison
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemars_p_value_is_that_of_tossing_a_coin(first, second) -> None:
+    n, least = first + second, min(first, second)
+    tail = sum(comb(n, each) for each in range(least + 1)) / 2**n
+    assert mcnemar(first, second) == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_mcnemars_p_value_of_a_textbook_table() -> None:
+    # Agresti, Categorical Data Analysis, approval of a prime minister: 150 and 86 changed their mind.
+    assert mcnemar(150, 86) == pytest.approx(3.7e-5, rel=0.05)
+    assert mcnemar(6, 16) == pytest.approx(0.0525, abs=5e-5)
+
+
+@given(paired)
+def test_comparing_the_other_way_round_turns_every_sign_and_nothing_else(pairs) -> None:
+    a, b = by_id(x for x, _ in pairs), by_id(y for _, y in pairs)
+    there, back = compare(a, b), compare(b, a)
+    assert there.difference == pytest.approx(-back.difference)
+    assert there.p_value == back.p_value
+    assert (there.low, there.high) == pytest.approx((-back.high, -back.low))
+    assert -1 <= there.low <= there.difference + 1e-12
+    assert there.difference - 1e-12 <= there.high <= 1
+    assert there.test is Test.MCNEMAR
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=30))
+def test_comparing_fractional_scores_is_symmetric_too(pairs) -> None:
+    a, b = by_id(x for x, _ in pairs), by_id(y for _, y in pairs)
+    there, back = compare(a, b, resamples=FEW), compare(b, a, resamples=FEW)
+    assert there.p_value == back.p_value
+    assert (there.low, there.high) == pytest.approx((-back.high, -back.low), abs=1e-6)
+    assert there.low - 1e-12 <= there.difference <= there.high + 1e-12
+
+
+def test_the_sign_flip_test_is_scipys_permutation_test() -> None:
+    source = random.Random(3)
+    a = [source.random() for _ in range(11)]
+    b = [source.random() * 0.7 for _ in range(11)]
+    theirs = stats.permutation_test(
+        (a, b), lambda x, y: numpy.mean(x - y), permutation_type="samples", n_resamples=numpy.inf
+    )
+    assert compare(by_id(a), by_id(b)).p_value == pytest.approx(theirs.pvalue)
+
+
+def test_flipping_signs_at_random_agrees_with_the_exact_test_of_scores_of_0_and_1() -> None:
+    a, b = [1.0] * 25 + [0.0] * 12 + [1.0] * 40, [0.0] * 25 + [1.0] * 12 + [1.0] * 40
+    half = compare(by_id([each / 2 for each in a]), by_id([each / 2 for each in b]))
+    assert half.test is Test.SIGN_FLIP
+    assert half.p_value == pytest.approx(mcnemar(25, 12), abs=0.012)
+    assert half.p_value == compare(by_id([each / 2 for each in a]), by_id([each / 2 for each in b])).p_value
+
+
+def test_equal_scores_differ_by_nothing() -> None:
+    for values in ([1, 0, 1], [0.5, 0.25, 1]):
+        same = compare(by_id(values), by_id(values))
+        assert (same.difference, same.p_value) == (0, 1)
+        assert same.low < 0 < same.high
+        assert "cannot be told apart." in same.sentence
+
+
+def test_a_constant_difference_at_few_questions_proves_nothing() -> None:
+    few = compare(by_id([0.75] * 4), by_id([0.5] * 4))
+    assert few.p_value == pytest.approx(2 / 2**4)
+    assert not few.told_apart
+    assert few.low < 0
+
+
+def test_the_interval_of_uncorrelated_pairs_squares_and_adds_wilsons() -> None:
+    # Correlation is 0 where both * neither equals the product of the others.
+    found = newcombe(12, 28, 18, 42)
+    a, b = wilson(40, 100), wilson(30, 100)
+    below = math.hypot(a.mean - a.low, b.high - b.mean)
+    above = math.hypot(a.high - a.mean, b.mean - b.low)
+    assert found == pytest.approx((0.1 - below, 0.1 + above))
+
+
+@pytest.mark.parametrize("shares", [(0.6, 0.15, 0.08, 0.17), (0.9, 0.05, 0.01, 0.04), (0.2, 0.1, 0.1, 0.6)])
+def test_the_interval_of_a_paired_difference_covers_the_truth(shares) -> None:
+    tables = numpy.random.default_rng(7).multinomial(128, shares, size=1200)
+    truth = shares[1] - shares[2]
+    intervals = [newcombe(*map(int, table)) for table in tables]
+    covered = sum(low <= truth <= high for low, high in intervals) / len(intervals)
+    assert 0.935 <= covered <= 0.99
+
+
+def test_the_exact_test_finds_differences_that_are_not_there_in_at_most_5_of_100_evaluations() -> None:
+    tables = numpy.random.default_rng(8).multinomial(128, (0.6, 0.12, 0.12, 0.16), size=1200)
+    false = sum(p_of(int(table[1]), int(table[2])) < 0.05 for table in tables)
+    assert 0.01 < false / len(tables) <= 0.05
+
+
+def test_the_sentence_names_the_better_one_only_where_the_test_tells_them_apart() -> None:
+    far = compare(binary(128, 100), binary(128, 70), names=("reader", "truncation"))
+    assert far.told_apart
+    assert far.sentence.endswith("reader is better than truncation.")
+    assert "78.1 % and truncation 54.7 % on the same 128 questions: +23.4 points" in far.sentence
+    turned = compare(binary(128, 70), binary(128, 100), names=("truncation", "reader"))
+    assert turned.sentence.endswith("reader is better than truncation.")
+
+    first = by_id([1] * 60 + [1] * 14 + [0] * 10 + [0] * 44)
+    second = by_id([1] * 60 + [0] * 14 + [1] * 10 + [0] * 44)
+    near = compare(first, second)
+    assert not near.told_apart
+    assert "They cannot be told apart; about 1,600 questions would" in near.sentence
+
+
+def test_systems_that_had_different_questions_are_not_compared() -> None:
+    with pytest.raises(EvaluationError, match="not asked the same questions: 2 have one score, such as task/2"):
+        compare(by_id([1, 0, 1, 0]), by_id([1, 0]))
+    with pytest.raises(EvaluationError, match="no scores"):
+        compare({}, {})
+
+
+# How many questions
+
+
+@pytest.mark.parametrize(("first", "second", "n"), [(0.5, 0.6, 388), (0.6, 0.7, 356), (0.9, 0.95, 435)])
+def test_the_number_of_questions_of_ones_own_is_the_textbooks(first, second, n) -> None:
+    # Fleiss, Statistical Methods for Rates and Proportions, without continuity correction
+    assert questions_needed(first, second).unpaired == questions_needed(second, first).unpaired == n
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "correlation"), [(0.711, 0.648, 0.5), (0.8, 0.7, 0.0), (0.95, 0.85, 0.3), (0.6, 0.3, 0.2)]
+)
+def test_so_many_questions_show_the_difference_in_80_of_100_evaluations(first, second, correlation) -> None:
+    n = questions_needed(first, second, correlation=correlation).paired
+    spread = math.sqrt(first * (1 - first) * second * (1 - second))
+    both = first * second + correlation * spread
+    shares = (both, first - both, second - both, 1 - first - second + both)
+    tables = numpy.random.default_rng(11).multinomial(n, shares, size=1000)
+    seen = sum(p_of(int(table[1]), int(table[2])) < 0.05 for table in tables)
+    assert seen / len(tables) == pytest.approx(0.8, abs=0.035)
+
+
+def test_pairing_pays_the_more_the_more_the_systems_agree() -> None:
+    numbers = [questions_needed(0.711, 0.648, correlation=each).paired for each in (0.0, 0.3, 0.6, 0.85)]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[-1] < questions_needed(0.711, 0.648).unpaired / 4
+    known = questions_needed(0.711, 0.648, discordance=0.2).paired
+    assert known < questions_needed(0.711, 0.648, discordance=0.3).paired
+    assert questions_needed(0.711, 0.648, power=0.9).paired > questions_needed(0.711, 0.648).paired
+
+
+def test_when_all_that_differ_differ_one_way_six_questions_must() -> None:
+    # The exact test needs six tosses of one side for p < 0.05.
+    assert questions_needed(1.0, 0.0).paired == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "message"),
+    [
+        ((71.1, 64.8), {}, "not 71.1"),
+        ((0.5, 0.5), {}, "equal accuracies"),
+        ((0.9, 0.8), {"discordance": 0.05}, "between 0.1 and 0.3"),
+        ((0.9, 0.8), {"discordance": 0.5}, "between 0.1 and 0.3"),
+        ((0.9, 0.8), {"power": 80}, "all shares"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(arguments, named, message) -> None:
+    with pytest.raises(EvaluationError, match=message):
+        questions_needed(*arguments, **named)
+
+
+# Rankings
+
+
+def test_holms_correction_has_known_values() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
+    assert holm([]) == ()
+
+
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_holms_correction_keeps_the_order_and_never_helps(p_values) -> None:
+    found = holm(p_values)
+    assert all(p <= q <= 1 for p, q in zip(p_values, found, strict=True))
+    pairs = sorted(zip(p_values, found, strict=True))
+    assert [q for _, q in pairs] == sorted(q for _, q in pairs)
+
+
+def noisy(share: float, seed: int, n: int = 200) -> dict[str, float]:
+    source = random.Random(seed)
+    return by_id(source.random() < share for _ in range(n))
+
+
+def test_systems_inside_the_noise_share_a_place() -> None:
+    found = ranked({"b": noisy(0.80, 1), "a": noisy(0.78, 2), "worse": noisy(0.3, 3), "worst": noisy(0.02, 4)})
+    assert found.groups == (("a", "b"), ("worse",), ("worst",))
+    assert found.lines == ("1. to 2. a, b (not told apart as a group)", "3. worse", "4. worst")
+    assert len(found.comparisons) == 6
+    assert "corrected for 6 comparisons" in found.comparisons[0].sentence
+
+
+def test_a_chain_of_neighbours_in_the_noise_is_one_group() -> None:
+    n = 100
+    chain = {"a": binary(n, 60), "b": binary(n, 56), "c": binary(n, 52)}
+    found = ranked(chain)
+    assert [each.told_apart for each in found.comparisons] == [False, True, False]
+    assert found.groups == (("a", "b", "c"),)
+
+
+def test_a_system_may_be_in_the_noise_with_the_best_though_one_between_them_is_not() -> None:
+    # "worse" has the best one's questions right but for twelve; "other" has other questions right, and one fewer.
+    best, worse, other = range(60), range(48), range(53, 100)
+    found = ranked(
+        {
+            name: by_id(at in right for at in range(100))
+            for name, right in {"best": best, "worse": worse, "other": other}.items()
+        }
+    )
+    assert [(each.first, each.second) for each in found.comparisons if each.told_apart] == [("best", "worse")]
+    assert found.groups == (("best", "other", "worse"),)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=25, max_size=25), min_size=1, max_size=5))
+def test_every_order_between_groups_is_told_by_the_corrected_test(table) -> None:
+    given_scores = {f"s{at}": by_id(row) for at, row in enumerate(table)}
+    found = ranked(given_scores)
+    assert sorted(name for group in found.groups for name in group) == sorted(given_scores)
+    told = {(each.first, each.second): each for each in found.comparisons}
+    for at, group in enumerate(found.groups):
+        for better in group:
+            for worse in (name for later in found.groups[at + 1 :] for name in later):
+                pair = told[better, worse]
+                assert pair.told_apart
+                assert pair.difference > 0
+
+
+def test_equal_systems_are_put_in_an_order_in_at_most_5_of_100_evaluations() -> None:
+    false = 0
+    for seed in range(150):
+        same = {name: noisy(0.7, 10 * seed + at, n=60) for at, name in enumerate("abcd")}
+        false += len(ranked(same).groups) > 1
+    assert false / 150 <= 0.06
+
+
+def test_one_system_is_a_ranking_and_none_is_not() -> None:
+    assert ranked({"only": binary(3, 1)}).lines == ("1. only",)
+    with pytest.raises(EvaluationError, match="no systems"):
+        ranked({})
+    with pytest.raises(EvaluationError, match="b has no scores"):
+        ranked({"a": binary(3, 1), "b": {}})
+
+
+def test_without_scipy_the_extra_is_named_and_wilsons_interval_still_there(monkeypatch) -> None:
+    real = importlib.import_module
+
+    def without_scipy(name: str, *rest: str) -> object:
+        if name.startswith("scipy"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", without_scipy)
+    assert estimate([1, 0, 1]).mean == pytest.approx(2 / 3)
+    for needs in (lambda: compare(binary(9, 3), binary(9, 4)), lambda: mean_interval([0.1, 0.7] * 9)):
+        with pytest.raises(MissingExtraError, match=r"memagent-graph\[eval\]"):
+            needs()

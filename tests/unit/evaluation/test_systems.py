@@ -1,0 +1,161 @@
+"""The seam between what is measured and the harness, and the reader behind it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.fake_server import FakeServer
+from support.scripts import document_with, perfect_reader
+
+from memagent_graph import Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
+from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
+from memagent_graph.evaluation.systems import AttemptOutcome, SystemSettings, Wording, load_system, system_names
+from memagent_graph.flops import ModelShape
+from memagent_graph.model_info import ModelInfo
+from memagent_graph.profile import load_profile
+from memagent_graph.run_log import RunLog
+
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
+QUESTION = "What is the key of harbor?"
+SHAPE = ModelShape(parameters=1000, layers=2, width=8)
+
+
+class DescribedPolicy(ScriptedPolicy):
+    """A script that says what model it is."""
+
+    info = ModelInfo(context_window=2000, shape=SHAPE)
+
+    async def describe(self) -> ModelInfo:
+        return self.info
+
+
+@pytest.fixture
+def document(make_reader):
+    return make_reader().store.add(Document.of(TEXT))
+
+
+async def memagent(make_reader, policy, changes=None, **options):
+    return load_system("memagent", await SystemSettings.of(make_reader(policy, **options), **(changes or {})))
+
+
+@pytest.mark.parametrize("name", system_names())
+async def test_every_system_is_loaded_by_its_name(make_reader, name) -> None:
+    system = load_system(name, await SystemSettings.of(make_reader()))
+    assert system.name == name
+    await system.aclose()
+
+
+async def test_an_unknown_system_is_an_error_with_the_nearest_names(make_reader) -> None:
+    settings = await SystemSettings.of(make_reader())
+    with pytest.raises(
+        EvaluationError, match=r"no system 'full-context'\. Did you mean full_context.*There are: memagent"
+    ):
+        load_system("full-context", settings)
+    with pytest.raises(EvaluationError, match=r"'zzz'\. There are"):
+        load_system("zzz", settings)
+
+
+@pytest.mark.parametrize("name", ["context_window", "retrieved_chunks", "retrieval_chunk_tokens", "concurrency"])
+async def test_settings_that_mean_nothing_are_refused(make_reader, name) -> None:
+    with pytest.raises(EvaluationError, match=f"{name} is 0. It must be at least 1"):
+        await SystemSettings.of(make_reader(), **{name: 0})
+
+
+async def test_baselines_may_fill_the_window_of_the_model_where_the_reader_uses_less(make_reader) -> None:
+    assert (await SystemSettings.of(make_reader())).context_window == 1000
+    assert (await SystemSettings.of(make_reader(DescribedPolicy(perfect_reader)))).context_window == 2000
+    with FakeServer(window=4096) as server:
+        policy = OpenAICompatiblePolicy(base_url=server.base_url)
+        assert (await SystemSettings.of(make_reader(policy))).context_window == 4096
+        await policy.aclose()
+
+
+async def test_the_policy_s_own_wording_is_used_where_it_has_one_and_the_reader_uses_it(make_reader, tmp_path) -> None:
+    profile = load_profile("embedded")
+    policy = DescribedPolicy(perfect_reader)
+    policy.info = replace(DescribedPolicy.info, profile=profile)
+    own = MemAgent(policy, tokenizer="embedded", store=tmp_path, run_log=False)
+    assert (await SystemSettings.of(own)).wording is Wording.POLICY
+    assert (await SystemSettings.of(own, wording=Wording.PLAIN)).wording is Wording.PLAIN
+    assert (await SystemSettings.of(make_reader(policy, prompts=load_prompts()))).wording is Wording.PLAIN
+    assert (await SystemSettings.of(make_reader(DescribedPolicy(perfect_reader)))).wording is Wording.PLAIN
+
+
+async def test_the_reader_as_a_system_gives_what_a_read_gives(make_reader, document, tmp_path) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+    policy = DescribedPolicy(perfect_reader)
+    system = await memagent(make_reader, policy, run_log=log)
+    attempt = await system.attempt(document, QUESTION, answer_tokens=60, run_id="evaluation-1")
+    read = await make_reader(DescribedPolicy(perfect_reader)).aread(TEXT, QUESTION)
+    assert attempt.outcome is AttemptOutcome.ANSWERED
+    assert (attempt.answer, attempt.raw_answer, attempt.memory) == (read.answer, read.raw_answer, read.memory)
+    assert attempt.usage.turns == read.usage.turns == len(policy.prompts)
+    assert attempt.usage.flops == sum(
+        SHAPE.forward_flops(each.prompt_tokens, each.completion_tokens) for each in log.conversations("evaluation-1")
+    )
+    assert log.get("evaluation-1").answer == "4711"
+    assert log.get(attempt.run_id).settings["answer_tokens"] == 60
+
+
+async def test_the_reader_asks_for_answers_of_the_length_that_the_task_allows(make_reader) -> None:
+    with FakeServer() as server:
+        policy = OpenAICompatiblePolicy(base_url=server.base_url)
+        reader = make_reader(policy)
+        system = load_system("memagent", await SystemSettings.of(reader))
+        document = reader.store.add(Document.of("The key of harbor is 4711."))
+        for answer_tokens in (30, 120, 30):
+            await system.attempt(document, QUESTION, answer_tokens=answer_tokens, run_id=f"run-{answer_tokens}")
+        assert [request["max_tokens"] for request in server.requests] == [60, 30, 60, 120, 60, 30]
+        with pytest.raises(BudgetError, match="an answer needs"):
+            await system.attempt(document, QUESTION, answer_tokens=5000, run_id="run-5000")
+        await policy.aclose()
+
+
+async def test_an_attempt_that_failed_goes_on_at_its_chunk(make_reader, document, tmp_path) -> None:
+    broken = True
+
+    def script(prompt: str):
+        return PolicyError("gone") if broken and "4711" in prompt and "<section>" in prompt else perfect_reader(prompt)
+
+    policy = ScriptedPolicy(script)
+    options = {"changes": {"checkpoints": tmp_path / "checkpoints.sqlite"}}
+    system = await memagent(make_reader, policy, **options)
+    with pytest.raises(PolicyError, match="gone") as failure:
+        await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
+    assert failure.value.run_id == "one"
+    asked, broken = len(policy.prompts), False
+    await system.aclose()
+
+    system = await memagent(make_reader, policy, **options)
+    attempt = await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
+    again = await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
+    await system.aclose()
+    assert (attempt.answer, again.answer) == ("4711", "4711")
+    assert failure.value.chunk_index > 2
+    assert len(policy.prompts) - asked == attempt.usage.turns - failure.value.chunk_index
+    assert again.usage == attempt.usage
+
+
+async def test_one_name_for_two_questions_is_refused(make_reader, document, tmp_path) -> None:
+    system = await memagent(make_reader, None, {"checkpoints": tmp_path / "checkpoints.sqlite"})
+    await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
+    with pytest.raises(RunMismatchError, match="another question or document"):
+        await system.attempt(document, "What is the key of castle?", answer_tokens=60, run_id="one")
+    other = make_reader().store.add(Document.of(TEXT + "!"))
+    with pytest.raises(RunMismatchError, match="another question or document"):
+        await system.attempt(other, QUESTION, answer_tokens=60, run_id="one")
+    await system.aclose()
+
+
+async def test_a_read_without_an_answer_says_why(make_reader, document) -> None:
+    system = await memagent(make_reader, None, limits=Limits(max_chunks=2))
+    stopped = await system.attempt(document, QUESTION, answer_tokens=60, run_id="stopped")
+    assert (stopped.outcome, stopped.answer) == (AttemptOutcome.STOPPED, None)
+    assert stopped.detail == "stopped at max_chunks after 2 chunks"
+
+    silent = ScriptedPolicy(lambda prompt: "a note" if "<section>" in prompt else "")
+    attempt = await (await memagent(make_reader, silent)).attempt(document, QUESTION, answer_tokens=60, run_id="silent")
+    assert (attempt.outcome, attempt.answer) == (AttemptOutcome.NO_ANSWER, None)
+    assert attempt.memory == "a note"
+    assert attempt.detail == "empty: 3, resampled: 2"

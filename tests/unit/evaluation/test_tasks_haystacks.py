@@ -1,0 +1,103 @@
+"""Haystacks: sentences of prose from users' files and from Python, as endless streams."""
+
+import itertools
+import random
+import re
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.prose import reference_topics
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.evaluation.tasks.haystacks import Prose, prose, split_sentences
+from memagent_graph.tokenizers import load_tokenizer
+
+TOKENIZER = load_tokenizer("embedded")
+
+
+def test_a_paragraph_is_split_after_sentences_and_nothing_is_lost():
+    text = 'One came. "Two came!" Three? see e.g. the fourth. 5 came.'
+    assert list(split_sentences(text)) == ["One came. ", '"Two came!" ', "Three? see e.g. the fourth. ", "5 came.\n\n"]
+    assert list(split_sentences("一。二！三")) == ["一。", "二！", "三\n\n"]
+    for paragraph in itertools.islice(reference_topics(), 200):
+        assert "".join(split_sentences(paragraph)) == paragraph + "\n\n"
+
+
+@given(words=st.lists(st.text("ab", min_size=1, max_size=900), min_size=1, max_size=40))
+def test_sentences_without_end_are_parted_all_the_same(words):
+    text = " ".join(words)
+    sentences = list(split_sentences(text))
+    assert "".join(sentences) == text + "\n\n"
+    assert max(map(len, sentences)) <= 602
+
+
+def test_a_users_file_is_the_haystack(tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text("".join(f"Sentence {n} of the\nuser's own book.\n\n" for n in range(400)))
+    sample = load_task("niah_single_2", TaskSettings(TOKENIZER, haystack=book)).sample(3000, 0)
+    text = "".join(sample.text()).replace(sample.needles[0].text, "")
+    sentences = re.findall(r"Sentence \d+ of the user's own book\.", text)
+    assert len(sentences) > 100
+    assert re.sub(r"\s+", " ", text).strip() == " ".join(sentences)
+
+
+def test_a_short_file_is_gone_through_again(tmp_path):
+    book = tmp_path / "book.md"
+    book.write_text("A first sentence. A second one.\n")
+    haystack = prose(book, random.Random(0))
+    units = list(itertools.islice(haystack.units(), 7))
+    assert set(units) == {"A first sentence. ", "A second one.\n\n"}
+    assert all(earlier != later for earlier, later in itertools.pairwise(units))
+    assert load_task("niah_multikey_1", TaskSettings(TOKENIZER, haystack=book)).sample(2000, 0).needles
+
+
+def test_a_folder_is_read_in_the_order_of_names_and_other_files_are_left_alone(tmp_path):
+    (tmp_path / "part").mkdir()
+    (tmp_path / "b.txt").write_text("Beta stands here.")
+    (tmp_path / "a.md").write_text("Alpha stands here.")
+    (tmp_path / "part" / "c.TXT").write_text("Gamma stands here.")
+    (tmp_path / "d.bin").write_bytes(b"\xff\xfe")
+    haystack = prose(tmp_path, random.Random(0))
+    assert isinstance(haystack, Prose)
+    first = "".join(itertools.islice(haystack.paragraphs(), 3))
+    assert first == "Alpha stands here.Beta stands here.Gamma stands here."
+
+
+def test_a_large_file_is_never_held(tmp_path):
+    book = tmp_path / "one_line.txt"
+    with book.open("w") as file:
+        for _ in range(40_000):
+            file.write("These are words of one line without any end to it, and more of them. ")
+    tracemalloc.start()
+    haystack = prose(book, random.Random(0))
+    for _ in itertools.islice(haystack.units(), 20_000):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200_000 < book.stat().st_size / 10
+
+
+def test_samples_begin_at_different_places_of_the_prose():
+    task = load_task("niah_single_2", TaskSettings(TOKENIZER))
+    beginnings = {next(iter(task.sample(4000, index).text())) for index in range(8)}
+    assert len(beginnings) > 5
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "there is no haystack"),
+        (lambda path: path.write_text(" \n\n "), "holds no text"),
+        (lambda path: path.write_bytes(b"\xff\xfe\x00broken"), "cannot be read"),
+        (lambda path: path.mkdir(), "holds no text"),
+    ],
+)
+def test_a_haystack_that_is_no_text_is_an_error_with_a_remedy(make, message, tmp_path):
+    path = tmp_path / "hay.txt"
+    make(path)
+    with pytest.raises(EvaluationError, match=message) as caught:
+        load_task("niah_single_2", TaskSettings(TOKENIZER, haystack=path)).sample(2000, 0)
+    assert caught.value.hint

@@ -1,0 +1,147 @@
+"""Lengths are exact to the policy's tokenizer, whichever it is, and never exceeded."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.prose import reference_topics
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.evaluation.tasks.counting import TokenCounter
+from memagent_graph.evaluation.tasks.fitting import closest_subset
+from memagent_graph.evaluation.tasks.lists import LISTS
+from memagent_graph.evaluation.tasks.needles import SHAPES
+from memagent_graph.tokenizers import TiktokenTokenizer, load_tokenizer
+
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GENERATED = (*SHAPES, "vt", *LISTS)
+PROSE = list(itertools.islice(reference_topics(), 300))
+
+
+def save_small_cl100k(path):
+    """A tokenizer.json that runs on tiktoken; newlines after a full stop belong to its token."""
+    backend = Backend(models.BPE())
+    split = pre_tokenizers.Split(Regex(CL100K), "isolated")
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(
+        PROSE, trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False)
+    )
+    backend.save(str(path))
+
+
+def save_unigram(path):
+    """A tokenizer.json that runs on the tokenizers library, with a mark in front of every word."""
+    backend = Backend(models.Unigram())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=1000, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    backend.train_from_iterator(PROSE, trainer)
+    backend.save(str(path))
+
+
+@pytest.fixture(scope="module", params=["embedded", "cl100k", "unigram"])
+def tokenizer(request, tmp_path_factory):
+    if request.param == "embedded":
+        return load_tokenizer("embedded")
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    (save_small_cl100k if request.param == "cl100k" else save_unigram)(path)
+    loaded = load_tokenizer(path)
+    assert isinstance(loaded, TiktokenTokenizer) == (request.param == "cl100k")
+    return loaded
+
+
+def tokens_of(sample, tokenizer):
+    """As RULER counts: of document, question and answer."""
+    return tokenizer.count("".join(sample.text())) + tokenizer.count(sample.question) + sample.task.answer_tokens
+
+
+@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize("length", [4096, 10_000])
+def test_lengths_are_exact_to_a_thousandth_and_never_exceeded(name, length, tokenizer):
+    for index in range(2):
+        sample = load_task(name, TaskSettings(tokenizer)).sample(length, index)
+        # All UUIDs have as many tokens in the third tokenizer, so that lengths go in steps of a line there.
+        step = 90 if type(tokenizer) is not TiktokenTokenizer and name == "niah_multikey_3" else 5
+        assert 0 <= length - tokens_of(sample, tokenizer) <= max(length / 1000, step)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(GENERATED),
+    length=st.integers(40, 3000),
+    index=st.integers(0, 1000),
+    seed=st.integers(0, 3),
+    small=st.booleans(),
+)
+def test_any_length_is_kept_or_refused_with_one_that_is_possible(name, length, index, seed, small):
+    tokenizer = load_tokenizer("embedded")
+    task = load_task(name, TaskSettings(tokenizer, seed=seed, small=small))
+    try:
+        sample = task.sample(length, index)
+    except EvaluationError as error:
+        assert f"a length of {length:,} tokens is too small for {name}" in error.message
+        length = int(error.hint.split("at least ")[1].split(":")[0].replace(",", ""))
+        # The first numbers of a longer list may have more tokens: a few more than the least may be needed.
+        sample = task.sample(length + 40, index)
+        length += 40
+    longest_unit = 400
+    assert 0 <= length - tokens_of(sample, tokenizer) < longest_unit
+    for needle in sample.needles:
+        assert needle.text in "".join(sample.text())
+
+
+def test_long_lengths_are_exact_too():
+    tokenizer = load_tokenizer("embedded")
+    for name in ("niah_single_1", "niah_multikey_3", "cwe", "fwe"):
+        sample = load_task(name, TaskSettings(tokenizer)).sample(200_000, 0)
+        assert 0 <= 200_000 - tokens_of(sample, tokenizer) <= 200
+
+
+@settings(max_examples=60, deadline=None)
+@given(places=st.lists(st.integers(0, len(PROSE) - 1), max_size=40), cuts=st.integers(1, 200), end=st.text(max_size=20))
+def test_a_counted_stream_has_the_tokens_of_the_whole(places, cuts, end, tokenizer):
+    text = "\n".join(PROSE[place] for place in places)
+    counter = TokenCounter(tokenizer)
+    for start in range(0, len(text), cuts):
+        counter.add(text[start : start + cuts])
+    assert counter.total() == tokenizer.count(text)
+    assert counter.total(end) == tokenizer.count(text + end)
+    assert counter.characters == len(text)
+    assert counter.estimate() == pytest.approx(counter.total(), rel=0.5, abs=5)
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "\n", "語", "7"])
+def test_text_without_any_safe_cut_is_counted_all_the_same(unit, tokenizer):
+    counter = TokenCounter(tokenizer)
+    for _ in range(300):
+        counter.add(unit * 500)
+    # Where it must be cut anywhere, a token more may come of each cut.
+    assert abs(counter.total() - tokenizer.count(unit * 150_000)) <= 5
+
+
+@given(costs=st.lists(st.integers(1, 30), max_size=10), target=st.integers(0, 120))
+def test_the_chosen_units_come_as_near_as_any(costs, target):
+    chosen = closest_subset(costs, target)
+    assert chosen == sorted(set(chosen))
+    sums = [sum(some) for number in range(len(costs) + 1) for some in itertools.combinations(costs, number)]
+    assert sum(costs[place] for place in chosen) == max(each for each in sums if each <= target)
+
+
+def test_tokens_of_a_user_tokenizer_are_those_that_count(tmp_path):
+    save_small_cl100k(tmp_path / "tokenizer.json")
+    other = load_tokenizer(tmp_path / "tokenizer.json")
+    embedded = load_tokenizer("embedded")
+    lengths = {
+        len("".join(load_task("niah_single_1", TaskSettings(each)).sample(5000, 0).text()))
+        for each in (other, embedded)
+    }
+    assert len(lengths) == 2

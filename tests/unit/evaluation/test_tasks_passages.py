@@ -1,0 +1,234 @@
+"""Questions whose gold paragraphs lie among others, by tokens (qa_1, qa_2) and by passages (ruler_hqa)."""
+
+import json
+import random
+import re
+
+import pytest
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.records import Paragraph, QARecord
+from memagent_graph.evaluation.samples import LengthUnit, Metric
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.evaluation.tasks.passages import passages_from
+from memagent_graph.tokenizers import load_tokenizer
+
+TOKENIZER = load_tokenizer("embedded")
+SETTINGS = TaskSettings(TOKENIZER)
+FRAME = re.compile(r"^Document (\d+):\n", re.MULTILINE)
+
+
+def made_records(number=60):
+    source = random.Random(0)
+
+    def paragraph(title, fact):
+        filler = ("".join(source.choices("etaoinshrd", k=source.randint(2, 8))) for _ in range(source.randint(5, 60)))
+        return Paragraph(title, f"{fact} {' '.join(filler)}.")
+
+    return [
+        QARecord(
+            f"q{n}",
+            f"Where was the teacher of pupil {n} born?",
+            (f"Town{n}ville", f"the town of Town{n}ville"),
+            (
+                paragraph(f"Pupil {n}", f"Pupil {n} learned from Ada {n}."),
+                paragraph(f"Ada {n}", f"Born in Town{n}ville."),
+            ),
+            tuple(paragraph(f"Other {n}.{k}", "Nothing.") for k in range(8)),
+        )
+        for n in range(number)
+    ]
+
+
+RECORDS = made_records()
+
+
+def passages(text):
+    assert [int(number) for number in FRAME.findall(text)] == list(range(1, len(FRAME.findall(text)) + 1))
+    return [part.strip() for part in FRAME.split(text)[2::2]]
+
+
+def written(paragraph):
+    return f"{paragraph.title}\n{paragraph.text}"
+
+
+@pytest.mark.parametrize("name", ["qa_1", "qa_2"])
+@pytest.mark.parametrize("length", [1500, 9000])
+def test_gold_paragraphs_lie_among_distractors_in_a_document_of_the_asked_length(name, length):
+    task = passages_from(RECORDS, name, SETTINGS)
+    assert (task.metric, task.unit, task.answer_tokens) == (Metric.ANY, LengthUnit.TOKENS, 32)
+    for index in range(5):
+        sample = task.sample(length, index)
+        text = "".join(sample.text())
+        tokens = TOKENIZER.count(text) + TOKENIZER.count(sample.question) + 32
+        assert 0 <= length - tokens <= 5
+        record = next(each for each in RECORDS if each.question == sample.question)
+        found = passages(text)
+        assert len(found) == len(set(found))
+        assert {written(each) for each in record.gold} <= set(found)
+        own = {written(each) for each in record.distractors}
+        assert own <= set(found) if length == 9000 else own & set(found)
+        assert sample.gold == record.answers
+        (needle,) = sample.needles
+        assert (needle.text, needle.gold) == (written(record.gold[1]), record.answers[0])
+        assert text.index(needle.text) == round(needle.depth * len(text))
+
+
+def test_the_same_index_is_the_same_question_at_every_length_and_each_comes_once():
+    for name in ("qa_2", "ruler_hqa"):
+        task = passages_from(RECORDS, name, SETTINGS)
+        length, other = (2000, 3000) if name == "qa_2" else (10, 20)
+        questions = [task.sample(length, index).question for index in range(len(RECORDS))]
+        assert questions == [task.sample(other, index).question for index in range(len(RECORDS))]
+        assert set(questions) == {record.question for record in RECORDS}
+        assert questions != [record.question for record in RECORDS]
+        with pytest.raises(EvaluationError, match=r"no sample 60: the data file has 60 questions"):
+            task.sample(length, len(RECORDS))
+
+
+def test_gold_paragraphs_stand_anywhere():
+    task = passages_from(RECORDS, "qa_2", SETTINGS)
+    depths = sorted(task.sample(6000, index).needles[0].depth for index in range(40))
+    assert depths[0] < 0.15
+    assert depths[-1] > 0.8
+    assert sum(0.3 < depth < 0.7 for depth in depths) > 6
+
+
+def test_long_documents_repeat_distractors_but_never_gold():
+    task = passages_from(RECORDS[:3], "qa_1", SETTINGS)
+    sample = task.sample(20_000, 0)
+    text = "".join(sample.text())
+    found = passages(text)
+    record = next(each for each in RECORDS if each.question == sample.question)
+    assert len(found) > 2 * len(set(found))
+    assert all(found.count(written(each)) == 1 for each in (*record.gold, *record.distractors))
+
+
+@pytest.mark.parametrize("length", [2, 7, 10, 50, 300, 600])
+def test_ruler_hqa_has_so_many_different_passages(length):
+    task = passages_from(RECORDS, "ruler_hqa", SETTINGS)
+    assert (task.metric, task.unit) == (Metric.ANY, LengthUnit.PASSAGES)
+    for index in range(3):
+        sample = task.sample(length, index)
+        text = "".join(sample.text())
+        found = passages(text)
+        record = next(each for each in RECORDS if each.question == sample.question)
+        assert len(found) == len(set(found)) == length
+        assert {written(each) for each in record.gold} <= set(found)
+        assert set(found) <= {written(each) for every in RECORDS for each in (*every.gold, *every.distractors)}
+        own = {written(each) for each in record.distractors}
+        assert len(own & set(found)) == min(8, length - 2)
+        (needle,) = sample.needles
+        assert text.index(needle.text) == round(needle.depth * len(text))
+
+
+def test_a_paragraph_with_the_gold_text_is_no_distractor_under_another_title():
+    copy = QARecord("copy", "Who?", ("Nobody",), (Paragraph("Copy", RECORDS[0].gold[1].text),), RECORDS[0].gold)
+    task = passages_from([*RECORDS, copy], "ruler_hqa", SETTINGS)
+    for index in range(len(RECORDS) + 1):
+        sample = task.sample(400, index)
+        record = next(each for each in [*RECORDS, copy] if each.question == sample.question)
+        text = "".join(sample.text())
+        assert all(text.count(each.text) == 1 for each in record.gold)
+
+
+def test_more_passages_than_there_are_are_refused_with_the_number_that_there_is():
+    task = passages_from(RECORDS, "ruler_hqa", SETTINGS)
+    with pytest.raises(EvaluationError, match=r"601 passages are more than the data file has: 600.*training split"):
+        task.sample(601, 0)
+    with pytest.raises(EvaluationError, match=r"1 passages is too small for ruler_hqa. Ask for at least 2"):
+        task.sample(1, 0)
+
+
+def test_gold_that_does_not_fit_is_refused_with_the_length_that_does():
+    task = passages_from(RECORDS, "qa_2", SETTINGS)
+    with pytest.raises(EvaluationError, match=r"at least") as caught:
+        task.sample(60, 0)
+    least = int(re.search(r"at least ([\d,]+)", caught.value.hint)[1].replace(",", ""))
+    assert task.sample(least, 0).needles
+
+
+def test_records_without_any_distractor_end_in_an_error_not_in_a_loop():
+    alone = [QARecord("1", "Who?", ("Ada",), (Paragraph("A", "Ada it was."),))]
+    with pytest.raises(EvaluationError, match="no paragraph that could be a distractor"):
+        passages_from(alone, "qa_1", SETTINGS).sample(1000, 0)
+    sample = passages_from(alone, "ruler_hqa", SETTINGS).sample(1, 0)
+    assert "".join(sample.text()) == "Document 1:\nA\nAda it was."
+
+
+def test_small_variants_leave_out_what_the_embedded_policy_cannot_take():
+    small = TaskSettings(TOKENIZER, small=True)
+    long_question = QARecord("long", "why " * 200, ("x",), RECORDS[0].gold, RECORDS[0].distractors)
+    long_answer = QARecord("wide", "Why?", ("because " * 80,), RECORDS[0].gold, RECORDS[0].distractors)
+    assert passages_from([*RECORDS, long_question, long_answer], "qa_2", small).records == RECORDS
+    with pytest.raises(EvaluationError, match="no question for qa_2 that is short enough"):
+        passages_from([long_question], "qa_2", small)
+
+
+# Data files
+
+
+def hotpotqa_file(folder):
+    rows = [
+        {
+            "_id": record.id,
+            "question": record.question,
+            "answer": record.answers[0],
+            "supporting_facts": [[each.title, 0] for each in record.gold],
+            "context": [[each.title, [each.text]] for each in (*record.gold, *record.distractors)],
+        }
+        for record in RECORDS
+    ]
+    path = folder / "hotpot_dev_distractor_v1.json"
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def squad_file(folder):
+    articles = [
+        {
+            "title": f"Article {record.id}",
+            "paragraphs": [
+                {
+                    "context": record.gold[1].text,
+                    "qas": [{"id": record.id, "question": record.question, "answers": [{"text": record.answers[0]}]}],
+                },
+                *({"context": each.text, "qas": []} for each in record.distractors),
+            ],
+        }
+        for record in RECORDS
+    ]
+    path = folder / "dev-v2.0.json"
+    path.write_text(json.dumps({"version": "v2.0", "data": articles}))
+    return path
+
+
+def test_questions_come_from_a_named_file_or_a_folder_of_files(tmp_path):
+    hotpotqa, squad = hotpotqa_file(tmp_path), squad_file(tmp_path)
+    for name, path in (("qa_1", squad), ("qa_2", hotpotqa), ("ruler_hqa", hotpotqa)):
+        length = 50 if name == "ruler_hqa" else 4000
+        texts = {
+            "".join(load_task(name, TaskSettings(TOKENIZER, data=data)).sample(length, 1).text())
+            for data in (path, tmp_path)
+        }
+        assert len(texts) == 1
+        assert len(passages(texts.pop())) >= 10
+
+
+def test_data_files_are_looked_for_in_the_data_folder(own_home):
+    with pytest.raises(EvaluationError) as caught:
+        load_task("qa_1", SETTINGS)
+    folder = own_home / "evaluation"
+    assert caught.value.message == "qa_1 needs a data file"
+    assert "dev-v2.0.json" in caught.value.hint
+    assert f"put it into {folder}" in caught.value.hint
+    folder.mkdir(parents=True)
+    with pytest.raises(EvaluationError, match=r"dev-v2"):
+        load_task("qa_1", SETTINGS)
+    squad_file(folder)
+    assert load_task("qa_1", SETTINGS).sample(3000, 0).needles
+
+
+def test_another_data_sets_file_is_refused(tmp_path):
+    with pytest.raises(EvaluationError, match=r"squad.*not of hotpotqa"):
+        load_task("qa_2", TaskSettings(TOKENIZER, data=squad_file(tmp_path)))

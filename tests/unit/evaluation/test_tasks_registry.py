@@ -1,0 +1,170 @@
+"""Tasks by name: which there are, what an unknown one says, and users' own."""
+
+import inspect
+import sys
+import textwrap
+
+import pytest
+
+from memagent_graph.errors import EvaluationError, MissingExtraError
+from memagent_graph.evaluation import samples
+from memagent_graph.evaluation.samples import Task
+from memagent_graph.evaluation.tasks import TaskSettings, load_task, task_names
+from memagent_graph.evaluation.tasks.vocabulary import words
+from memagent_graph.tokenizers import load_tokenizer
+
+SETTINGS = TaskSettings(load_tokenizer("embedded"))
+RULER = (
+    *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
+    *("niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2"),
+)
+DATA_TASKS = ("hotpotqa", "squad", "longbench", "mrcr", "ruler_files", "ruler_hqa_files")
+
+
+def test_all_of_ruler_and_the_data_files_have_names():
+    assert set(task_names()) == {*RULER, "ruler_hqa", *DATA_TASKS}
+    assert len(task_names()) == len(set(task_names()))
+
+
+@pytest.mark.parametrize("name", [name for name in RULER if not name.startswith("qa")])
+def test_a_task_describes_itself(name):
+    task = load_task(name, SETTINGS)
+    sample = task.sample(3000, 5)
+    assert task.name == name
+    assert sample.task is task
+    assert sample.id == f"{name}/3000/5"
+    assert (sample.length, sample.index) == (3000, 5)
+
+
+def test_an_unknown_name_says_which_are_near_and_which_there_are():
+    with pytest.raises(EvaluationError) as caught:
+        load_task("naih_single_2", SETTINGS)
+    assert "'naih_single_2'" in caught.value.message
+    assert caught.value.hint.startswith("Did you mean niah_single_2")
+    assert all(name in caught.value.hint for name in task_names())
+    with pytest.raises(EvaluationError) as caught:
+        load_task("xyz", SETTINGS)
+    assert caught.value.hint.startswith("Tasks are:")
+
+
+@pytest.mark.parametrize("name", DATA_TASKS)
+def test_a_task_of_a_data_file_says_which_one_it_needs_and_where(name, own_home):
+    with pytest.raises(EvaluationError) as caught:
+        load_task(name, SETTINGS)
+    assert f"{name} needs a data file" in caught.value.message
+    assert "--data PATH" in caught.value.hint
+    assert str(own_home / "evaluation") in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["niah_single_2", "vt", "cwe", "fwe"])
+def test_impossible_lengths_and_indices_are_refused(name):
+    task = load_task(name, SETTINGS)
+    for length in (0, -5):
+        with pytest.raises(EvaluationError, match="Lengths are tokens, at least 1"):
+            task.sample(length, 0)
+    with pytest.raises(EvaluationError, match="counted from 0"):
+        task.sample(3000, -1)
+    with pytest.raises(EvaluationError, match=rf"30 tokens is too small for {name}. Ask for at least"):
+        task.sample(30, 0)
+
+
+def test_without_the_word_lists_full_size_tasks_name_the_extra(monkeypatch):
+    words.cache_clear()
+    monkeypatch.setitem(sys.modules, "wonderwords", None)
+    try:
+        with pytest.raises(MissingExtraError, match=r"memagent-graph\[eval\]"):
+            load_task("niah_single_1", SETTINGS).sample(3000, 0)
+        assert load_task("niah_single_1", TaskSettings(SETTINGS.tokenizer, small=True)).sample(300, 0).gold
+    finally:
+        words.cache_clear()
+
+
+# Users' own tasks
+
+EXAMPLE = textwrap.dedent(samples.__doc__.split("\n\n", 1)[1].split("`memagent eval", 1)[0])
+
+
+def written(folder, source, name="my_tasks.py"):
+    path = folder / name
+    path.write_text(source)
+    return path
+
+
+def test_the_example_of_a_task_of_ones_own_works_as_it_is_shown(tmp_path):
+    assert len(EXAMPLE.strip().splitlines()) <= 20
+    assert "`memagent eval my_tasks.py:Birthdays`" in samples.__doc__
+    task = load_task(f"{written(tmp_path, EXAMPLE)}:Birthdays", SETTINGS)
+    sample = task.sample(2000, 3)
+    text = "".join(sample.text())
+    assert f"born on day {sample.gold[0]} " in text
+    assert text == "".join(sample.text())
+    tokens = SETTINGS.tokenizer.count(text + sample.question) + task.answer_tokens
+    assert 0.7 * 2000 < tokens < 1.3 * 2000
+    assert sample.id == "birthdays/2000/3"
+    assert {task.sample(2000, index).gold for index in range(20)} != {sample.gold}
+    assert all(hasattr(task, part) for part in vars(Task) if not part.startswith("_"))
+
+
+OWN = """
+from dataclasses import dataclass
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+
+class Plain:
+    name, metric, unit, answer_tokens = "plain", Metric.ANY, LengthUnit.TOKENS, 8
+    def sample(self, length, index):
+        return Sample(self, length, index, "?", ("!",), lambda: iter(["text"]))
+
+class WithSettings(Plain):
+    def __init__(self, settings):
+        self.settings = settings
+
+class WithOptionalSettings(Plain):
+    def __init__(self, settings=None):
+        self.settings = settings
+
+@dataclass
+class WithDefaults(Plain):
+    depth: int = 3
+
+class Greedy(Plain):
+    def __init__(self, one, two):
+        raise AssertionError
+
+instance = WithDefaults(5)
+nothing = 7
+"""
+
+
+def test_a_class_is_made_with_the_settings_or_with_nothing_and_a_task_is_taken_as_it_is(tmp_path):
+    path = written(tmp_path, OWN)
+    assert load_task(f"{path}:Plain", SETTINGS).name == "plain"
+    assert load_task(f"{path}:WithSettings", SETTINGS).settings is SETTINGS
+    assert load_task(f"{path}:WithOptionalSettings", SETTINGS).settings is SETTINGS
+    assert load_task(f"{path}:WithDefaults", SETTINGS).depth == 3
+    assert load_task(f"{path}:instance", SETTINGS).depth == 5
+
+
+def test_a_module_that_can_be_imported_is_named_without_a_path(tmp_path, monkeypatch):
+    written(tmp_path, OWN, "tasks_of_mine.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_task("tasks_of_mine:Plain", SETTINGS).sample(5, 0).gold == ("!",)
+    sys.modules.pop("tasks_of_mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("{path}:Plian", "has no 'Plian'", "Did you mean .*:Plain"),
+        ("{path}:Qqqq", "has no 'Qqqq'", "after the colon"),
+        ("{path}:nothing", "is not a task: it has no name, metric, unit, answer_tokens, sample", "example"),
+        ("{path}:Greedy", "its constructor takes", "TaskSettings, or nothing"),
+        ("{folder}/other.py:Plain", "no file", "path"),
+        ("no_such_module_here:Plain", "no module 'no_such_module_here'", "path/to/file.py"),
+    ],
+)
+def test_what_is_wrong_with_an_own_task_is_said(name, message, hint, tmp_path):
+    path = written(tmp_path, OWN)
+    with pytest.raises(EvaluationError, match=message) as caught:
+        load_task(name.format(path=path, folder=tmp_path), SETTINGS)
+    assert inspect.cleandoc(caught.value.hint)
+    assert __import__("re").search(hint, caught.value.hint)

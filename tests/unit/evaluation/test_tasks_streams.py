@@ -1,0 +1,126 @@
+"""Documents are streams: the same at every call and in every process, never held whole, and quick to make."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.evaluation.tasks.seeding import Order
+from memagent_graph.tokenizers import load_tokenizer
+
+TOKENIZER = load_tokenizer("embedded")
+NAMES = ("niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "cwe", "fwe")
+
+IN_A_PROCESS = """
+import hashlib, json, sys
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.tokenizers import load_tokenizer
+tokenizer = load_tokenizer("embedded")
+found = {}
+for name in sys.argv[1:]:
+    for small in (False, True):
+        sample = load_task(name, TaskSettings(tokenizer, seed=7, small=small)).sample(1500, 3)
+        digest = hashlib.sha256("".join(sample.text()).encode()).hexdigest()
+        found[f"{name} {small}"] = [sample.question, list(sample.gold), digest, [n.depth for n in sample.needles]]
+print(json.dumps(found))
+"""
+
+
+def digest(sample):
+    return hashlib.sha256("".join(sample.text()).encode()).hexdigest()
+
+
+def test_samples_are_the_same_in_any_process():
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", IN_A_PROCESS, *NAMES],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    found = json.loads(outputs[0])
+    for name in NAMES:
+        sample = load_task(name, TaskSettings(TOKENIZER, seed=7)).sample(1500, 3)
+        assert found[f"{name} False"][2] == digest(sample)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_seed_length_and_index_each_make_another_sample(name):
+    task = load_task(name, TaskSettings(TOKENIZER))
+    samples = [
+        task.sample(1500, 0),
+        task.sample(1500, 1),
+        task.sample(1501, 0),
+        load_task(name, TaskSettings(TOKENIZER, seed=1)).sample(1500, 0),
+    ]
+    assert len({sample.gold for sample in samples}) == 4
+    assert len({digest(sample) for sample in samples}) == 4
+    again = task.sample(1500, 0)
+    assert (again.gold, again.question, again.needles) == (samples[0].gold, samples[0].question, samples[0].needles)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_can_be_read_any_number_of_times_even_at_once(name):
+    sample = load_task(name, TaskSettings(TOKENIZER)).sample(1500, 0)
+    first, second = sample.text(), sample.text()
+    pairs = list(zip(first, second, strict=True))
+    assert all(one == other for one, other in pairs)
+    assert "".join(one for one, _ in pairs) == "".join(sample.text())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_does_not_grow_with_length(name):
+    task = load_task(name, TaskSettings(TOKENIZER))
+
+    def peak(length):
+        tracemalloc.start()
+        try:
+            longest = max(map(len, task.sample(length, 0).text()))
+            assert longest < 2000
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(5000)  # word lists and the like are loaded once
+    short, long = peak(12_000), peak(72_000)
+    # Sixty thousand tokens more are at least 150 KB of text, and a topic of the language reference, which is split
+    # whole, up to 50 KB. Words for long lists are pairs of words from lists that are held.
+    assert long < short + 60_000 or (name == "cwe" and long < 1_500_000)
+
+
+def test_a_million_tokens_take_less_than_ten_seconds():
+    begun = time.process_time()
+    sample = load_task("niah_multikey_2", TaskSettings(TOKENIZER)).sample(1_000_000, 0)
+    characters = sum(map(len, sample.text()))
+    assert time.process_time() - begun < 10
+    assert characters > 2_000_000
+
+
+@given(size=st.integers(1, 700), seed=st.integers())
+def test_a_computed_order_has_every_number_once(size, seed):
+    order = Order(size, Random(seed))
+    assert sorted(order) == list(range(size))
+    assert [order[place] for place in range(size)] == list(order)
+
+
+def test_a_computed_order_looks_random():
+    first = Counter(Order(16, Random(seed))[0] for seed in range(3200))
+    assert set(first) == set(range(16))
+    assert max(first.values()) < 2 * 3200 / 16
+    numbers = list(Order(10_000, Random(1)))
+    rising = sum(earlier < later for earlier, later in pairwise(numbers))
+    assert 4500 < rising < 5500

@@ -1,0 +1,245 @@
+"""Generated tasks have RULER's structure: how many needles under which keys, where, and what is asked for."""
+
+import re
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from memagent_graph.evaluation.planted_facts import is_held_out
+from memagent_graph.evaluation.samples import LengthUnit, Metric
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.evaluation.tasks.generated import DEPTHS
+from memagent_graph.evaluation.tasks.haystacks import NOISE
+from memagent_graph.evaluation.tasks.vocabulary import all_words, words
+from memagent_graph.tokenizers import load_tokenizer
+
+TOKENIZER = load_tokenizer("embedded")
+LENGTH = 6000
+WORD_KEY = r"[a-z]+-[a-z]+"
+NUMBER = r"\d{7}"
+UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+# Of each task: the haystack, keys, values of a key, keys asked for, the kinds of key and value.
+TABLE = {
+    "niah_single_1": ("noise", 1, 1, 1, WORD_KEY, NUMBER),
+    "niah_single_2": ("prose", 1, 1, 1, WORD_KEY, NUMBER),
+    "niah_single_3": ("prose", 1, 1, 1, WORD_KEY, UUID),
+    "niah_multikey_1": ("prose", 4, 1, 1, WORD_KEY, NUMBER),
+    "niah_multikey_2": ("needles", None, 1, 1, WORD_KEY, NUMBER),
+    "niah_multikey_3": ("needles", None, 1, 1, UUID, UUID),
+    "niah_multivalue": ("prose", 1, 4, 1, WORD_KEY, NUMBER),
+    "niah_multiquery": ("prose", 4, 1, 4, WORD_KEY, NUMBER),
+}
+
+
+def made(name, length=LENGTH, index=0, **settings):
+    task = load_task(name, TaskSettings(TOKENIZER, **settings))
+    sample = task.sample(length, index)
+    return sample, "".join(sample.text())
+
+
+def needles_in(text, key, value):
+    return re.findall(rf"One of the special magic (?:number|uuid)s for ({key}) is: ({value})\.", text)
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("index", range(3))
+def test_needle_tasks_have_the_published_counts_and_kinds(name, index):
+    hay, keys, values, queried, key, value = TABLE[name]
+    sample, text = made(name, index=index)
+    found = needles_in(text, key, value)
+    of_key = Counter(each for each, _ in found)
+    if keys is None:
+        assert len(found) > 50
+        assert len(found) == text.count("\n") + 1
+    else:
+        assert len(of_key) == keys
+        assert len(found) == text.count("special magic") == keys * values
+    asked = [each for each in of_key if each in sample.question]
+    assert len(asked) == queried
+    assert Counter(sample.gold) == Counter(number for each, number in found if each in asked)
+    assert len(set(sample.gold)) == values * queried
+    assert all(of_key[each] == values for each in asked)
+    assert sample.task.metric is Metric.ALL
+    assert sample.task.unit is LengthUnit.TOKENS
+    assert sample.task.answer_tokens == 128
+    if hay == "noise":
+        lines = [line for line in text.split("\n") if "magic" not in line]
+        assert set(lines) == set(NOISE)
+        assert len(lines) > 200
+
+
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row[4] == WORD_KEY])
+def test_word_keys_are_an_adjective_and_a_noun(name):
+    _, text = made(name)
+    pairs = [key.split("-") for key, _ in needles_in(text, *TABLE[name][4:])]
+    assert pairs
+    for adjective, noun in pairs:
+        assert adjective in words("adjective")
+        assert noun in words("noun")
+
+
+@pytest.mark.parametrize("name", [*TABLE, "vt"])
+def test_needles_stand_where_they_say_at_distinct_depths_of_forty(name):
+    hidden = re.compile(r"One of the special magic [^\n]*?\.(?=\s|$)|VAR [A-Z]+ = [^\n]*")
+    seen = set()
+    for index in range(6):
+        sample, text = made(name, index=index)
+        for needle in sample.needles:
+            assert needle.gold in needle.text
+            assert needle.gold in sample.gold
+            assert text.count(needle.text) == 1
+            assert text.index(needle.text) == round(needle.depth * len(text))
+        assert [needle.depth for needle in sample.needles] == sorted(needle.depth for needle in sample.needles)
+        if TABLE.get(name, ("",))[0] != "needles":
+            starts = [match.start() / len(text) for match in hidden.finditer(text)]
+            steps = [min(range(40), key=lambda step, start=start: abs(DEPTHS[step] - start)) for start in starts]
+            assert len(set(steps)) == len(steps)
+            # A needle goes between sentences: at most a sentence, and the needles themselves, from its place.
+            assert all(abs(DEPTHS[step] - start) < 0.02 for step, start in zip(steps, starts, strict=True))
+            seen |= set(steps)
+    assert len(seen) > 4 or TABLE.get(name, ("",))[0] == "needles"
+
+
+def test_needles_stand_between_sentences_of_prose():
+    for index in range(5):
+        sample, text = made("niah_single_2", index=index)
+        before, after = text.split(sample.needles[0].text)
+        assert re.search(r"(^|[.!?:;…)\"”*\w]\s+)$", before[-3:])
+        assert after == "" or after[0] == " "
+        assert not re.match(r" [a-z]", after) or before.endswith("\n\n")
+
+
+def test_only_needles_that_the_answer_rests_on_are_recorded():
+    sample, _ = made("niah_multikey_1")
+    assert [needle.gold for needle in sample.needles] == list(sample.gold)
+    sample, _ = made("niah_multiquery")
+    assert sorted(needle.gold for needle in sample.needles) == sorted(sample.gold)
+
+
+def test_a_variable_is_handed_on_four_times_in_order():
+    sample, text = made("vt")
+    (value,) = re.findall(r"\d{5}", sample.question)
+    chain = re.findall(r"^VAR ([A-Z]{5}) = (?:VAR )?([A-Z]{5}|\d{5})$", text, re.MULTILINE)
+    assert len(chain) == text.count("VAR ") - 4 == 5
+    assert [source for _, source in chain] == [value, *(name for name, _ in chain[:-1])]
+    assert sample.gold == tuple(name for name, _ in chain)
+    assert {line for line in text.split("\n") if "VAR" not in line} == set(NOISE)
+    assert (sample.task.metric, sample.task.answer_tokens) == (Metric.ALL, 30)
+
+
+@pytest.mark.parametrize(("length", "often", "rarely"), [(4095, 6, 1), (4096, 30, 3), (20_000, 30, 3)])
+def test_ten_words_are_common_and_all_others_equally_rare(length, often, rarely):
+    sample, text = made("cwe", length)
+    example, listed = text.split("The list in question: ")
+    entries = re.findall(r"(\d+)\. ([a-z]+)", listed)
+    assert [int(place) for place, _ in entries] == list(range(1, len(entries) + 1))
+    counts = Counter(word for _, word in entries)
+    assert {word for word, number in counts.items() if number == often} == set(sample.gold)
+    assert Counter(counts.values()) == {often: 10, rarely: len(counts) - 10}
+    assert len(counts) >= 20
+    assert set(counts) <= set(all_words())
+    shown = Counter(re.findall(r"\d+\. ([a-z]+)", example))
+    answer = re.search(r"example are: (.*)\.", example)[1].split(", ")
+    assert [word for word, _ in shown.most_common(10)] != list(sample.gold)
+    assert {word for word, number in shown.items() if number == 3} == set(answer)
+    assert Counter(shown.values()) == {3: 10, 1: 10}
+    assert not set(shown) & set(counts)
+    assert (sample.task.metric, sample.task.answer_tokens) == (Metric.ALL, 120)
+
+
+def test_long_lists_take_pairs_of_words_when_single_ones_do_not_suffice():
+    sample, text = made("cwe", 260_000)
+    counts = Counter(re.findall(r"\d+\. (\S+)", text.split("The list in question: ")[1]))
+    assert Counter(counts.values()) == {30: 10, 3: len(counts) - 10}
+    assert len(counts) > 7000
+    assert all(re.fullmatch(WORD_KEY, word) for word in counts)
+    assert {word for word, number in counts.items() if number == 30} == set(sample.gold)
+
+
+@pytest.mark.parametrize("length", [2000, 30_000])
+def test_coded_words_fall_with_the_square_of_their_rank(length):
+    sample, text = made("fwe", length)
+    counts = Counter(text.split(" "))
+    (noise, most), *others = counts.most_common()
+    assert noise == "..."
+    assert [word for word, _ in others[:3]] == list(sample.gold)
+    assert others[2][1] > others[3][1]
+    assert all(re.fullmatch("[a-z]{6}", word) for word, _ in others)
+    assert len(counts) <= length // 50
+    for rank, (_, number) in enumerate(others, 2):
+        assert abs(number - most / rank**2) <= 1
+    assert (sample.task.metric, sample.task.answer_tokens) == (Metric.ALL, 50)
+
+
+@pytest.mark.parametrize("name", ["cwe", "fwe"])
+def test_counted_words_are_recorded_where_they_stand_first(name):
+    sample, text = made(name)
+    assert {needle.gold for needle in sample.needles} == set(sample.gold)
+    for needle in sample.needles:
+        assert text.index(needle.text) == round(needle.depth * len(text))
+
+
+def test_words_stand_in_no_order():
+    sample, text = made("cwe")
+    places = [place for place, word in enumerate(re.findall(r"\d+\. ([a-z]+)", text)) if word in sample.gold]
+    gaps = Counter(later - earlier for earlier, later in pairwise(places))
+    # 300 of some 1,500: gaps as a fair shuffle has them, not a pattern.
+    assert len(gaps) > 8
+    assert gaps.most_common(1)[0][1] < 0.5 * len(places)
+
+
+# Small variants
+
+KNOWN_QUESTION = r"What is the [a-z ]+ (?:of|for) [\w -]+?(?: mentioned in the provided text)?\?"
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("index", range(4))
+def test_small_needle_tasks_ask_what_the_embedded_policy_knows(name, index):
+    _, keys, values, queried, _, value_kind = TABLE[name]
+    sample, text = made(name, 700, index, small=True)
+    asked = min(queried, 2)
+    assert re.fullmatch(" ".join([KNOWN_QUESTION] * asked), sample.question)
+    assert len(sample.gold) == asked * min(values, 2)
+    assert TOKENIZER.count(sample.question) <= 96
+    assert sample.task.answer_tokens == 48
+    if value_kind == NUMBER:
+        assert "special magic number" in sample.question
+        inserted = text.count("special magic number")
+        assert inserted == (2 if name in {"niah_multivalue", "niah_multiquery"} else keys) or keys is None
+    for gold, needle in zip(sorted(sample.gold), sorted(sample.needles, key=lambda each: each.gold), strict=True):
+        assert re.fullmatch(r"\d{4,7}", gold)
+        assert is_held_out(gold)
+        assert needle.gold == gold
+        assert needle.text in text
+        assert re.search(rf"\b{gold}\.$", needle.text)
+
+
+def test_small_needles_are_sentences_of_the_embedded_policys_own_wordings():
+    for name in TABLE:
+        for index in range(4):
+            sample, _ = made(name, 700, index, small=True)
+            for needle in sample.needles:
+                assert re.fullmatch(
+                    r"One of the special magic numbers for [\w -]+ is: \d+\."
+                    r"|(?:The|Note that the|Remember that the) [\w ]+ (?:of|for) [\w -]+ is \d+\.",
+                    needle.text,
+                )
+
+
+@pytest.mark.parametrize("name", ["vt", "cwe", "fwe"])
+def test_other_small_tasks_fit_the_embedded_policys_budgets(name):
+    sample, text = made(name, 700, small=True)
+    assert TOKENIZER.count(sample.question) <= 96
+    assert TOKENIZER.count(", ".join(sample.gold)) <= sample.task.answer_tokens <= 48
+    if name == "vt":
+        assert len(sample.gold) == text.count(" = ") == 3
+        assert all(re.fullmatch("[A-Z]{3}", gold) for gold in sample.gold)
+    if name == "cwe":
+        counts = Counter(re.findall(r"\d+\. ([a-z]+)", text.split("The list in question: ")[1]))
+        assert Counter(counts.values()) == {6: 5, 1: len(counts) - 5}
+        assert {word for word, number in counts.items() if number == 6} == set(sample.gold)
+    if name == "fwe":
+        assert [word for word, _ in Counter(text.split()).most_common(4)] == ["...", *sample.gold]
+        assert all(re.fullmatch("[a-z]{4}", gold) for gold in sample.gold)

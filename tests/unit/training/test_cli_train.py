@@ -1,0 +1,301 @@
+"""`memagent train` as a user meets it: plans, trainings, refusals, and trainings that were killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.training_log import comparable, write_log
+from typer.testing import CliRunner
+
+from memagent_graph.cli import app
+from memagent_graph.exit_codes import ExitCode
+from memagent_graph.tokenizers import load_tokenizer
+from memagent_training import recomputed
+from memagent_training.rollouts import RolloutGroup
+
+ROOT = Path(__file__).parents[3]
+ACCELERATE = ROOT / "training" / "configs" / "accelerate"
+SETTINGS = {
+    "use_cpu": "true", "groups_per_step": "1", "warmup_steps": "0", "learning_rate": "0.02", "save_strategy": "steps",
+    "save_steps": "1", "report_to": "none",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> tuple[Path, list[RolloutGroup]]:
+    from support.training_world import make_world
+
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("world")
+    groups = comparable(make_world(folder))
+    write_log(folder / "runs.sqlite", groups, folder / "model")
+    return folder, groups
+
+
+@pytest.fixture
+def arguments(world, tmp_path):
+    """The command's arguments: of the world's runs and model, unless said otherwise."""
+
+    def made(*more: str, runs: Path | None = None, model: Any = None, **settings: str) -> list[str]:
+        folder, _ = world
+        found = ["train", str(runs or folder / "runs.sqlite"), "--model", str(model or folder / "model")]
+        found += ["--preset", "dapo", "--out", str(tmp_path / "out"), *more]
+        return found + [part for name, value in (SETTINGS | settings).items() for part in ("--set", f"{name}={value}")]
+
+    return made
+
+
+def memagent(arguments: list[str], code: int = 0) -> Any:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == code, (done.output, done.exception)
+    assert "Traceback" not in done.output
+    return done
+
+
+def process(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "training")}
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+
+
+# Plans
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(arguments, tmp_path) -> None:
+    told = memagent(arguments("--dry-run")).stdout
+    for words in (
+        "group dropped: equal_rewards", "steps in all", "padded", "packed", "prefix_tree (chosen)", "19,616 weights",
+        "activations with checkpointing (chosen)", "written by", "learning_rate", "micro-batches per rank",
+    ):  # fmt: skip
+        assert words in told, words
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_as_json_is_one_object(arguments, world) -> None:
+    _, groups = world
+    found = json.loads(memagent(arguments("--dry-run", "--json", groups_per_step="2")).stdout)
+    assert found["groups_kept"] == len(groups) - 1
+    assert found["steps_per_pass"] == -(-found["groups_kept"] // 2)
+    assert {each["layout"] for each in found["costs"]} == {"padded", "packed", "prefix_tree"}
+    assert found["memory"]["total"] > found["memory"]["weights"] > 0
+    assert found["report"]["versions"] == {"v1": found["report"]["conversations"]}
+    assert {"name": "groups_per_step", "preset": 32, "value": 2} in found["changed"]
+
+
+def test_a_dry_run_names_what_is_refused_and_the_option_that_helps(arguments, world, tmp_path) -> None:
+    folder, groups = world
+    largest = max(groups, key=lambda group: len(group.rollouts_G))
+    first = largest.rollouts_G[0].run_id
+    runs = write_log(tmp_path / "gaps.sqlite", groups, folder / "model", of_run={first: {"token_ids": None}})
+    told = memagent(arguments("--dry-run", runs=runs)).stdout
+    assert "refused: no_token_ids" in told and first in told
+    assert "--partial-groups" in told
+    kept = json.loads(memagent(arguments("--dry-run", "--json", "--partial-groups", runs=runs)).stdout)["report"]
+    assert list(kept["refused"]) == ["no_token_ids"]
+
+
+# Trainings
+
+
+def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
+    folder, _ = world
+    (folder / "model" / "memagent.json").write_text('{"context_window": 128}')
+    (folder / "model" / "templates").mkdir(exist_ok=True)
+    (folder / "model" / "templates" / "update.txt").write_text("an update prompt")
+    out = tmp_path / "out"
+    done = memagent(arguments(save_strategy="no", max_steps="2"))
+    assert done.stdout == f"{out}\n"
+    assert "memagent read" in done.stderr and str(out) in done.stderr
+    before, after = (load_file(each / "model.safetensors") for each in (folder / "model", out))
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert load_tokenizer(out).fingerprint == load_tokenizer(folder / "model").fingerprint
+    assert (out / "memagent.json").is_file()
+    assert (out / "templates" / "update.txt").read_text() == "an update prompt"
+    refused = memagent(arguments(), ExitCode.USAGE)
+    assert "would be overwritten" in refused.stderr and "--resume" in refused.stderr
+
+
+def test_adapters_are_left_by_themselves_and_merged(arguments, world, tmp_path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    folder, _ = world
+    out = tmp_path / "out"
+    found = json.loads(memagent(arguments("--lora", "2", "--json", save_strategy="no", max_steps="2")).stdout)
+    assert (found["folder"], found["adapter"], found["steps"]) == (str(out), str(out / "adapter"), 2)
+    assert found["metrics"]["tokens/learned"] > 0
+    base = AutoModelForCausalLM.from_pretrained(folder / "model")
+    adapted, merged = PeftModel.from_pretrained(base, out / "adapter"), AutoModelForCausalLM.from_pretrained(out)
+    ids = torch.arange(3, 20)[None]
+    with torch.no_grad():
+        plain, wanted, got = (
+            model.eval()(ids).logits
+            for model in (AutoModelForCausalLM.from_pretrained(folder / "model"), adapted, merged)
+        )
+    assert torch.allclose(wanted, got, atol=1e-5)
+    assert not torch.allclose(plain, got, atol=1e-3)
+
+
+def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("judging.py").write_text("def by_place(run):\n    return float(run.run_id.endswith('-0'))\n")
+    found = json.loads(memagent(arguments("--dry-run", "--json", "--reward", "judging.py:by_place")).stdout)
+    assert "equal_rewards" not in found["dropped"].values() or found["groups_kept"] > 0
+    told = memagent(arguments("--dry-run", "--reward", "judging.py:by_plaice"), ExitCode.USAGE).stderr
+    assert "Did you mean by_place" in told
+
+
+# Refusals
+
+
+def test_weights_that_did_not_write_the_runs_are_refused_when_training_begins(arguments, world, tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder, _ = world
+    other = tmp_path / "other"
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    for parameter in model.parameters():
+        parameter.data = parameter.data.flip(0) * 2
+    model.save_pretrained(other)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (other / name).write_bytes((folder / "model" / name).read_bytes())
+    told = memagent(arguments(model=other, max_logprob_gap="0.6"), ExitCode.USAGE).stderr
+    assert "not sampled by this model" in told and "Name the model that wrote them" in told and "run-" in told
+
+
+@pytest.mark.parametrize(
+    ("more", "settings", "words"),
+    [
+        (["--preset", "grpo"], {}, "dapo or memagent-paper"),
+        ([], {"group_per_step": "2"}, "Did you mean groups_per_step"),
+        ([], {"groups_per_step": "two"}, "a whole number"),
+        (["--model", "nowhere"], {}, "there is no model"),
+        (["--max-staleness", "1"], {}, "--policy-versions"),
+        (["--policy-versions", "v7, v8"], {}, "stale"),
+        (["--max-tokens", "3"], {}, "too_long"),
+        (["--reward", "no_such_reward"], {}, "no_reward"),
+        (["--gold", "no_such_file.jsonl", "--reward", "token_f1"], {}, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_in_words(arguments, more, settings, words) -> None:
+    told = memagent(arguments("--dry-run", *more, **settings), ExitCode.USAGE).stderr
+    assert words in told and "what to do:" in told
+
+
+def test_a_failure_as_json_is_one_object(arguments) -> None:
+    found = json.loads(memagent(arguments("--json", "--max-tokens", "3"), ExitCode.USAGE).stdout)
+    assert found["error"]["type"] == "ReplayError"
+    assert found["error"]["run_id"] in found["error"]["message"]
+
+
+def test_without_the_extra_it_is_named(arguments, monkeypatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "trl" else find(name, *more))
+    assert "memagent-graph[train]" in memagent(arguments(), ExitCode.SETTINGS).stderr
+
+
+def test_the_command_line_itself_needs_no_torch() -> None:
+    code = "import sys, memagent_graph.cli_train; assert not {'torch', 'trl', 'transformers'} & set(sys.modules)"
+    assert process(["timeit", "-n1", "-r1", code]).wait() == 0
+
+
+# Killed trainings
+
+
+@pytest.fixture(scope="module")
+def whole(world, tmp_path_factory) -> dict[str, torch.Tensor]:
+    """The weights of a training that nobody disturbed."""
+    folder, _ = world
+    out = tmp_path_factory.mktemp("whole") / "out"
+    memagent(
+        ["train", str(folder / "runs.sqlite"), "--model", str(folder / "model"), "--preset", "dapo", "--out", str(out)]
+        + [part for name, value in (SETTINGS | PASSES).items() for part in ("--set", f"{name}={value}")]
+    )
+    return load_file(out / "model.safetensors")
+
+
+PASSES = {"num_train_epochs": "8"}
+
+
+def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, whole, tmp_path) -> None:
+    out = tmp_path / "out"
+    killed = process(["memagent_graph", *arguments(**PASSES)])
+    deadline = time.monotonic() + 100
+    while not (out / "checkpoint-2" / recomputed.FILE_NAME).exists():
+        assert killed.poll() is None and time.monotonic() < deadline, killed.communicate()
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    assert not (out / "model.safetensors").exists()
+
+    # What a kill may leave of the newest checkpoint, whether or not it did so this time.
+    newest = max(out.glob("checkpoint-*"), key=lambda each: int(each.name.removeprefix("checkpoint-")))
+    (newest / recomputed.FILE_NAME).unlink(missing_ok=True)
+    for changed in ({"learning_rate": "0.5"}, {"beta": "0.1"}):
+        told = memagent(arguments("--resume", **(PASSES | changed)), ExitCode.USAGE).stderr
+        assert f"{next(iter(changed))} was" in told and "Resume with the same" in told
+
+    told = memagent(arguments("--resume", **PASSES)).stderr
+    assert f"passed over {newest}" in told
+    assert "going on from" in told
+    after = load_file(out / "model.safetensors")
+    assert after.keys() == whole.keys()
+    for name, weights in whole.items():
+        assert torch.equal(after[name], weights), name
+
+
+def test_a_training_does_not_go_on_with_other_runs(arguments, world, tmp_path) -> None:
+    folder, groups = world
+    memagent(arguments(max_steps="1"))
+    fewer = write_log(tmp_path / "fewer.sqlite", groups[:-1], folder / "model")
+    told = memagent(arguments("--resume", runs=fewer, max_steps="2"), ExitCode.USAGE).stderr
+    assert "other runs, rewards or settings" in told
+
+
+def test_resuming_where_there_is_nothing_begins(arguments, tmp_path) -> None:
+    told = memagent(arguments("--resume", max_steps="1", save_strategy="no")).stderr
+    assert "no whole checkpoint" in told
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+# Under accelerate
+
+
+@pytest.mark.parametrize("path", sorted(ACCELERATE.glob("*.yaml")), ids=lambda path: path.stem)
+def test_accelerate_knows_every_line_of_its_configurations(path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+
+    config = load_config_from_file(str(path))
+    known = vars(launch_command_parser().parse_args(["script"]))
+    assert set(config.fsdp_config) | set(config.deepspeed_config) <= set(known)
+    assert config.distributed_type.value == {"single": "NO", "fsdp2": "FSDP", "deepspeed-zero3": "DEEPSPEED"}[path.stem]
+
+
+def test_there_is_a_configuration_for_one_device_and_two_kinds_of_sharding() -> None:
+    assert {path.stem for path in ACCELERATE.glob("*.yaml")} == {"single", "fsdp2", "deepspeed-zero3"}
+
+
+def test_under_accelerate_one_process_of_two_prints(arguments) -> None:
+    launched = ["--config_file", str(ACCELERATE / "single.yaml"), "--cpu", "--num_processes", "2"]
+    running = process(
+        ["accelerate.commands.launch", *launched, "-m", "memagent_graph", *arguments("--dry-run", "--json")]
+    )
+    out, error = running.communicate(timeout=200)
+    assert running.returncode == 0, error
+    assert json.loads(out)["ranks"] == 2

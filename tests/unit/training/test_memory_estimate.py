@@ -1,0 +1,153 @@
+"""The estimate of memory, held against the peak that training's own steps are measured to take."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from memagent_training.memory_estimate import (
+    ModelSizes,
+    Precision,
+    as_text,
+    estimate_memory,
+    lora_of_rank,
+    unloaded_model,
+)
+from memagent_training.packing import MicroBatch, lay_out
+from memagent_training.scoring import completion_logprobs, dense_pair_cost
+
+WITHIN = 1.2
+"""The factor between estimate and measurement, as memory_estimate.py states it."""
+
+SHAPES = {
+    "llama": (LlamaConfig, LlamaForCausalLM, 256, 5120),
+    "qwen2, grouped queries": (Qwen2Config, Qwen2ForCausalLM, 192, 1000),
+}
+
+
+def make_model(shape: str) -> torch.nn.Module:
+    config, kind, width, vocabulary = SHAPES[shape]
+    torch.manual_seed(0)
+    return kind(
+        config(
+            vocab_size=vocabulary, hidden_size=width, intermediate_size=2 * width + 64, num_hidden_layers=4,
+            num_attention_heads=4, num_key_value_heads=4 if shape == "llama" else 2, max_position_embeddings=4096,
+            tie_word_embeddings=False,
+        )
+    ).train()  # fmt: skip
+
+
+def make_batch(layout: str, model: torch.nn.Module) -> MicroBatch:
+    source = random.Random(0)
+    shared = [source.randrange(1000) for _ in range(96)]
+    rows = []
+    for _ in range(6):
+        ids = [shared + [source.randrange(1000) for _ in range(source.randint(64, 96))], [5] * source.randint(32, 64)]
+        rows.append(SimpleNamespace(prompt_ids_P=array("I", ids[0]), completion_ids_T=array("I", ids[1])))
+    return lay_out(rows, layout, pad_id=0, pair_cost=dense_pair_cost(model))
+
+
+def peak_of(work: Callable[[], None]) -> int:
+    """Bytes that tensors took at once, above what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        work()
+    events = [each for each in found.profiler.kineto_results.events() if each.name() == "[memory]"]
+    held = highest = 0
+    for event in sorted(events, key=lambda each: each.start_ns()):
+        held += event.nbytes()
+        highest = max(highest, held)
+    return highest
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "prefix_tree"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_activations_are_estimated_as_they_are_measured(shape, checkpointing, layout) -> None:
+    model = make_model(shape)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    micro_batch = make_batch(layout, model)
+    sizes = ModelSizes.of(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+    def work() -> None:
+        completion_logprobs(model, micro_batch, with_entropy=True).logprobs_BT.sum().backward()
+
+    work()
+    estimate = estimate_memory(sizes, micro_batch, precision=Precision(), checkpointing=checkpointing)
+    added_up = 4 * sizes.largest  # the largest gradient, before it is added to what is there
+    assert (estimate.activations + added_up) / peak_of(work) == pytest.approx(1, abs=WITHIN - 1)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_whole_steps_are_estimated_as_they_are_measured(mixed) -> None:
+    model = make_model("llama")
+    micro_batch = make_batch("prefix_tree", model)
+    sizes = ModelSizes.of(model)
+
+    def work() -> None:
+        copy = make_model("llama")
+        optimizer = torch.optim.AdamW(copy.parameters(), fused=True)
+        for _ in range(2):
+            for _ in range(2):
+                with torch.autocast("cpu", torch.bfloat16) if mixed else nullcontext():
+                    logprobs_BT = completion_logprobs(copy, micro_batch, with_entropy=True).logprobs_BT
+                logprobs_BT.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    precision = Precision(mixed=mixed)
+    estimate = estimate_memory(sizes, micro_batch, precision=precision, checkpointing=False)
+    assert estimate.total / peak_of(work) == pytest.approx(1, abs=WITHIN - 1)
+
+
+def test_an_unloaded_model_has_the_sizes_of_the_loaded_one(tmp_path) -> None:
+    model = make_model("qwen2, grouped queries")
+    model.config.save_pretrained(tmp_path)
+    unloaded = unloaded_model(str(tmp_path))
+    assert {each.device.type for each in unloaded.parameters()} == {"meta"}
+    assert ModelSizes.of(unloaded) == ModelSizes.of(model)
+
+
+def test_adapters_are_counted_as_they_are_trained(tmp_path) -> None:
+    from peft import get_peft_model
+
+    model = make_model("llama")
+    model.config.save_pretrained(tmp_path)
+    assert ModelSizes.of(unloaded_model(str(tmp_path), lora_rank=4)) == ModelSizes.of(
+        get_peft_model(model, lora_of_rank(4))
+    )
+
+
+def test_shards_divide_what_is_kept_and_a_reference_is_a_second_model() -> None:
+    model = make_model("llama")
+    micro_batch = make_batch("packed", model)
+    sizes = ModelSizes.of(model)
+    alone = estimate_memory(sizes, micro_batch, precision=Precision(), checkpointing=True, with_reference=True)
+    shared = estimate_memory(
+        sizes, micro_batch, precision=Precision(), checkpointing=True, with_reference=True, shards=4
+    )
+    assert alone.reference == alone.weights == 4 * sizes.parameters
+    for name in ("weights", "gradients", "optimizer", "reference"):
+        assert getattr(shared, name) == getattr(alone, name) // 4
+    assert shared.activations == alone.activations
+    narrow = estimate_memory(sizes, micro_batch, precision=Precision(), checkpointing=True, optimizer="adamw_bnb_8bit")
+    assert narrow.optimizer == alone.optimizer / 4
+
+
+def test_bytes_are_told_in_words() -> None:
+    assert [as_text(count) for count in (12, 1_500, 2_000_000, 31_000_000_000)] == [
+        "12 bytes",
+        "1.5 kB",
+        "2.0 MB",
+        "31.0 GB",
+    ]

@@ -1,0 +1,665 @@
+"""The teaching example says what Multi-Conv DAPO is: by hand, by numeric differentiation, and from a log to a model."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from memagent_graph import RunLog  # noqa: E402
+from memagent_graph.documents import DocumentRef  # noqa: E402
+from memagent_graph.run_log import Conversation, ConversationKind, Outcome, Reward, RunRecord  # noqa: E402
+from memagent_training.advantages import (  # noqa: E402
+    AdvantageSettings,
+    Baseline,
+    DropReason,
+    LossWeights,
+    OverlongPenalty,
+    prepare_batch,
+    reason_to_drop,
+)
+from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "multi_conv_dapo.py"
+
+
+def load_example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(EXAMPLE.stem, EXAMPLE)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+dapo = load_example()
+PLAIN = dapo.Settings()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Bigram(torch.nn.Module):  # type: ignore[name-defined, misc]
+    """A language model whose next token depends on the last alone, with probabilities that are given."""
+
+    def __init__(self, *probabilities: Sequence[float]) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.tensor(probabilities, dtype=torch.float64).log())
+        self.device = torch.device("cpu")
+
+    def forward(self, input_ids: Any, use_cache: bool) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.table[input_ids])
+
+
+def bigram() -> Bigram:
+    """After 0 come 0, 1 and 2 with a half, a quarter and a quarter."""
+    return Bigram([0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1])
+
+
+def conversation(
+    *completion: int,
+    prompt: Sequence[int] = (0,),
+    mask: Sequence[bool] | None = None,
+    truncated: bool = False,
+    logged: Sequence[float] | None = None,
+) -> TrainingConversation:
+    return TrainingConversation(
+        prompt_ids_P=array("I", prompt),
+        completion_ids_T=array("I", completion),
+        logprobs_T=array("f", [-1.0] * len(completion) if logged is None else logged),
+        is_answer=False,
+        truncated=truncated,
+        policy_version="v1",
+        loss_mask_T=mask,
+    )
+
+
+_names = itertools.count()
+
+
+def group(*rollouts: tuple[float, Sequence[TrainingConversation]], name: str = "question") -> RolloutGroup:
+    """Rollouts of (reward, conversations)."""
+    made = (Rollout(f"run{next(_names)}", tuple(said), reward) for reward, said in rollouts)
+    return RolloutGroup(name, tuple(made))
+
+
+def run_ids(*groups: RolloutGroup) -> list[str]:
+    return [rollout.run_id for each in groups for rollout in each.rollouts_G]
+
+
+def log(*probabilities: float) -> Any:
+    return torch.tensor(probabilities, dtype=torch.float64).log()
+
+
+def loss(groups: Sequence[RolloutGroup], chosen: Any = PLAIN, **policies: Any) -> float:
+    return float(dapo.step_loss(bigram(), groups, chosen, **policies).detach())
+
+
+# The policy's log-probs
+
+
+def test_log_probs_and_entropies_are_of_the_completion_s_tokens() -> None:
+    logprobs_T, entropies_T = dapo.logprobs_and_entropies(bigram(), conversation(1, 2, 0, prompt=[2, 0]), 1.0)
+    assert logprobs_T.exp().tolist() == pytest.approx([0.25, 0.7, 0.6])
+    first = 0.5 * math.log(2) + 0.5 * math.log(4)
+    assert entropies_T.tolist()[0] == pytest.approx(first)
+    assert len(entropies_T) == 3
+
+
+def test_temperature_divides_the_logits() -> None:
+    logprobs_T, _ = dapo.logprobs_and_entropies(bigram(), conversation(0), 0.5)
+    assert logprobs_T.exp().tolist() == pytest.approx([0.5**2 / (0.5**2 + 2 * 0.25**2)])
+
+
+def test_weights_of_half_precision_are_scored_in_single() -> None:
+    logprobs_T, entropies_T = dapo.logprobs_and_entropies(bigram().bfloat16(), conversation(0), 1.0)
+    assert (logprobs_T.dtype, entropies_T.dtype) == (torch.float32, torch.float32)
+
+
+# Who gets which advantage, and over what the loss is a mean: by hand
+
+
+SHORT_AND_LONG = group((1.0, [conversation(1)]), (0.0, [conversation(1), conversation(2, 1)]))
+"""A half for one token, minus a half for one and two more."""
+
+
+@pytest.mark.parametrize(
+    ("mean", "expected"),
+    [
+        ("token_mean", -(0.5 - 3 * 0.5) / 4),
+        ("rollout_mean", -(0.5 - 0.5) / 2),
+        ("conversation_mean", -(0.5 - 0.5 - 0.5) / 3),
+    ],
+)
+def test_every_token_of_all_conversations_has_its_rollout_s_advantage(mean: str, expected: float) -> None:
+    assert loss([SHORT_AND_LONG], dapo.Settings(loss_weights=mean)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_rewards_are_compared_over_rollouts_however_many_conversations_each_has() -> None:
+    assert dapo.advantages_of(SHORT_AND_LONG, PLAIN) == [0.5, -0.5]  # not 2/3 and -1/3
+
+
+def test_the_denominator_is_of_the_whole_step() -> None:
+    other = group((3.0, [conversation(1, 1)]), (1.0, [conversation(2, 2, 2)]))
+    assert loss([SHORT_AND_LONG, other]) == pytest.approx(-(0.5 - 3 * 0.5 + 2 * 1.0 - 3 * 1.0) / 9)
+
+
+def test_std_is_the_sample_s_and_leave_one_out_leaves_one_out() -> None:
+    three = group(*((reward, [conversation(1)]) for reward in (1.0, 2.0, 6.0)))
+    std = math.sqrt((4 + 1 + 9) / 2)
+    assert dapo.advantages_of(three, dapo.Settings(divide_by_std=True, epsilon=0.5)) == pytest.approx(
+        [-2 / (std + 0.5), -1 / (std + 0.5), 3 / (std + 0.5)]
+    )
+    assert dapo.advantages_of(three, dapo.Settings(leave_one_out=True)) == [1 - 4, 2 - 3.5, 6 - 1.5]
+
+
+def test_groups_that_earned_the_same_count_in_the_mean_only_where_they_are_kept() -> None:
+    same = group((1.0, [conversation(1, 1)]), (1.0, [conversation(2, 2)]))
+    assert loss([SHORT_AND_LONG, same]) == pytest.approx(1.0 / 8)
+    assert loss([SHORT_AND_LONG, same], dapo.Settings(drop_zero_variance=True)) == pytest.approx(1.0 / 4)
+
+
+def test_rewards_that_differ_by_rounding_are_equal() -> None:
+    pairs = [(0.1 + 0.2, 0.3), (0.1 + 0.2 - 0.3, 0.0)]
+    groups = [group(*((reward, [conversation(1)]) for reward in pair)) for pair in pairs]
+    assert [dapo.teaches(each, dapo.DAPO) for each in groups] == [False, False]
+
+
+def test_a_rollout_without_company_counts_in_no_mean() -> None:
+    alone = group((1.0, [conversation(1, 1, 1)]))
+    assert loss([SHORT_AND_LONG, alone]) == pytest.approx(1.0 / 4)
+
+
+def test_masked_tokens_and_truncated_completions_count_in_no_mean() -> None:
+    masked = conversation(1, 2, 1, mask=[True, False, False])
+    cut = conversation(2, 2, truncated=True)
+    both = group((1.0, [masked, cut]), (0.0, [conversation(1)]))
+    assert loss([both]) == pytest.approx(-(0.5 + 2 * 0.5 - 0.5) / 4)
+    assert loss([both], dapo.Settings(mask_truncated=True)) == pytest.approx(-(0.5 - 0.5) / 2, abs=1e-12)
+    by_conversation = dapo.Settings(mask_truncated=True, loss_weights="conversation_mean")
+    assert loss([both, SHORT_AND_LONG], by_conversation) == pytest.approx(-(0.5 - 0.5 + 0.5 - 0.5 - 0.5) / 5)
+
+
+def test_the_overlong_penalty_looks_at_every_conversation() -> None:
+    lengths = group(*((1.0, [conversation(1), conversation(*[1] * length)]) for length in (2, 3, 4, 9)))
+    penalised = dapo.advantages_of(lengths, dapo.Settings(overlong=(4, 2)))
+    assert penalised == pytest.approx([0.625, 0.125, -0.375, -0.375])  # of 1, 0.5, 0 and 0
+
+
+def test_the_presets_are_the_two_recipes() -> None:
+    equal = group((1.0, [conversation(1)]), (1.0, [conversation(1)]))
+    assert dapo.teaches(equal, dapo.MEMAGENT_PAPER)
+    assert not dapo.teaches(equal, dapo.DAPO)
+    assert dapo.advantages_of(SHORT_AND_LONG, dapo.MEMAGENT_PAPER) == [0.5, -0.5]
+    assert dapo.advantages_of(SHORT_AND_LONG, dapo.DAPO) == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-5)
+    assert (dapo.DAPO.epsilon, dapo.DAPO.overlong) == (AdvantageSettings().epsilon, None)
+    clips = [(each.clip_low, each.clip_high, each.dual_clip, each.kl_coef) for each in (dapo.MEMAGENT_PAPER, dapo.DAPO)]
+    assert clips == [(0.2, 0.2, 3.0, 1e-3), (0.2, 0.28, None, 0.0)]
+    assert {(each.entropy_coef, each.loss_weights) for each in (dapo.MEMAGENT_PAPER, dapo.DAPO)} == {(0, "token_mean")}
+
+
+# What a token's loss is: by hand. The advantage is a half, the other rollout's ratio 1.
+
+
+def one_token(sign: int, ratio: float, chosen: Any) -> tuple[float, float]:
+    """The loss of a token with advantage half of `sign` and this ratio, and its derivative by the token's log-prob."""
+    pair = group((float(sign), [conversation(1)]), (0.0, [conversation(1, prompt=[2])]))
+    ids = run_ids(pair)
+    old = {(ids[0], 0): log(0.25 / ratio), (ids[1], 0): log(0.3)}
+    model = bigram()
+    found = dapo.step_loss(model, [pair], chosen, old=old)
+    found.backward()
+    slope = float(model.table.grad[0, 1]) / (1 - 0.25)  # d log p / d logit = 1 - p
+    return float(found.detach()) * 2 - sign * 0.5, slope * 2
+
+
+@pytest.mark.parametrize(
+    ("sign", "ratio", "expected", "slope"),
+    [
+        (+1, 1.1, -0.55, -0.55),
+        (+1, 1.25, -0.625, -0.625),  # between the clip's two sides
+        (+1, 1.5, -0.64, 0.0),
+        (+1, 0.5, -0.25, -0.25),
+        (-1, 0.9, 0.45, 0.45),
+        (-1, 0.5, 0.40, 0.0),
+        (-1, 1.5, 0.75, 0.75),
+        (-1, 10.0, 1.50, 0.0),  # three times the advantage, and no more
+    ],
+)
+def test_the_ratio_is_clipped_where_it_went_far_enough(sign: int, ratio: float, expected: float, slope: float) -> None:
+    chosen = dapo.Settings(clip_high=0.28, dual_clip=3.0)
+    assert one_token(sign, ratio, chosen) == pytest.approx((expected, slope), abs=1e-9)
+
+
+def test_without_dual_clip_a_bad_token_s_loss_is_unbounded() -> None:
+    assert one_token(-1, 10.0, PLAIN) == pytest.approx((5.0, 5.0))
+
+
+def test_importance_weights_are_capped_and_come_after_the_dual_clip() -> None:
+    seldom, often = conversation(1, logged=[math.log(0.5)]), conversation(1, prompt=[2], logged=[math.log(0.01)])
+    pair = group((0.0, [seldom]), (1.0, [often]))
+    ids = run_ids(pair)
+    old = {(ids[0], 0): log(0.025), (ids[1], 0): log(0.3)}
+    chosen = dapo.Settings(dual_clip=3.0, importance_cap=2.0)
+    # Ratio 10, hence 3 * 0.5, weighed by 0.025 / 0.5; and ratio 1, weighed by min(0.3 / 0.01, 2).
+    assert loss([pair], chosen, old=old) == pytest.approx((1.5 * 0.05 - 0.5 * 2) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(("cap", "weight"), [(None, 1.0), (1.0, 0.25 / 0.5), (0.1, 0.1)])
+def test_without_old_log_probs_they_are_the_model_s_and_move_nothing(cap: float | None, weight: float) -> None:
+    pair = group((0.0, [conversation(1, logged=[math.log(0.5)])]), (1.0, [conversation(1, prompt=[2])]))
+    model = bigram()
+    dapo.step_loss(model, [pair], dapo.Settings(importance_cap=cap)).backward()
+    assert float(model.table.grad[0, 1]) == pytest.approx(0.5 * weight * (1 - 0.25) / 2)
+
+
+def test_kl_is_k3_against_the_reference_and_moves_the_policy_alone() -> None:
+    reference = Bigram([0.2, 0.5, 0.3], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1])
+    equal = group((1.0, [conversation(1)]), (1.0, [conversation(1, prompt=[2])]))
+    model = bigram()
+    found = dapo.step_loss(model, [equal], dapo.Settings(kl_coef=0.1), reference=reference)
+    found.backward()
+    assert float(found.detach()) == pytest.approx(0.1 * (2 - math.log(2) - 1) / 2)
+    assert float(model.table.grad[0, 1]) == pytest.approx(0.1 * (1 - 2) * (1 - 0.25) / 2)
+    assert reference.table.grad is None
+
+
+def test_the_entropy_bonus_is_a_mean_over_learned_tokens() -> None:
+    equal = group((1.0, [conversation(1, 2, mask=[True, False])]), (1.0, [conversation(1)]))
+    assert loss([equal], dapo.Settings(entropy_coef=0.2)) == pytest.approx(-0.2 * 1.5 * math.log(2))
+
+
+def test_a_sequence_s_ratio_is_the_geometric_mean_over_its_learned_tokens() -> None:
+    said = conversation(1, 2, 0, mask=[True, True, False])
+    pair = group((1.0, [said, conversation(1)]), (0.0, [conversation(1, prompt=[2])]))
+    ids = run_ids(pair)
+    old = {(ids[0], 0): log(0.25 / 1.2, 0.7 / 1.1, 0.6 / 100), (ids[0], 1): log(0.25 / 3), (ids[1], 0): log(0.3)}
+    chosen = dapo.Settings(importance_level="sequence")
+    # The first conversation's is inside the clip, the second's outside; they are not averaged with each other.
+    assert loss([pair], chosen, old=old) == pytest.approx(-(2 * 0.5 * math.sqrt(1.2 * 1.1) + 0.5 * 1.2 - 0.5) / 4)
+
+
+def test_what_cannot_be_computed_is_refused() -> None:
+    with pytest.raises(ValueError, match="kl_coef needs a reference"):
+        loss([SHORT_AND_LONG], dapo.MEMAGENT_PAPER)
+    equal = group((1.0, [conversation(1)]), (1.0, [conversation(1)]))
+    with pytest.raises(ValueError, match="nothing can be learned"):
+        loss([equal], dapo.DAPO)
+    with pytest.raises(KeyError):
+        loss([SHORT_AND_LONG], old={})
+
+
+# Against the package's own advantages and weights
+
+
+@st.composite
+def many_groups(draw: st.DrawFn) -> list[RolloutGroup]:
+    def said() -> TrainingConversation:
+        length = draw(st.integers(0, 4))
+        mask = draw(st.none() | st.lists(st.booleans(), min_size=length, max_size=length))
+        return conversation(*[1] * length, mask=mask, truncated=draw(st.booleans()))
+
+    rewards = st.sampled_from([0.0, 1.0, 0.3, 0.1 + 0.2, -2.5]) | st.floats(-3, 3).map(lambda value: round(value, 3))
+    return [
+        group(
+            *(
+                (draw(rewards), [said() for _ in range(draw(st.integers(1, 3)))])
+                for _ in range(draw(st.integers(1, 4)))
+            ),
+            name=f"group{index}",
+        )
+        for index in range(draw(st.integers(1, 3)))
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    groups=many_groups(),
+    std=st.booleans(),
+    leave_one_out=st.booleans(),
+    drop=st.booleans(),
+    mask=st.booleans(),
+    overlong=st.none() | st.just((3, 2)),
+    mean=st.sampled_from(LossWeights),
+)
+def test_advantages_and_weights_are_the_package_s(
+    groups: list[RolloutGroup],
+    std: bool,
+    leave_one_out: bool,
+    drop: bool,
+    mask: bool,
+    overlong: tuple[int, int] | None,
+    mean: LossWeights,
+) -> None:
+    theirs = AdvantageSettings(
+        baseline=Baseline.LEAVE_ONE_OUT if leave_one_out else Baseline.GROUP_MEAN,
+        divide_by_std=std,
+        overlong_penalty=OverlongPenalty(*overlong) if overlong else None,
+        mask_truncated=mask,
+        drop_zero_variance=drop,
+        loss_weights=mean,
+    )
+    ours = dapo.Settings(
+        leave_one_out=leave_one_out,
+        divide_by_std=std,
+        overlong=overlong,
+        mask_truncated=mask,
+        drop_zero_variance=drop,
+        loss_weights=mean.value,
+    )
+    batch = prepare_batch(groups, theirs)
+    for row in batch.rows:
+        advantages_G = dapo.advantages_of(groups[row.group_index], ours)
+        assert advantages_G[row.rollout_index] == pytest.approx(row.advantage, rel=1e-9, abs=1e-9)
+    for each in groups:
+        if reason_to_drop(each, theirs) is not DropReason.NOTHING_LEARNED:
+            assert dapo.teaches(each, ours) == (reason_to_drop(each, theirs) is None)
+    if batch.rows:
+        expected = -sum(row.weight * row.advantage * row.conversation.learned_tokens for row in batch.rows)
+        assert loss(groups, ours) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        turned = [replace(each, rollouts_G=each.rollouts_G[::-1]) for each in reversed(groups)]
+        assert loss(turned, ours) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    else:
+        with pytest.raises(ValueError, match="nothing can be learned"):
+            loss(groups, ours)
+
+
+# Gradients, on a transformer
+
+
+def llama(seed: int = 0, dtype: Any = torch.float64, **changes: Any) -> Any:
+    """Tiny, with weights large enough that predictions differ."""
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {
+        "vocab_size": 24, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "max_position_embeddings": 64, "initializer_range": 0.3, "pad_token_id": None,
+    }  # fmt: skip
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(sizes | changes))).to(dtype)
+    if dtype == torch.float64:  # transformers' norms compute in single precision whatever the weights are
+        parts = [(model.model, "norm")]
+        parts += [
+            (layer, name) for layer in model.model.layers for name in ("input_layernorm", "post_attention_layernorm")
+        ]
+        for parent, name in parts:
+            norm = torch.nn.RMSNorm(16, eps=model.config.rms_norm_eps, dtype=dtype)
+            norm.weight = getattr(parent, name).weight
+            setattr(parent, name, norm)
+    return model
+
+
+def a_step() -> tuple[list[RolloutGroup], dict[tuple[str, int], Any]]:
+    """Variable K, a mask, a truncated conversation, equal rewards; and old log-probs that clip some tokens each way."""
+    made = torch.Generator().manual_seed(3)
+
+    def said(length: int, **changes: Any) -> TrainingConversation:
+        prompt, completion = (torch.randint(0, 24, (n,), generator=made).tolist() for n in (5, length))
+        logged = (-2 - torch.rand(length, generator=made)).tolist()
+        return conversation(*completion, prompt=prompt, logged=logged, **changes)
+
+    groups = [
+        group((1.0, [said(3), said(4, mask=[True, False, True, True])]), (0.0, [said(5)]), (0.25, [said(2)] * 3)),
+        group((1.0, [said(3)]), (1.0, [said(2)]), name="equal"),
+        group((0.0, [said(6, truncated=True), said(2)]), (2.0, [said(4)]), name="cut"),
+    ]
+    model = llama()
+    old = {}
+    for rollout in (rollout for each in groups for rollout in each.rollouts_G):
+        for k, each in enumerate(rollout.conversations_K):
+            logprobs_T = dapo.logprobs_and_entropies(model, each, 0.9)[0].detach()
+            old[rollout.run_id, k] = logprobs_T + 0.8 * torch.randn(len(logprobs_T), generator=made).double()
+    return groups, old
+
+
+EVERYTHING = dapo.Settings(
+    leave_one_out=True,
+    mask_truncated=True,
+    loss_weights="rollout_mean",
+    dual_clip=1.5,
+    importance_level="sequence",
+    importance_cap=1.5,
+    kl_coef=0.05,
+    entropy_coef=0.02,
+)
+VARIANTS = {
+    "paper": replace(dapo.MEMAGENT_PAPER, kl_coef=0.1),
+    "dapo": replace(dapo.DAPO, overlong=(6, 4), importance_cap=2.0),
+    "everything": EVERYTHING,
+    "conversation_mean": replace(EVERYTHING, importance_level="token", loss_weights="conversation_mean"),
+}
+
+
+def test_these_steps_clip_on_both_sides_and_twice() -> None:
+    groups, old = a_step()
+    model = llama()
+    pairs = []
+    for each in groups:
+        for rollout, advantage in zip(each.rollouts_G, dapo.advantages_of(each, PLAIN), strict=True):
+            for k, told in enumerate(rollout.conversations_K):
+                logprobs_T, _ = dapo.logprobs_and_entropies(model, told, 0.9)
+                pairs += [(advantage, float(ratio)) for ratio in (logprobs_T - old[rollout.run_id, k]).exp()]
+    assert any(advantage > 0 and ratio > 1.28 for advantage, ratio in pairs)
+    assert any(advantage < 0 and ratio < 0.8 for advantage, ratio in pairs)
+    assert any(advantage < 0 and ratio > 3 for advantage, ratio in pairs)
+    assert any(advantage and 0.8 < ratio < 1.2 for advantage, ratio in pairs)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_are_those_of_numeric_differentiation(name: str) -> None:
+    chosen = replace(VARIANTS[name], temperature=0.9)
+    groups, old = a_step()
+    model, reference = llama(), llama(seed=1)
+
+    def at_present() -> Any:
+        return dapo.step_loss(model, groups, chosen, old=old, reference=reference)
+
+    at_present().backward()
+    made = torch.Generator().manual_seed(5)
+    for parameter in model.parameters():
+        direction = torch.randn(parameter.shape, generator=made).double()
+        with torch.no_grad():
+            parameter.add_(direction, alpha=1e-6)
+            above = at_present()
+            parameter.sub_(direction, alpha=2e-6)
+            below = at_present()
+            parameter.add_(direction, alpha=1e-6)
+        expected = float(above - below) / 2e-6
+        assert float((parameter.grad * direction).sum()) == pytest.approx(expected, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_going_backward_from_one_conversation_at_a_time_changes_nothing(name: str) -> None:
+    groups, old = a_step()
+    at_once, one_by_one, reference = llama(), llama(), llama(seed=1)
+    whole = dapo.step_loss(at_once, groups, VARIANTS[name], old=old, reference=reference)
+    whole.backward()
+    parts = dapo.step_loss(one_by_one, groups, VARIANTS[name], old=old, reference=reference, backward=True)
+    assert not parts.requires_grad
+    assert float(parts) == pytest.approx(float(whole.detach()), rel=1e-12)
+    for left, right in zip(at_once.parameters(), one_by_one.parameters(), strict=True):
+        torch.testing.assert_close(left.grad, right.grad, rtol=1e-12, atol=1e-14)
+
+
+# Training
+
+
+def chances(model: Any, group: RolloutGroup) -> list[float]:
+    """The log-prob of each rollout's completions."""
+    with torch.no_grad():
+        return [
+            sum(float(dapo.logprobs_and_entropies(model, each, 1.0)[0].sum()) for each in rollout.conversations_K)
+            for rollout in group.rollouts_G
+        ]
+
+
+def printed(out: str) -> list[tuple[int, float, float]]:
+    found = re.findall(r"^step (\d+): reward (\S+), loss (\S+)$", out, re.MULTILINE)
+    return [(int(step), float(reward), float(value)) for step, reward, value in found]
+
+
+@pytest.mark.parametrize("preset", ["memagent-paper", "dapo"])
+def test_training_makes_what_earned_more_likelier(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = group((1.0, [conversation(1, 2), conversation(3)]), (0.0, [conversation(4, 5), conversation(6)]))
+    model = llama(dtype=torch.float32, attention_dropout=0.5).train()
+    good, bad = chances(model.eval(), pair)
+    model.train()
+    dapo.train(model, [pair], dapo.PRESETS[preset], steps=4, learning_rate=3e-3)
+    better, worse = chances(model, pair)
+    assert better > good
+    assert worse < bad
+    steps = printed(capsys.readouterr().out)
+    assert [step for step, _, _ in steps] == [1, 2, 3, 4]
+    assert steps[0][1] == 0.5
+    assert steps[0][2] == pytest.approx(0, abs=1e-6)  # no dropout: ratios are 1, and the advantages cancel out
+    assert steps[3][2] < -0.05
+
+
+def test_training_takes_adamw_steps_from_the_policy_and_towards_the_reference_of_the_start(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pair = group((40.0, [conversation(1, 2), conversation(3)]), (0.0, [conversation(4, 5), conversation(6)]))
+    chosen = replace(dapo.MEMAGENT_PAPER, kl_coef=5.0)
+    trained, model, start = llama(), llama(), llama()
+    dapo.train(trained, [pair], chosen, steps=4, learning_rate=1e-2)
+    old = {
+        (rollout.run_id, k): dapo.logprobs_and_entropies(start, each, 1.0)[0].detach()
+        for rollout in pair.rollouts_G
+        for k, each in enumerate(rollout.conversations_K)
+    }
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.01)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        present = dapo.step_loss(model, [pair], chosen, old=old, reference=start)
+        present.backward()
+        losses.append(float(present.detach()))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    assert [value for _, _, value in printed(capsys.readouterr().out)] == pytest.approx(losses, abs=1e-6)
+    for left, right in zip(trained.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-9)
+
+
+def said(run_id: str, position: int, **changes: Any) -> Conversation:
+    """Two updates and an answer, as the reader logs them."""
+    answer = position == 2
+    values: dict[str, Any] = {
+        "run_id": run_id, "position": position, "kind": ConversationKind.ANSWER if answer else ConversationKind.UPDATE,
+        "step": f"s{position}", "attempt": 0, "outcome": Outcome.ACCEPTED, "began": 1.0 + position, "seconds": 0.5,
+        "policy": "p", "policy_version": "v1", "tokenizer": "t", "template": "w",
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": 9}, "prompt_tokens": 3,
+        "completion_tokens": 2, "cached_tokens": 0, "finish_reason": "stop", "text": f"memory {position}",
+        "prompt_token_ids": [1, 2, 3 + position], "token_ids": [5, 6], "logprobs": [-0.5, -0.25],
+        "start_byte": None if answer else 10 * position, "end_byte": None if answer else 10 * position + 10,
+    }  # fmt: skip
+    return Conversation(**(values | changes))
+
+
+QUESTION = "What is the key of harbor?"
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A log of four rollouts of a question, of which one ends in the right answer, a model and gold answers."""
+    document: DocumentRef = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
+    runs = RunLog(tmp_path / "runs.sqlite")
+    for index in range(4):
+        run_id, text = f"r{index}", r"\boxed{4711}" if index == 0 else r"\boxed{12}"
+        record = RunRecord(run_id, 1.0 + index, 2.0, QUESTION, document, {}, "answered", text)
+        told = [
+            said(run_id, 0),
+            said(run_id, 1, token_ids=[7 + index, 6]),
+            said(run_id, 2, text=text, token_ids=[index, 9]),
+        ]
+        runs.add(record, told, rewards=[Reward(run_id, "reward", float(index), "test", 5.0)])
+    runs.close()
+    llama(dtype=torch.float32).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answers": ["4711"]}))
+    return tmp_path
+
+
+def test_from_a_log_to_a_trained_model(workplace: Path) -> None:
+    command = [sys.executable, str(EXAMPLE), "runs.sqlite", "model", "trained"]
+    options = ["--preset", "dapo", "--gold", "gold.jsonl", "--steps", "2", "--learning-rate", "1e-2"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True, cwd=workplace)
+    steps = printed(done.stdout)
+    assert [(step, reward) for step, reward, _ in steps] == [(1, 0.25), (2, 0.25)]
+    assert steps[1][2] < steps[0][2] == pytest.approx(0, abs=1e-6)
+    before, after = (
+        transformers.AutoModelForCausalLM.from_pretrained(workplace / name) for name in ("model", "trained")
+    )
+    changes = [
+        float((right - left).abs().max()) for left, right in zip(before.parameters(), after.parameters(), strict=True)
+    ]
+    assert max(changes) == pytest.approx(2e-2, rel=0.2)  # two of AdamW's first steps
+    assert (workplace / "trained" / "tokenizer.json").exists()
+
+
+@pytest.fixture
+def run_main(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def run(*options: str) -> None:
+        monkeypatch.chdir(workplace)
+        monkeypatch.setattr(sys, "argv", [EXAMPLE.name, "runs.sqlite", "model", "trained", *options])
+        dapo.main()
+
+    return run
+
+
+def test_by_default_it_is_the_paper_s_recipe_on_logged_rewards(
+    run_main: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_main("--steps", "2")
+    steps = printed(capsys.readouterr().out)
+    assert [(step, reward) for step, reward, _ in steps] == [(1, 1.5), (2, 1.5)]
+    assert steps[0][2] == pytest.approx(0, abs=1e-6)
+
+
+def test_bad_input_is_told_before_anything_is_written(
+    run_main: Callable[..., None], workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Exception, match=r"none of the 4 runs .* no_reward"):
+        run_main("--reward", "liked")
+    assert not (workplace / "trained").exists()
+    (workplace / "trained").mkdir()
+    with pytest.raises(SystemExit):
+        run_main()
+    assert "trained exists: name a new folder" in capsys.readouterr().err
+
+
+# What it must stay
+
+
+def test_it_is_under_200_lines_and_leans_on_nothing_of_the_trainer() -> None:
+    source = EXAMPLE.read_text()
+    assert len(source.splitlines()) < 200
+    nodes = list(ast.walk(ast.parse(source)))
+    modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert {each for each in modules if each.startswith("memagent")} == {
+        f"memagent_training.{name}" for name in ("answer_matching", "replay", "rewards", "rollouts")
+    }
+    assert "trl" not in {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names} | modules

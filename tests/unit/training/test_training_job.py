@@ -1,0 +1,378 @@
+"""Preparing a training: what is refused before any weights are loaded, and with which words."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.training_log import comparable, write_log
+
+from memagent_graph.errors import RunLogError, TokenizerError
+from memagent_training import recomputed
+from memagent_training.answer_matching import GoldAnswers
+from memagent_training.chosen_rewards import OUTCOME_REWARDS, chosen_reward, chosen_step_reward
+from memagent_training.dry_run import plan
+from memagent_training.errors import ReplayError, RewardError, TrainingError
+from memagent_training.job_settings import DECISIVE, make_config, parse_settings
+from memagent_training.planner import Layout
+from memagent_training.rollouts import RolloutGroup
+from memagent_training.step_rewards import FormatReward
+from memagent_training.training_job import PreparedJob, TrainingJob, prepare, read_groups
+from memagent_training.training_output import find_checkpoints, require_same, write_record
+
+QUIET = {"use_cpu": True, "groups_per_step": 2}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> tuple[Path, list[RolloutGroup]]:
+    from support.training_world import make_world
+
+    folder = tmp_path_factory.mktemp("world")
+    groups = comparable(make_world(folder))
+    write_log(folder / "runs.sqlite", groups, folder / "model")
+    return folder, groups
+
+
+@pytest.fixture
+def job(world, tmp_path):
+    def made(runs: Path | str | None = None, **wishes: Any) -> TrainingJob:
+        folder, _ = world
+        settings = QUIET | wishes.pop("settings", {})
+        values = {"preset": "dapo", "model": str(folder / "model"), "out": tmp_path / "out", **wishes}
+        return TrainingJob(runs=runs or folder / "runs.sqlite", settings=settings, **values)
+
+    return made
+
+
+@pytest.fixture
+def log(world, tmp_path):
+    """A log of the same runs with changes."""
+
+    def written(**changes: Any) -> Path:
+        folder, groups = world
+        return write_log(tmp_path / "changed.sqlite", changes.pop("groups", groups), folder / "model", **changes)
+
+    return written
+
+
+def refusal(job: TrainingJob) -> str:
+    with pytest.raises(TrainingError) as caught:
+        prepare(job)
+    return str(caught.value)
+
+
+# What a prepared training knows
+
+
+def test_runs_and_model_that_fit_are_planned_without_loading_weights(world, job, tmp_path) -> None:
+    folder, groups = world
+    bare = tmp_path / "bare"
+    shutil.copytree(folder / "model", bare)
+    (bare / "model.safetensors").write_bytes(b"no weights at all")
+    prepared = prepare(job(model=str(bare)))
+    found = plan(prepared)
+    assert len(prepared.replay.groups) == len(groups)
+    assert found.groups_kept == len(groups) - 1
+    assert list(found.dropped.values()) == ["equal_rewards"]
+    assert found.steps_per_pass == math.ceil(found.groups_kept / 2) == found.total_steps
+    assert found.memory is not None
+    assert found.memory.sizes.parameters == 19_616
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_plan_sets_layouts_side_by_side(job) -> None:
+    found = plan(prepare(job()))
+    cost = {each.layout: each for each in found.costs}
+    assert set(cost) == set(Layout)
+    assert cost["packed"].forwarded_tokens == found.row_tokens
+    assert cost["prefix_tree"].forwarded_tokens < found.row_tokens < cost["padded"].forwarded_tokens
+    assert found.layout == "prefix_tree"
+    assert json.loads(json.dumps(found.to_dict()))["costs"][0]["layout"] == "padded"
+
+
+def test_steps_follow_from_passes_unless_they_are_given(job) -> None:
+    once, thrice = prepare(job()), prepare(job(settings={"num_train_epochs": 3}))
+    assert thrice.total_steps == 3 * once.total_steps
+    assert prepare(job(settings={"max_steps": 2})).total_steps == 2
+
+
+def test_the_plan_names_settings_that_differ_from_the_preset_and_no_others(job) -> None:
+    found = plan(prepare(job(settings={"learning_rate": 0.5, "epsilon": 0.2})))
+    assert {each.name: (each.preset, each.value) for each in found.changed} == {
+        "groups_per_step": (32, 2),
+        "learning_rate": (1e-6, 0.5),
+        "use_cpu": (False, True),
+    }
+
+
+def test_adapters_are_fewer_trained_weights_and_need_no_second_model(job) -> None:
+    whole = plan(prepare(job(preset="memagent-paper"))).memory
+    adapters = plan(prepare(job(preset="memagent-paper", lora_rank=4))).memory
+    assert whole is not None and adapters is not None
+    assert whole.reference == whole.weights and adapters.reference == 0
+    assert adapters.sizes.trained < adapters.sizes.parameters - adapters.sizes.trained
+    assert adapters.optimizer < whole.optimizer
+
+
+# Runs that cannot be trained on
+
+
+def test_runs_without_ids_are_refused_with_the_remedy(job, log) -> None:
+    told = refusal(job(log(token_ids=None)))
+    assert "no_token_ids" in told and "run-0-" in told and "vLLM" in told
+
+
+def test_runs_of_two_tokenizers_need_a_choice(world, job, log) -> None:
+    _, groups = world
+    strange = {each.run_id: {"tokenizer": "another"} for each in groups[0].rollouts_G}
+    path = log(of_run=strange)
+    assert "2 tokenizers" in refusal(job(path)) and "tokenizer=" in refusal(job(path))
+    own = prepare(job()).base.tokenizer
+    taken = prepare(job(path, tokenizer=own)).replay
+    assert len(taken.groups) == len(groups) - 1
+
+
+def test_runs_of_two_templates_need_a_choice(world, job, log) -> None:
+    _, groups = world
+    path = log(of_run={each.run_id: {"template": "another"} for each in groups[0].rollouts_G})
+    assert "2 templates" in refusal(job(path))
+    assert len(prepare(job(path, template="another")).replay.groups) == 1
+
+
+def test_a_group_of_one_is_refused(world, job, log) -> None:
+    _, groups = world
+    alone = replace(groups[0], rollouts_G=groups[0].rollouts_G[:1])
+    told = refusal(job(log(groups=[alone])))
+    assert "group_too_small" in told and "more often" in told
+
+
+@pytest.mark.parametrize("preset", ["dapo", "memagent-paper"])
+def test_equal_rewards_everywhere_teach_nothing(world, job, log, preset) -> None:
+    _, groups = world
+    same = {rollout.run_id: 1.0 for group in groups for rollout in group.rollouts_G}
+    told = refusal(job(log(rewards=same), preset=preset))
+    assert "answered only sometimes" in told
+
+
+def test_a_reward_of_nan_is_named_before_the_groups_that_it_breaks(world, job) -> None:
+    _, groups = world
+    broken = {group.rollouts_G[0].run_id for group in groups}
+    told = refusal(job(reward=lambda run: math.nan if run.run_id in broken else 1.0))
+    assert "non_finite_reward: run-" in told
+    assert told.index("non_finite_reward") < told.index("incomplete_group")
+    assert "mend the reward function" in told
+
+
+def test_a_conversation_beyond_the_window_is_refused(world, job, tmp_path) -> None:
+    folder, _ = world
+    small = tmp_path / "small"
+    shutil.copytree(folder / "model", small)
+    config = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 12}))
+    told = refusal(job(model=str(small)))
+    assert "too_long" in told and "smaller chunks" in told
+    assert prepare(job()).base.window == 128
+    assert "too_long" in refusal(job(max_tokens=12))
+
+
+def test_a_conversation_beyond_the_token_budget_is_refused_before_training(job) -> None:
+    told = refusal(job(settings={"token_budget": 20}))
+    assert "token_budget" in told and "--set token_budget=" in told and "run-" in told
+
+
+def test_runs_of_stale_weights_are_refused(job) -> None:
+    told = refusal(job(policy_versions=["v1", "v2", "v3"], max_staleness=1))
+    assert "stale" in told and "newest weights" in told
+    assert prepare(job(policy_versions=["v1", "v2"], max_staleness=1)).replay.report.staleness.keys() == {1}
+    assert "policy_versions" in refusal(job(max_staleness=1))
+
+
+def test_an_empty_log_and_no_log_at_all_are_told_apart(job, log, tmp_path) -> None:
+    assert "no runs" in refusal(job(log(groups=[])))
+    with pytest.raises((ReplayError, RunLogError), match="no-such-file"):
+        prepare(job(tmp_path / "no-such-file"))
+
+
+def test_runs_that_a_groups_file_leaves_out_are_refused(world, job, tmp_path) -> None:
+    _, groups = world
+    names = {each.run_id: "g" for each in groups[0].rollouts_G}
+    (tmp_path / "groups.json").write_text(json.dumps(names))
+    (tmp_path / "groups.csv").write_text("".join(f"{run}, {group}\n" for run, group in names.items()))
+    assert read_groups(tmp_path / "groups.json") == read_groups(tmp_path / "groups.csv") == names
+    prepared = prepare(job(groups=read_groups(tmp_path / "groups.csv")))
+    assert [group.group_id for group in prepared.replay.groups] == ["g"]
+    for text in ("[1]", "{"):
+        (tmp_path / "groups.json").write_text(text)
+        with pytest.raises(TrainingError, match="JSON"):
+            read_groups(tmp_path / "groups.json")
+    (tmp_path / "groups.csv").write_text("one,two,three\n")
+    with pytest.raises(TrainingError, match="two columns"):
+        read_groups(tmp_path / "groups.csv")
+
+
+# Models that cannot be trained
+
+
+def test_a_model_with_another_tokenizer_is_the_wrong_one_unless_the_user_knows_better(job) -> None:
+    told = refusal(job(model="embedded"))
+    assert "wrong base model" in told and "--trust-tokenizer" in told
+    assert isinstance(prepare(job(model="embedded", trust_tokenizer=True)), PreparedJob)
+
+
+def test_a_folder_that_is_no_model_is_refused(world, job, tmp_path) -> None:
+    folder, _ = world
+    assert "there is no model" in refusal(job(model=str(tmp_path / "nothing")))
+    assert "config.json" in refusal(job(model=str(folder)))
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    (adapters / "adapter_config.json").write_text("{}")
+    assert "only adapters" in refusal(job(model=str(adapters)))
+    shutil.copy(folder / "model" / "config.json", adapters)
+    assert "no weights" in refusal(job(model=str(adapters)))
+    (adapters / "model.safetensors").write_bytes(b"")
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
+        prepare(job(model=str(adapters)))
+    (adapters / "config.json").write_text('{"model_type": "no such type"}')
+    assert "cannot be understood" in refusal(job(model=str(adapters)))
+
+
+# The output folder
+
+
+def test_a_folder_in_which_something_was_trained_is_refused_unless_it_is_gone_on_with(job, tmp_path) -> None:
+    (tmp_path / "out" / "checkpoint-3").mkdir(parents=True)
+    told = refusal(job())
+    assert "checkpoint-3" in told and "--resume" in told and "--out" in told
+
+
+def test_the_model_s_own_folder_and_a_file_are_no_output_folders(world, job, tmp_path) -> None:
+    folder, _ = world
+    assert "overwritten" in refusal(job(out=folder / "model"))
+    (tmp_path / "file").write_text("")
+    assert "no folder" in refusal(job(out=tmp_path / "file" / "below"))
+
+
+def test_half_written_checkpoints_are_passed_over(tmp_path) -> None:
+    for number in (1, 2, 9, 10, 11):
+        folder = tmp_path / f"checkpoint-{number}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text("{}")
+        if number < 10:
+            (folder / recomputed.FILE_NAME).write_bytes(b"")
+    (tmp_path / "checkpoint-9" / "trainer_state.json").unlink()
+    found = find_checkpoints(tmp_path)
+    assert found.newest == tmp_path / "checkpoint-2"
+    assert [each.name for each in found.passed_over] == ["checkpoint-11", "checkpoint-10", "checkpoint-9"]
+    assert find_checkpoints(tmp_path / "nowhere").newest is None
+
+
+def test_a_training_goes_on_only_with_what_it_began_with(tmp_path) -> None:
+    record = {"settings": {"beta": 0.0, "seed": 1}, "model": {"weights": "abc", "lora_rank": None}}
+    require_same(tmp_path, record)  # there is no record yet
+    write_record(tmp_path, record)
+    require_same(tmp_path, record)
+    with pytest.raises(TrainingError, match=r"beta was 0\.0 and is 0\.1"):
+        require_same(tmp_path, {**record, "settings": {"beta": 0.1, "seed": 1}})
+    with pytest.raises(TrainingError, match="weights was 'abc' and is 'def'"):
+        require_same(tmp_path, {**record, "model": {"weights": "def", "lora_rank": None}})
+    (tmp_path / "training.json").write_text("{")
+    with pytest.raises(TrainingError, match="cannot be read"):
+        require_same(tmp_path, record)
+
+
+# Settings
+
+
+def test_settings_are_read_as_what_they_are_declared_to_be() -> None:
+    texts = [
+        "groups_per_step=4", "learning_rate=1e-5", "divide_by_std=yes", "delta=none", "layout=packed", "max_steps=-1",
+        "report_to=none", "lr_scheduler_type=linear", 'model_init_kwargs={"dtype": "bfloat16"}', "importance_cap=2",
+        "bf16=false", "warmup_steps=0.1",
+    ]  # fmt: skip
+    assert parse_settings(texts) == {
+        "groups_per_step": 4, "learning_rate": 1e-5, "divide_by_std": True, "delta": None, "layout": "packed",
+        "max_steps": -1, "report_to": "none", "lr_scheduler_type": "linear", "importance_cap": 2.0, "bf16": False,
+        "model_init_kwargs": {"dtype": "bfloat16"}, "warmup_steps": 0.1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("groups_per_step", "NAME=VALUE"),
+        ("=4", "NAME=VALUE"),
+        ("groups_per_step=four", "a whole number"),
+        ("groups_per_step=1.5", "a whole number"),
+        ("learning_rate=fast", "a number"),
+        ("divide_by_std=maybe", "true or false"),
+        ("model_init_kwargs={", "JSON"),
+        ("output_dir=here", "--out"),
+        ("resume_from_checkpoint=true", "--resume"),
+    ],
+)
+def test_a_setting_that_cannot_be_read_is_refused(text, told) -> None:
+    with pytest.raises(TrainingError, match=told):
+        parse_settings([text])
+
+
+def test_unknown_presets_and_settings_are_refused_with_what_is_near(tmp_path) -> None:
+    with pytest.raises(TrainingError, match="dapo or memagent-paper"):
+        make_config("grpo", {}, tmp_path)
+    with pytest.raises(TrainingError, match="Did you mean groups_per_step"):
+        make_config("dapo", parse_settings(["group_per_step=3"]), tmp_path)
+    with pytest.raises(TrainingError, match="cannot be had"):
+        make_config("dapo", {"lr_scheduler_type": "wavy"}, tmp_path)
+    with pytest.raises(TrainingError, match="no use here"):
+        make_config("dapo", parse_settings(["use_vllm=true"]), tmp_path)
+
+
+def test_every_decisive_setting_exists(tmp_path) -> None:
+    config = make_config("dapo", {}, tmp_path)
+    assert [name for name in DECISIVE if not hasattr(config, name)] == []
+
+
+# Rewards
+
+
+def test_a_name_is_a_logged_reward_and_with_gold_answers_a_built_in(world, job) -> None:
+    gold = GoldAnswers({})
+    assert chosen_reward("token_f1") == "token_f1"
+    for name in OUTCOME_REWARDS:
+        assert callable(chosen_reward(name, gold))
+    with pytest.raises(RewardError, match="Did you mean token_f1"):
+        chosen_reward("token_f", gold)
+    assert chosen_step_reward("boxed_format") == FormatReward()
+    assert chosen_step_reward("evidence_in_memory") == "evidence_in_memory"
+    assert callable(chosen_step_reward("evidence_in_memory", gold))
+
+
+def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, monkeypatch) -> None:
+    (tmp_path / "own_rewards_of_test.py").write_text("def length(run):\n    return float(len(run.run_id))\nx = 3\n")
+    monkeypatch.chdir(tmp_path)
+    for text in (
+        "own_rewards_of_test:length",
+        "own_rewards_of_test.py:length",
+        f"{tmp_path}/own_rewards_of_test.py:length",
+    ):
+        function = chosen_reward(text)
+        assert not isinstance(function, str) and function.__name__ == "length"
+    for text, told in (
+        ("own_rewards_of_test:lenght", "Did you mean length"),
+        ("own_rewards_of_test:x", "no function"),
+        ("no_such_module_at_all:f", "cannot be imported"),
+        ("nothing.py:f", "cannot be imported"),
+    ):
+        with pytest.raises(RewardError, match=told):
+            chosen_reward(text)
+
+
+def test_step_rewards_and_their_share_go_together(job) -> None:
+    assert "--step-reward" in refusal(job(settings={"step_reward_share": 0.5}))
+    assert "ignores it" in refusal(job(step_reward="format"))
+    prepared = prepare(job(settings={"step_reward_share": 0.5}, step_reward=FormatReward(boxed=False)))
+    assert prepared.replay.groups[0].rollouts_G[0].step_rewards_K is not None

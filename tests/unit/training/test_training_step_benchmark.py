@@ -1,0 +1,144 @@
+"""The benchmark of an optimizer step: its rows are what it says, its contenders do the same work, and it says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import training_contenders, training_step
+from benchmarks.training_contenders import (
+    CONVERSATIONS,
+    ROLLOUTS,
+    Contender,
+    Lengths,
+    PromptOrder,
+    Setting,
+    Step,
+    compare,
+    make_group,
+)
+from benchmarks.training_step import OTHERS, PADDED, PREFIX_TREE, main, write_section
+from memagent_training.planner import Layout
+from memagent_training.prefixes import tree_tokens
+from memagent_training.rollouts import RolloutGroup, TrainingConversation
+
+TINY = Setting(model_size="tiny", lengths=Lengths(3, 12, 4))
+
+
+def _rows(group: RolloutGroup, place: int) -> list[TrainingConversation]:
+    return [rollout.conversations_K[place] for rollout in group.rollouts_G]
+
+
+def _tree(group: RolloutGroup) -> int:
+    rows = [row for place in range(CONVERSATIONS) for row in _rows(group, place)]
+    return tree_tokens(row.prompt_ids_P + row.completion_ids_T for row in rows)
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[Contender, list[Step]]:
+    """All contenders' step, at a tiny size."""
+    return compare((PADDED, PREFIX_TREE, *OTHERS), TINY)
+
+
+def test_rollouts_share_the_section_and_only_their_own_memory_follows_it() -> None:
+    group = make_group("g", PromptOrder.SECTION_FIRST, Lengths(3, 12, 4), 250)
+    assert len(group.rollouts_G) == ROLLOUTS == 16
+    for place in range(1, CONVERSATIONS):
+        prompts = [row.prompt_ids_P for row in _rows(group, place)]
+        assert len({tuple(prompt[: 3 + 12]) for prompt in prompts}) == 1
+        assert [prompt[3 + 12 :] for prompt in prompts] == [row.completion_ids_T for row in _rows(group, place - 1)]
+    assert len({tuple(row.prompt_ids_P) for row in _rows(group, 0)}) == 1
+
+
+def test_both_orders_hold_the_same_tokens_and_only_one_shares_sections() -> None:
+    first, paper = (make_group("g", order, Lengths(3, 12, 4), 250) for order in PromptOrder)
+    for place in range(CONVERSATIONS):
+        for a, b in zip(_rows(first, place), _rows(paper, place), strict=True):
+            assert sorted(a.prompt_ids_P) == sorted(b.prompt_ids_P)
+            assert a.completion_ids_T == b.completion_ids_T
+    assert _tree(first) < _tree(paper) / 2
+
+
+def test_all_contenders_have_the_same_loss_and_gradient_norm(measured: dict[Contender, list[Step]]) -> None:
+    for order in PromptOrder:
+        steps = [step for contender, (step,) in measured.items() if contender.order is order]
+        assert len(steps) >= 3
+        assert [step.loss for step in steps] == pytest.approx([steps[0].loss] * len(steps), rel=1e-3)
+        assert [step.gradient_norm for step in steps] == pytest.approx([steps[0].gradient_norm] * len(steps), rel=1e-3)
+        assert abs(steps[0].loss) > 1e-4, "a loss of nothing agrees with everything"
+
+
+def test_forwarded_tokens_are_counted_at_the_model(measured: dict[Contender, list[Step]]) -> None:
+    forwarded = {contender: step.spent.forwarded_tokens for contender, (step,) in measured.items()}
+    rows = ROLLOUTS * (CONVERSATIONS * (3 + 12 + 4) + (CONVERSATIONS - 1) * 4)
+    assert {forwarded[each] for each in OTHERS if each.layout is None} == {rows}
+    assert forwarded[PADDED] >= rows
+    assert forwarded[PREFIX_TREE] < rows / 2
+    assert forwarded[replace(PREFIX_TREE, checkpointing=True)] == forwarded[PREFIX_TREE]
+
+
+def test_a_contender_that_does_other_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = {**training_contenders._SETTINGS, "epsilon": 0.1}
+    compare((PADDED,), TINY)
+    real = training_contenders.run
+
+    def run(contender: Contender, setting: Setting) -> list[Step]:
+        if contender == PREFIX_TREE:
+            monkeypatch.setattr(training_contenders, "_SETTINGS", changed)
+        return real(contender, setting)
+
+    monkeypatch.setattr(training_contenders, "run", run)
+    with pytest.raises(ValueError, match="do not compute the same"):
+        compare((PADDED, PREFIX_TREE), TINY)
+
+
+def test_a_run_in_bfloat16_agrees_as_well() -> None:
+    contenders = (PADDED, PREFIX_TREE, Contender(PromptOrder.SECTION_FIRST, None, rows_at_once=ROLLOUTS))
+    steps = compare(contenders, replace(TINY, dtype="bf16"))
+    exact = compare((PADDED,), TINY)[PADDED][0]
+    assert steps[PADDED][0].loss != exact.loss, "autocast was not on"
+    assert steps[PADDED][0].loss == pytest.approx(exact.loss, rel=0.05)
+
+
+def test_the_results_name_device_and_command_and_keep_the_other_kind(
+    measured: dict[Contender, list[Step]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(training_step, "compare", lambda contenders, setting: measured)
+    path = tmp_path / "RESULTS.md"
+    arguments = ["--model-size", "tiny", "--lengths", "3", "12", "4", "--results", str(path)]
+    with pytest.raises(SystemExit):
+        main(arguments)
+    text = path.read_text()
+    assert "not measured: no gpu was available" in text.lower()
+    assert "python -m benchmarks.training_step --model-size tiny --lengths 3 12 4" in text
+    assert training_step.device_name("cpu") in text
+    assert sum(line.startswith(("| section first", "| paper's order")) for line in text.splitlines()) == len(measured)
+    write_section(path, "cuda", "measured on a GPU")
+    write_section(path, "cpu", "measured again")
+    assert path.read_text().endswith("## CPU\n\nmeasured again\n\n## GPU\n\nmeasured on a GPU\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (["--device", "cuda"], "leave it out"),
+        (["--repeats", "0"], "1 or more"),
+        (["--lengths", "40", "0", "60"], "1 or more"),
+        (["--lengths", "40", "5000", "1024"], "give less"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    arguments: list[str], remedy: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert remedy in capsys.readouterr().err
+
+
+def test_one_layout_alone_is_the_baseline_of_its_order(measured: dict[Contender, list[Step]]) -> None:
+    lines = training_step.table(measured, TINY).splitlines()[2:]
+    padded = [line.split(" | ") for line in lines if f"| {Layout.PADDED} |" in line]
+    assert [(cells[3], cells[7]) for cells in padded] == [("1.00", "1.00")] * 2
