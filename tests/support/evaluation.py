@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from support.scripts import document_with
-
 from memagent_graph.evaluation.results import Plan, Results, Row, table_of
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Needle, Sample
+from support.scripts import document_with
 
 NAMES = ("harbor", "castle", "garden", "bridge", "tower", "valley")
 

@@ -398,11 +398,19 @@ async def test_a_failure_ends_the_other_calls(ask) -> None:
     assert policy.at_once == 0
 
 
+class SlowAtFirst(Reader):
+    """Its reply to the document's first fact comes last."""
+
+    async def complete(self, prompt, sampling):
+        await asyncio.sleep(0.05 if "harbor is 1." in prompt[0]["content"] else 0)
+        return await super().complete(prompt, sampling)
+
+
 async def test_what_chunks_contribute_is_combined_in_order_and_none_is_left_out(ask) -> None:
     text = document_with(
         {0.1: "The key of harbor is 1.", 0.5: "The key of harbor is 2.", 0.9: "The key of harbor is 3."}
     )
-    policy = Reader(delay=0.0)
+    policy = SlowAtFirst()
     attempt = await ask("map_reduce", text, policy)
     assert part(policy.prompts[-1], "findings") == "- 1\n- 2\n- 3"
     assert attempt.answer == "3"

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from langchain_core.embeddings import Embeddings
 
 from memagent_graph import Document, DocumentStore
 from memagent_graph.errors import BudgetError
 from memagent_graph.evaluation.baselines.excerpts import DocumentEnds, longest_fitting, room
-from memagent_graph.evaluation.baselines.ranking import WordIndex
+from memagent_graph.evaluation.baselines.ranking import VectorIndex, WordIndex
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
@@ -67,8 +68,23 @@ def test_the_longest_text_that_fits_is_found_or_there_is_none(per_token, overhea
 
 def test_bm25_ranks_rare_words_before_common_ones_and_ties_by_place() -> None:
     index = WordIndex()
-    for text in ["common common", "nothing", "common Rare-word", "common", "nothing else"]:
+    for text in ["common common", "nothing", "common Rare-word", "common", "nothing else, as it is"]:
         index.add(text)
     assert index.ranking("Where is the RARE common?")[:2] == [2, 0]
-    assert index.ranking("What is it?") == index.ranking("absent") == [0, 1, 2, 3, 4]
+    assert index.ranking("Is it?") == index.ranking("absent") == [0, 1, 2, 3, 4]
     assert index.ranking("nothing")[:2] == [1, 4]
+
+
+class Directions(Embeddings):
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [self.embed_query(text) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        return [float(number) for number in text.split()]
+
+
+async def test_vectors_are_ranked_by_direction_and_not_by_length() -> None:
+    index = VectorIndex(Directions())
+    for text in ["9 9", "0.1 0", "0 0", "0 5"]:
+        await index.add(text)
+    assert await index.ranking("2 0") == [1, 0, 2, 3]

@@ -64,7 +64,12 @@ def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(task, tmp_pa
         options = ["--base-url", server.base_url, *SMALL, "--lengths", "200,600", "-n", 4, "--out", out]
         done = memagent("eval", task, *options, "--systems", "memagent,middle_truncation", "--api-key", "sk-secret")
     report = (out / "report.md").read_text()
-    for words in ("| memagent | 100.0 / 100.0 | 100.0 / 100.0 |", "## Cost per question", "## Comparison", "| 600 | memagent | 4 |"):
+    for words in (
+        "| memagent | 100.0 / 100.0 | 100.0 / 100.0 |",
+        "## Cost per question",
+        "## Comparison",
+        "| 600 | memagent | 4 |",
+    ):
         assert words in done.stdout
         assert words in report
     assert "![accuracy](accuracy.png)" in report
@@ -129,8 +134,8 @@ def test_one_in_ten_requests_that_fail_cost_no_row(task, tmp_path) -> None:
 
 def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_alone(task, tmp_path) -> None:
     """Killed at random moments. What is asked again is at most what was under way, for the reader one chunk each."""
-    kills, concurrency, moments = 3, 4, random.Random(3)
-    options = [*SMALL, "--lengths", "300,900", "-n", "5", "--systems", "memagent,refine", "--concurrency", str(concurrency),
+    kills, concurrency, moments = 2, 4, random.Random(3)
+    options = [*SMALL, "--lengths", "300,900", "-n", "4", "--systems", "memagent,refine", "--concurrency", str(concurrency),
                "--quiet"]  # fmt: skip
     with FakeServer(respond) as server:
         memagent("eval", task, "--base-url", server.base_url, *options, "--out", tmp_path / "whole")
@@ -148,7 +153,7 @@ def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_a
                     time.sleep(0.005)
                 os.kill(process.pid, signal.SIGKILL)
             rows = journal.read_bytes().count(b'"sample_id"')
-            assert rows < 20, f"it was over before it could be killed ({round_})"
+            assert rows < 16, f"it was over before it could be killed ({round_})"
         server.delay = 0.0
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -158,7 +163,9 @@ def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_a
     again = sum(max(0, disturbed[text] - count) for text, count in readers.items())
     assert again <= kills * concurrency, "the reader goes on at the chunk it was at"
     runs = RunLog(tmp_path / "killed" / "runs.sqlite")
-    assert all(runs.get(row.run_id).stop_reason == "answered" for row in load_results(tmp_path / "killed").rows if row.run_id)
+    assert all(
+        runs.get(row.run_id).stop_reason == "answered" for row in load_results(tmp_path / "killed").rows if row.run_id
+    )
 
 
 def section(body: dict[str, Any]) -> str:
@@ -193,7 +200,11 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
         asked = len(server.requests)
         refused = memagent(*base, "--resume", "--temperature", 0.5, "--seed", 3, "--chunk-tokens", 90, code=7)
         assert len(server.requests) == asked
-    for words in ("policy.temperature is 0.5 and was 0.0", "tasks.seed is 3 and was 0", "chunk_tokens is 90 and was 100"):
+    for words in (
+        "policy.temperature is 0.5 and was 0.0",
+        "tasks.seed is 3 and was 0",
+        "chunk_tokens is 90 and was 100",
+    ):
         assert words in refused.stderr
 
 
@@ -209,7 +220,7 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
         (["niah_single_2", "--systems", "memagent,magic"], 7, "there is no system 'magic'"),
         (["niah_single_2", "--systems", ","], 7, "no system was named"),
         (["niah_single_2", "--context-window", "300"], 7, "context window"),
-        (["niah_single_2", "--chunk-tokens", "590"], 7, "context window"),
+        (["niah_single_2", "--chunk-tokens", "800"], 7, "context window"),
         (["niah_single_2", "--question-tokens", "5"], 7, "question has"),
         (["squad"], 7, "--data"),
         (["hotpotqa", "--data", "nowhere.json"], 7, "nowhere.json"),
@@ -243,7 +254,7 @@ def test_a_server_that_dies_stops_it_and_nothing_is_lost(task, tmp_path) -> None
         return web.json_response({"error": {"message": "engine died"}}, status=500) if dead else respond(body, number)
 
     with FakeServer(dying) as server:
-        base = ["eval", task, "--base-url", server.base_url, *SMALL, "--lengths", "200", "-n", 60, "--retries", 0,
+        base = ["eval", task, "--base-url", server.base_url, *SMALL, "--lengths", "200", "-n", 40, "--retries", 0,
                 "--concurrency", 4, "--out", tmp_path / "out"]  # fmt: skip
         done = memagent(*base, code=4)
         assert "engine died" in done.stderr
@@ -251,7 +262,7 @@ def test_a_server_that_dies_stops_it_and_nothing_is_lost(task, tmp_path) -> None
         server.respond = respond
         memagent(*base, "--resume")
     results = load_results(tmp_path / "out")
-    assert (len(results.rows), {row.lenient for row in results.rows}) == (60, {1.0})
+    assert (len(results.rows), {row.outcome for row in results.rows}) == (40, {"answered"})
 
 
 def test_an_interrupted_evaluation_says_how_to_go_on(task, tmp_path) -> None:

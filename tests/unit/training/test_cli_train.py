@@ -150,11 +150,13 @@ def test_adapters_are_left_by_themselves_and_merged(arguments, world, tmp_path) 
     assert not torch.allclose(plain, got, atol=1e-3)
 
 
-def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, tmp_path, monkeypatch) -> None:
+def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tmp_path, monkeypatch) -> None:
+    _, groups = world
     monkeypatch.chdir(tmp_path)
     Path("judging.py").write_text("def by_place(run):\n    return float(run.run_id.endswith('-0'))\n")
     found = json.loads(memagent(arguments("--dry-run", "--json", "--reward", "judging.py:by_place")).stdout)
-    assert "equal_rewards" not in found["dropped"].values() or found["groups_kept"] > 0
+    varied = [group for group in groups if any(each.run_id.endswith("-0") for each in group.rollouts_G)]
+    assert 0 < found["groups_kept"] == len(varied) < len(groups)
     told = memagent(arguments("--dry-run", "--reward", "judging.py:by_plaice"), ExitCode.USAGE).stderr
     assert "Did you mean by_place" in told
 
@@ -223,12 +225,16 @@ def whole(world, tmp_path_factory) -> dict[str, torch.Tensor]:
     out = tmp_path_factory.mktemp("whole") / "out"
     memagent(
         ["train", str(folder / "runs.sqlite"), "--model", str(folder / "model"), "--preset", "dapo", "--out", str(out)]
-        + [part for name, value in (SETTINGS | PASSES).items() for part in ("--set", f"{name}={value}")]
+        + [
+            part
+            for name, value in (SETTINGS | PASSES | {"save_strategy": "no"}).items()
+            for part in ("--set", f"{name}={value}")
+        ]
     )
     return load_file(out / "model.safetensors")
 
 
-PASSES = {"num_train_epochs": "8"}
+PASSES = {"num_train_epochs": "5"}
 
 
 def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, whole, tmp_path) -> None:
@@ -291,11 +297,23 @@ def test_there_is_a_configuration_for_one_device_and_two_kinds_of_sharding() -> 
     assert {path.stem for path in ACCELERATE.glob("*.yaml")} == {"single", "fsdp2", "deepspeed-zero3"}
 
 
-def test_under_accelerate_one_process_of_two_prints(arguments) -> None:
-    launched = ["--config_file", str(ACCELERATE / "single.yaml"), "--cpu", "--num_processes", "2"]
-    running = process(
-        ["accelerate.commands.launch", *launched, "-m", "memagent_graph", *arguments("--dry-run", "--json")]
-    )
+def test_a_dry_run_under_accelerate_s_launcher_prints_the_plan(arguments) -> None:
+    launched = [
+        "--config_file",
+        str(ACCELERATE / "single.yaml"),
+        "-m",
+        "memagent_graph",
+        *arguments("--dry-run", "--json"),
+    ]
+    running = process(["accelerate.commands.launch", *launched])
     out, error = running.communicate(timeout=200)
     assert running.returncode == 0, error
-    assert json.loads(out)["ranks"] == 2
+    assert json.loads(out)["ranks"] == 1
+
+
+def test_only_the_main_process_prints(arguments, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    done = memagent(arguments("--dry-run"))
+    assert done.stdout == "" and "error" not in done.stderr
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert memagent(["train", "nowhere", "--model", "nowhere"], ExitCode.USAGE).output == ""

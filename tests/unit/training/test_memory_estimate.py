@@ -28,8 +28,8 @@ WITHIN = 1.2
 """The factor between estimate and measurement, as memory_estimate.py states it."""
 
 SHAPES = {
-    "llama": (LlamaConfig, LlamaForCausalLM, 256, 5120),
-    "qwen2, grouped queries": (Qwen2Config, Qwen2ForCausalLM, 192, 1000),
+    "llama": (LlamaConfig, LlamaForCausalLM, 192, 3000),
+    "qwen2, grouped queries": (Qwen2Config, Qwen2ForCausalLM, 128, 1000),
 }
 
 
@@ -67,9 +67,11 @@ def peak_of(work: Callable[[], None]) -> int:
     return highest
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed", "prefix_tree"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [("llama", "prefix_tree"), ("qwen2, grouped queries", "padded"), ("qwen2, grouped queries", "packed")],
+)
 def test_activations_are_estimated_as_they_are_measured(shape, checkpointing, layout) -> None:
     model = make_model(shape)
     if checkpointing:

@@ -7,13 +7,14 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.training_log import comparable, write_log
 
 from memagent_graph.errors import RunLogError, TokenizerError
-from memagent_training import recomputed
+from memagent_training import recomputed, training_job
 from memagent_training.answer_matching import GoldAnswers
 from memagent_training.chosen_rewards import OUTCOME_REWARDS, chosen_reward, chosen_step_reward
 from memagent_training.dry_run import plan
@@ -239,6 +240,13 @@ def test_a_folder_that_is_no_model_is_refused(world, job, tmp_path) -> None:
         prepare(job(model=str(adapters)))
     (adapters / "config.json").write_text('{"model_type": "no such type"}')
     assert "cannot be understood" in refusal(job(model=str(adapters)))
+
+
+def test_processes_that_did_not_find_each_other_are_refused(monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    training_job._check_ranks(SimpleNamespace(world_size=2))
+    with pytest.raises(TrainingError, match="train by itself"):
+        training_job._check_ranks(SimpleNamespace(world_size=1))
 
 
 # The output folder

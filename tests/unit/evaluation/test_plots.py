@@ -1,0 +1,128 @@
+"""The pictures: what is drawn, that equal results give equal files, and that nothing is drawn that was not measured."""
+
+from __future__ import annotations
+
+import struct
+import sys
+
+import pytest
+from matplotlib.figure import Figure
+from support.evaluation import failed, results, row
+
+from memagent_graph.errors import EvaluationError, MissingExtraError
+from memagent_graph.evaluation.plots import depth_grid, draw_accuracy, draw_all, draw_cost
+from memagent_graph.evaluation.statistics import wilson
+
+LENGTHS = (1024, 8192, 65536)
+ROWS = [
+    row(system, length, index, right=index % 3 > 0)
+    for system in ("memagent", "refine")
+    for length in LENGTHS
+    for index in range(6)
+]
+
+
+def drawn(draw, rows):
+    figure = Figure()
+    draw(figure, rows, "tokens")
+    (axes,) = figure.axes
+    return figure, axes
+
+
+def lines(axes) -> dict:
+    return {each.get_label(): each for each in axes.get_lines() if not each.get_label().startswith("_")}
+
+
+def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(tmp_path) -> None:
+    paths = draw_all(results(*ROWS), tmp_path)
+    assert [path.name for path in paths] == ["accuracy.png", "depth_memagent.png", "depth_refine.png", "cost.png"]
+    for path in paths:
+        data = path.read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert struct.unpack(">II", data[16:24]) == (1600, 880)
+        assert path.with_suffix(".svg").read_text().startswith("<?xml")
+    assert len(list(tmp_path.iterdir())) == 2 * len(paths), "nothing else is left behind"
+
+
+def test_equal_results_give_equal_files_without_a_date(tmp_path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    for folder in ("a", "b"):
+        draw_all(results(*ROWS), tmp_path / folder)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+        assert b"dc:date" not in path.read_bytes()
+
+
+def test_accuracy_has_a_line_and_a_wilson_band_for_each_system_on_a_logarithmic_axis() -> None:
+    _, axes = drawn(draw_accuracy, ROWS)
+    told = lines(axes)
+    assert set(told) == {"memagent", "refine"}
+    assert list(told["memagent"].get_ydata()) == pytest.approx([200 / 3] * 3)
+    assert axes.get_xscale() == "log"
+    assert [each.get_text() for each in axes.get_xticklabels()] == ["1K", "8K", "64K"]
+    corners = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (corners.min(), corners.max()) == pytest.approx((100 * wilson(4, 6).low, 100 * wilson(4, 6).high))
+    assert told["memagent"].get_color() != told["refine"].get_color()
+    assert told["memagent"].get_marker() != told["refine"].get_marker()
+
+
+def test_failures_pull_the_line_down() -> None:
+    _, axes = drawn(draw_accuracy, [row(), failed(index=1)])
+    assert list(lines(axes)["memagent"].get_ydata()) == [50.0]
+
+
+def test_a_length_that_fits_no_call_has_no_point() -> None:
+    rows = [row("full_context", 1024), failed("full_context", 8192, outcome="does_not_fit")]
+    rows += [failed("other", 1024, outcome="does_not_fit")]
+    _, axes = drawn(draw_accuracy, rows)
+    told = lines(axes)
+    assert len(told["full_context"].get_xdata()) == 1
+    assert len(told["other\n(does not fit)"].get_xdata()) == 0
+
+
+def test_depths_are_counted_by_tenth_of_the_document_and_by_fact() -> None:
+    rows = [
+        row(needle_depths=(0.05, 0.95), needles_found=(True, False)),
+        row(index=1, needle_depths=(0.0, 1.0), needles_found=(False, False)),
+        failed(index=2, outcome="does_not_fit"),
+        row(index=3, needle_depths=(), needles_found=()),
+    ]
+    assert depth_grid(rows) == {(1024, 0): [True, False], (1024, 9): [False, False]}
+
+
+def test_cost_is_drawn_beside_the_estimate_for_one_call_with_everything() -> None:
+    _, axes = drawn(draw_cost, ROWS)
+    told = lines(axes)
+    assert list(told["memagent"].get_ydata()) == [1e9 * length for length in LENGTHS]
+    (whole,) = [each for label, each in told.items() if "quadratic" in label]
+    assert list(whole.get_ydata()) == [1e6 * length**2 for length in LENGTHS]
+    assert axes.get_yscale() == "log"
+
+
+def test_without_the_models_size_cost_is_told_in_tokens() -> None:
+    _, axes = drawn(draw_cost, [row(length=length, flops=None, full_context_flops=None) for length in LENGTHS])
+    told = lines(axes)
+    assert list(told) == ["memagent"]
+    assert list(told["memagent"].get_ydata()) == [length + 10 for length in LENGTHS]
+    assert "tokens" in axes.get_ylabel()
+
+
+def test_units_are_drawn_apart_and_tasks_without_needles_have_no_heat_map(tmp_path) -> None:
+    rows = [row(), row(task="hqa", unit="passages", length=50, needle_depths=(), needles_found=())]
+    names = {path.name for path in draw_all(results(*rows), tmp_path)}
+    assert names == {"accuracy_tokens.png", "depth_memagent_tokens.png", "cost_tokens.png", "accuracy_passages.png",
+                     "cost_passages.png"}  # fmt: skip
+
+
+def test_results_of_failures_alone_have_no_cost(tmp_path) -> None:
+    assert [path.name for path in draw_all(results(failed()), tmp_path)] != []
+    assert not (tmp_path / "cost.png").exists()
+
+
+def test_a_folder_that_is_not_there_and_a_missing_library_are_told(tmp_path, monkeypatch) -> None:
+    with pytest.raises(EvaluationError, match="cannot be written"):
+        draw_all(results(row()), tmp_path / "nowhere")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match="eval"):
+        draw_all(results(row()), tmp_path)

@@ -1,0 +1,144 @@
+"""The report: nothing left out of a denominator, intervals on every figure, nothing ranked inside the noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.evaluation import failed, results, row
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.report import comparison, length_label, render_comparison, render_report, summary
+from memagent_graph.evaluation.statistics import wilson
+
+
+def line(report: str, *cells: str) -> str:
+    """The one row of a table that begins with these cells."""
+    (found,) = [each for each in report.splitlines() if each.startswith(f"| {' | '.join(cells)} |")]
+    return found
+
+
+def test_failed_and_unfinished_questions_are_wrong_and_counted_apart() -> None:
+    rows = [*(row(index=index) for index in range(6)), failed(index=6), failed(index=7, outcome="unfinished")]
+    report = render_report(results(*rows))
+    expected = wilson(6, 8)
+    interval = f"75.0 [{100 * expected.low:.1f}, {100 * expected.high:.1f}]"
+    assert line(report, "1K", "memagent", "8") == f"| 1K | memagent | 8 | {' | '.join([interval] * 4)} | 1 | 1 |"
+    assert "| unfinished | failed |" in report
+    assert "1 questions failed twice, and count as wrong:\n\n- 1: the server is on fire" in report
+
+
+def test_strict_and_lenient_stand_side_by_side() -> None:
+    rows = [replace(row(index=index), strict=float(index > 0)) for index in range(4)]
+    assert line(render_report(results(*rows)), "memagent") == "| memagent | 75.0 / 100.0 |"
+
+
+def test_what_fits_no_call_has_no_accuracy_and_no_part_in_comparisons() -> None:
+    rows = [row(index=index) for index in range(9)]
+    rows += [failed("full_context", index=index, outcome="does_not_fit") for index in range(9)]
+    report = render_report(results(*rows))
+    assert line(report, "full_context") == "| full_context | does not fit |"
+    assert line(report, "1K", "full_context", "9") == "| 1K | full_context | 9 | – | – | – | – | 9 |"
+    assert "no answered question in common" in report
+
+
+def test_costs_are_means_over_all_questions_that_were_asked() -> None:
+    rows = [row(prompt_tokens=1000, seconds=1.0, flops=1e12), row(index=1, prompt_tokens=3000, seconds=2.0, flops=None)]
+    report = render_report(results(*rows))
+    assert line(report, "1K tokens", "memagent", "2,000", "0", "10", "2.0", "1.50", "1.00e+12")
+
+
+def test_systems_that_differ_by_chance_are_not_ranked() -> None:
+    rows = [row(index=index, right=index != 0) for index in range(40)]
+    rows += [row("refine", index=index, right=index not in {1, 2}) for index in range(40)]
+    report = render_report(results(*rows))
+    assert line(report, "all", "refine", "40").endswith("| cannot be told apart |")
+    assert "They cannot be told apart" in report
+
+
+def test_systems_that_differ_are_told_apart_with_corrected_p_values_and_ranked() -> None:
+    rows = [row(length=length, index=index) for length in (1024, 4096) for index in range(40)]
+    rows += [row("refine", length, index, right=index > 30) for length in (1024, 4096) for index in range(40)]
+    rows += [row("retrieval", length, index, right=index > 29) for length in (1024, 4096) for index in range(40)]
+    report = render_report(results(*rows))
+    assert line(report, "1K tokens", "refine", "40").endswith("| memagent better |")
+    assert line(report, "all", "refine", "80").endswith("| memagent better |")
+    assert "corrected for the 6 comparisons" in report
+    assert "- 1. memagent\n- 2. to 3. refine, retrieval (not told apart as a group)" in report
+
+
+def test_only_questions_that_both_answered_are_compared() -> None:
+    rows = [*(row(index=index) for index in range(12)), *(row("refine", index=index) for index in range(5, 9))]
+    assert line(render_report(results(*rows)), "all", "refine", "4")
+
+
+def test_wrong_answers_tell_where_their_facts_were_lost_and_how_to_open_them() -> None:
+    wrong = [
+        row(right=False, where_lost=("overwritten", "never_written"), lost_at=(3, None), run_id="e-1"),
+        row(index=1, right=False, where_lost=("cut_by_cap",), lost_at=(2,), run_id="e-2", answer="a | b `c`\nd"),
+    ]
+    report = render_report(results(*wrong, row(index=2)), log=Path("out/runs.sqlite"))
+    assert line(report, "keys", "1K tokens", "2") == "| keys | 1K tokens | 2 | 1 | 1 | 1 |"
+    assert "memagent show RUN --log out/runs.sqlite" in report
+    assert "overwritten at chunk 3, never written | `e-1` |" in report
+    assert "| a \\| b 'c' d | cut by cap at chunk 2 | `e-2` |" in report
+
+
+def test_tasks_and_units_are_kept_apart() -> None:
+    rows = [row(), row(task="hqa", unit="passages", length=50), row(task="hqa", unit="passages", length=3200)]
+    report = render_report(results(*rows))
+    assert "### keys" in report
+    assert "### hqa" in report
+    assert "| strict / lenient | 50 passages | 3,200 passages |" in report
+    assert "| strict / lenient | 1K tokens |" in report
+
+
+def test_what_is_not_finished_says_so() -> None:
+    assert "**Not finished: 3 questions have not been asked yet.**" in render_report(replace(results(row()), missing=3))
+    assert "No question has been answered yet" in render_report(results())
+
+
+def test_the_command_and_the_plots_are_shown() -> None:
+    report = render_report(results(row()), plots=[Path("/somewhere/accuracy.png")])
+    assert "```\nmemagent eval keys\n```" in report
+    assert "![accuracy](accuracy.png)" in report
+
+
+@pytest.mark.parametrize(
+    ("length", "label"),
+    [(1024, "1K"), (8192, "8K"), (1536, "1.5K"), (1000, "1,000"), (50, "50"), (1 << 20, "1M"), (3_670_016, "3.5M"),
+     (131072, "128K"), (25_600, "25K"), (3_500_000, "3,500,000")],
+)  # fmt: skip
+def test_lengths_are_labelled_as_people_say_them(length, label) -> None:
+    assert length_label(length) == label
+
+
+def test_a_summary_holds_scores_with_intervals_outcomes_and_means() -> None:
+    (cell,) = summary(results(row(), failed(index=1)))
+    assert cell["scores"]["lenient"]["mean"] == 0.5
+    assert cell["scores"]["lenient"]["low"] == wilson(1, 2).low
+    assert (cell["outcomes"], cell["n"]) == ({"answered": 1, "failed": 1}, 2)
+
+
+def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:
+    first = results(*(row(length=length, index=index) for length in (1024, 2048) for index in range(30)))
+    second = results(
+        *(row(length=length, index=index, right=False) for length in (1024, 2048) for index in range(10, 30))
+    )
+    report = render_comparison(first, second, ("new", "old"))
+    assert "40 questions were asked in both; 20 rows have no partner." in report
+    assert line(report, "all", "old", "40").endswith("| new better |")
+    assert line(report, "1K tokens", "old", "20")
+    told = comparison(first, second, ("new", "old"))
+    assert [(each["system"], each["length"]) for each in told] == [
+        ("memagent", "1K tokens"), ("memagent", "2K tokens"), ("memagent", "all")
+    ]  # fmt: skip
+    assert told[-1]["strict"]["first_mean"] == 1.0
+
+
+def test_evaluations_that_asked_something_else_are_not_compared() -> None:
+    with pytest.raises(EvaluationError, match="no question of the same system in common"):
+        render_comparison(results(row()), results(row("refine")), ("a", "b"))
+    with pytest.raises(EvaluationError, match="keys/1024/0 is not the same question"):
+        render_comparison(results(row()), results(row(gold=("12",))), ("a", "b"))
