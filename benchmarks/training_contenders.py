@@ -163,6 +163,9 @@ def compare(contenders: Sequence[Contender], setting: Setting) -> dict[Contender
     for contender in contenders:
         print(f"  {contender.order}, {contender.name} ...", file=sys.stderr, flush=True)
         steps = run(contender, setting)
+        for spent in (step.spent for step in steps):
+            took = f"{spent.wall_seconds:.3g} s, {spent.processor_seconds:.3g} of processor time"
+            print(f"    {spent.forwarded_tokens:,} tokens, {took}", file=sys.stderr, flush=True)
         same_order = next((found[other] for other in found if other.order is contender.order), steps)
         _check_same_work(contender, steps, same_order[: setting.repeats], TOLERANCES[setting.dtype])
         found[contender] = found.get(contender, []) + steps

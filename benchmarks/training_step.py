@@ -179,8 +179,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--device", choices=sorted(_HEADINGS), default="cpu")
     parser.add_argument("--model-size", choices=SIZES, default="embedded", help="random weights of that size")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the arithmetic; weights are float32")
-    parser.add_argument("--lengths", nargs=3, type=int, metavar=("HEADER", "SECTION", "COMPLETION"), default=[40, 500, 60],
-                        help="tokens; the paper's are 200 5000 1024")  # fmt: skip
+    lengths = "tokens of HEADER, SECTION and COMPLETION; the paper's are 200 5000 1024"
+    parser.add_argument("--lengths", nargs=3, type=int, metavar="TOKENS", default=[40, 500, 60], help=lengths)
     parser.add_argument("--repeats", type=int, default=1, help="timed steps each time a contender runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file to write to")
     given = parser.parse_args(arguments)

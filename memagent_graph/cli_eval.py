@@ -19,11 +19,14 @@ from memagent_graph.errors import EvaluationError, MemAgentError
 from memagent_graph.exit_codes import ExitCode, failures_told
 
 if TYPE_CHECKING:
+    from memagent_graph.documents import DocumentStore
     from memagent_graph.evaluation.harness import Ended, EvaluationLimits
     from memagent_graph.evaluation.journal import Journal
+    from memagent_graph.evaluation.making import Maker
     from memagent_graph.evaluation.results import Plan, Results
     from memagent_graph.evaluation.samples import Task
     from memagent_graph.evaluation.systems import SystemSettings
+    from memagent_graph.evaluation.tasks import TaskSettings
     from memagent_graph.settings import ReaderSettings
 
 _FOLDER: Final = Path("memagent-eval")
@@ -281,7 +284,8 @@ async def _run(request: _Request) -> Ended:
         settings = settings_that_count(systems, task_settings)
         with open_journal(request.out, settings, resume=request.resume) as journal:
             try:
-                return await _measure(request, journal, plan, tasks, systems)
+                maker = _maker(request, plan, tasks, task_settings, systems.context.store)
+                return await _measure(request, journal, plan, tasks, systems, maker)
             finally:
                 if journal.rows:
                     write_table(journal.results, request.out / TABLE)
@@ -289,8 +293,23 @@ async def _run(request: _Request) -> Ended:
                     shutil.rmtree(documents, ignore_errors=True)
 
 
+def _maker(
+    request: _Request, plan: Plan, tasks: Mapping[str, Task], settings: TaskSettings, store: DocumentStore
+) -> Maker:
+    from memagent_graph.evaluation.making import MUCH, ProcessMaker, ThreadMaker  # noqa: PLC0415
+
+    if sum(plan.lengths) * plan.count * len(tasks) < MUCH:
+        return ThreadMaker(tasks, store)
+    return ProcessMaker(list(dict.fromkeys(request.tasks)), settings, tasks, store)
+
+
 async def _measure(
-    request: _Request, journal: Journal, plan: Plan, tasks: Mapping[str, Task], settings: SystemSettings
+    request: _Request,
+    journal: Journal,
+    plan: Plan,
+    tasks: Mapping[str, Task],
+    settings: SystemSettings,
+    maker: Maker,
 ) -> Ended:
     from memagent_graph.checkpoints import open_saver  # noqa: PLC0415
     from memagent_graph.evaluation.harness import Evaluation, evaluate  # noqa: PLC0415
@@ -311,6 +330,7 @@ async def _measure(
         answer_format=settings.context.prompts.answer_format,
         run_log=log,
         saver=saver,
+        maker=maker,
         keep_documents=request.keep_documents,
         retry_failed=request.retry_failed,
         concurrency=request.reader.concurrency,

@@ -195,7 +195,8 @@ def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
             {"folder": str(policy.folder), "adapter": adapter, "steps": policy.steps, "metrics": dict(policy.metrics)}
         )
         return
-    typer.echo(f"trained for {policy.steps:,} steps; the policy is in {policy.folder}", err=True)
+    steps = f"{policy.steps:,} step{'' if policy.steps == 1 else 's'}"
+    typer.echo(f"trained for {steps}; the policy is in {policy.folder}", err=True)
     if policy.adapter is not None:
         typer.echo(f"its adapters by themselves, to serve beside the base model, are in {policy.adapter}", err=True)
     typer.echo(f'read with it: memagent read DOCUMENT --question "..." --model {policy.folder}', err=True)

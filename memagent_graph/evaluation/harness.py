@@ -9,7 +9,6 @@ when the evaluation is resumed; the reader goes on at the chunk it was at.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -31,6 +30,7 @@ from memagent_graph.errors import (
 )
 from memagent_graph.evaluation.failures import analyse, logged_read
 from memagent_graph.evaluation.journal import Journal
+from memagent_graph.evaluation.making import Maker, ThreadMaker
 from memagent_graph.evaluation.preparing import Prepared, Shelf
 from memagent_graph.evaluation.results import Key, Plan, Row, RowOutcome
 from memagent_graph.evaluation.samples import Sample, Task
@@ -106,6 +106,8 @@ class Evaluation:
     """The reader's; without it nobody can tell where facts were lost."""
     saver: BaseCheckpointSaver[Any] | None = None
     """Where the reader saves its state; that of questions which have a row is deleted."""
+    maker: Maker | None = None
+    """Makes the documents, and is closed at the end; one that makes them in threads if it is left out."""
     keep_documents: bool = False
     retry_failed: bool = False
     """Whether to ask again what an earlier call counted as failed."""
@@ -139,7 +141,8 @@ class _Call:
         self._evaluation = evaluation
         self._journal = journal
         self._watcher = watcher
-        self._shelf = Shelf(evaluation.store, evaluation.tasks, keep=evaluation.keep_documents)
+        self._maker = evaluation.maker or ThreadMaker(evaluation.tasks, evaluation.store)
+        self._shelf = Shelf(evaluation.store, self._maker, keep=evaluation.keep_documents)
         self._ended = Ended.DONE
         self._begun = 0
         self._tokens = 0
@@ -185,7 +188,7 @@ class _Call:
         samples = self._open_samples()
         try:
             while self._ended is Ended.DONE:
-                while len(under_way) < min(os.cpu_count() or 1, _PREPARED_AHEAD):
+                while len(under_way) < self._maker.workers:
                     if (following := next(samples, None)) is None:
                         break
                     sample, systems = following

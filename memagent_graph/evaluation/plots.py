@@ -144,7 +144,7 @@ def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: st
                     color="white" if share < 55 else "black", alpha=1.0 if len(cell) > 1 else 0.75,
                 )  # fmt: skip
     axes.grid(visible=False)
-    axes.set_xticks(range(len(lengths)), [length_label(each) for each in lengths])
+    axes.set_xticks(range(len(lengths)), [length_label(each, unit) for each in lengths])
     axes.set_yticks(range(_DEPTH_BINS), [f"{10 * each}–{10 * each + 10} %" for each in range(_DEPTH_BINS)])
     axes.set_xlabel(f"document length, {unit}")
     axes.set_ylabel("where the fact stands")
@@ -207,7 +207,7 @@ def _line(place: int) -> dict[str, Any]:
 def _length_axis(axes: Any, rows: Sequence[Row], unit: str) -> None:
     lengths = sorted({row.length for row in rows})
     axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [length_label(each) for each in lengths])
+    axes.set_xticks(lengths, [length_label(each, unit) for each in lengths])
     axes.minorticks_off()
     axes.set_xlabel(f"document length, {unit}")
     if len(lengths) == 1:

@@ -43,7 +43,7 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
             disable=quiet or not self._console.is_terminal,
         )
         self._task = self._bar.add_task("evaluating", total=None, told="")
-        self._right: dict[int, list[float]] = defaultdict(list)
+        self._right: dict[tuple[str, int], list[float]] = defaultdict(list)
         self._total = self._done = self._failed = self._tokens = 0
         self._work_left = self._work_done = 0
         self._began = self._told_last = time.monotonic()
@@ -85,8 +85,8 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
     def told(self) -> str:
         """Accuracy so far by length (lenient), failures, tokens a second, and the time left."""
         lengths = " ".join(
-            f"{length_label(length)} {100 * sum(values) / len(values):.0f}%"
-            for length, values in sorted(self._right.items())
+            f"{length_label(length, unit)} {100 * sum(values) / len(values):.0f}%"
+            for (unit, length), values in sorted(self._right.items())
         )
         seconds = max(time.monotonic() - self._began, 1e-9)
         parts = [lengths, f"{self._failed} failed" if self._failed else "", f"{self._tokens / seconds:,.0f} tokens/s"]
@@ -100,4 +100,4 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         self._done += 1
         self._failed += row.outcome == RowOutcome.FAILED.value
         if row.outcome != RowOutcome.DOES_NOT_FIT.value:
-            self._right[row.length].append(row.lenient)
+            self._right[row.unit, row.length].append(row.lenient)

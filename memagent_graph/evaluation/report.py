@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.failures import Loss
 from memagent_graph.evaluation.results import Results, Row, RowOutcome
+from memagent_graph.evaluation.samples import LengthUnit
 from memagent_graph.evaluation.statistics import Comparison, Estimate, compare, estimate, holm, ranked
 
 SCORES: Final = {
@@ -117,10 +118,10 @@ def summary(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-def length_label(length: int) -> str:
-    """A length as people say it: 8K is 8 x 1024, 1M is 1024 K; others in full."""
+def length_label(length: int, unit: str = LengthUnit.TOKENS) -> str:
+    """A length as people say it: 8K tokens are 8 x 1024, 1M is 1024 K; others, and all passages, in full."""
     for size, suffix in ((1 << 20, "M"), (1 << 10, "K")):
-        if length >= size and length % (size // 8) == 0:
+        if unit == LengthUnit.TOKENS and length >= size and length % (size // 2) == 0:
             return f"{length / size:g}{suffix}"
     return f"{length:,}"
 
@@ -175,7 +176,7 @@ def _overview(rows: Sequence[Row]) -> str:
     for unit, group in _grouped(rows, lambda row: row.unit):
         lengths = sorted({row.length for row in group})
         cells = {key: each for key, each in _grouped(group, lambda row: (row.system, row.length))}  # noqa: C416
-        table = [["strict / lenient", *(f"{length_label(each)} {unit}" for each in lengths)]]
+        table = [["strict / lenient", *(f"{length_label(each, unit)} {unit}" for each in lengths)]]
         for system in dict.fromkeys(row.system for row in group):
             table.append([system, *(_both(cells.get((system, each), [])) for each in lengths)])
         parts.append(_markdown(table))
@@ -200,7 +201,7 @@ def _accuracy_table(rows: Sequence[Row], unit: str) -> str:
         else:
             scores = [_interval(estimate([getattr(row, name) for row in group])) for name in SCORES]
         table.append(
-            [length_label(length), system, f"{len(group)}", *scores, *(f"{counts[each.value]}" for each in apart)]
+            [length_label(length, unit), system, f"{len(group)}", *scores, *(f"{counts[each.value]}" for each in apart)]
         )
     return _markdown(table)
 
@@ -224,7 +225,7 @@ def _cost_table(rows: Sequence[Row]) -> str:
             )
         )  # fmt: skip
         estimates = (_mean_flops(group, name) for name in ("flops", "full_context_flops"))
-        table.append([f"{length_label(length)} {unit}", system, *counts, *estimates])
+        table.append([f"{length_label(length, unit)} {unit}", system, *counts, *estimates])
     return _markdown(table)
 
 
@@ -320,7 +321,7 @@ def _failures(rows: Sequence[Row], log: Path | None) -> list[str]:
         for (task, unit, length), group in _grouped(wrong, lambda row: (row.task, row.unit, row.length)):
             counts = Counter(each for row in group for each in row.where_lost)
             cells = [f"{counts[kind.value]}" for kind in kinds]
-            table.append([task, f"{length_label(length)} {unit}", f"{len(group)}", *cells])
+            table.append([task, f"{length_label(length, unit)} {unit}", f"{len(group)}", *cells])
         parts += ["## Where facts were lost", "By needle, in the reader's wrong answers.", _markdown(table)]
         table = [["question", "gold", "answer", "lost", "run"]]
         for row in wrong[:_SHOWN_FAILURES]:
@@ -345,8 +346,12 @@ def _failures(rows: Sequence[Row], log: Path | None) -> list[str]:
 def _by_length(items: Sequence[_Item], row_of: Callable[[_Item], Row]) -> list[tuple[str, list[_Item]]]:
     """Items by their rows' length, with a label; at the end all of them, as "all"."""
     ordered = sorted(items, key=lambda item: (row_of(item).unit, row_of(item).length))
-    groups = _grouped(ordered, lambda item: f"{length_label(row_of(item).length)} {row_of(item).unit}")
+    groups = _grouped(ordered, lambda item: _labelled(row_of(item)))
     return [*(groups if len(groups) > 1 else ()), *([("all", ordered)] if ordered else ())]
+
+
+def _labelled(row: Row) -> str:
+    return f"{length_label(row.length, row.unit)} {row.unit}"
 
 
 def _grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[_Key, list[_Item]]]:

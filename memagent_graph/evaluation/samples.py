@@ -14,7 +14,7 @@
             fact = f"Ada was born on day {day} of the month."
 
             def text():
-                return chain([fact], repeat(" Nothing else of note happened that year.", length // 10))
+                return chain([fact], repeat(" It was a day like all the others.", length // 11))
 
             return Sample(self, length, index, "On which day of the month was Ada born?", (day,), text)
 

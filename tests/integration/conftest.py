@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from vllm_server import REPOSITORY, VLLMNotInstalledError, VLLMServer, find_vllm_python
 
-EMBEDDED_POLICY = REPOSITORY / "memagent_graph" / "embedded"
+from memagent_training.vllm_server import VLLMNotInstalledError, VLLMServer, find_vllm_python
+
+EMBEDDED_POLICY = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from vllm_server import VLLMServer
 
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams, load_tokenizer
 from memagent_graph.demo import compose
@@ -20,6 +19,7 @@ from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.prose import reference_topics
 from memagent_graph.policy import Message
 from memagent_graph.profile import load_profile
+from memagent_training.vllm_server import VLLMServer
 
 FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
+from accelerate.utils import parse_flag_from_env
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -183,15 +184,9 @@ def _laid_out(rows: tuple[TrainingRow, ...], chosen: tuple[int, ...], layout: st
 
 
 def _shards(prepared: PreparedJob) -> int:
-    """Ranks that share what is kept of the model, under FSDP and ZeRO's stage 3."""
-    from accelerate import PartialState  # noqa: PLC0415  it is there since the settings were made
-    from accelerate.utils import DistributedType, parse_flag_from_env  # noqa: PLC0415
-
-    kind = PartialState().distributed_type
-    is_sharded = kind in {DistributedType.FSDP, DistributedType.DEEPSPEED} or any(
-        parse_flag_from_env(name) for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
-    )
-    return prepared.schedule.ranks if is_sharded else 1
+    """Ranks that share what is kept of the model, under FSDP and ZeRO's stage 3; accelerate shards on no CPU."""
+    is_asked = any(parse_flag_from_env(name) for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
+    return prepared.schedule.ranks if is_asked and not prepared.config.use_cpu else 1
 
 
 def rendered(found: Plan, worded: Callable[[str], str] = str) -> RenderableType:
@@ -209,7 +204,9 @@ def rendered(found: Plan, worded: Callable[[str], str] = str) -> RenderableType:
 def _runs_table(found: Plan, worded: Callable[[str], str]) -> Table:
     report = found.report
     table = _table("runs", "count", "which", "what to do")
-    table.add_row("taken", f"{report.rollouts:,}", f"{report.groups:,} groups, {report.conversations:,} conversations")
+    table.add_row(
+        "taken", f"{report.rollouts:,}", f"in groups: {report.groups:,}; conversations: {report.conversations:,}"
+    )
     for reason, runs in report.refused.items():
         table.add_row(f"refused: {reason.value}", f"{len(runs):,}", Text(_named(runs)), worded(reason.remedy))
     for why, count in Counter(found.dropped.values()).items():

@@ -22,18 +22,18 @@ _INSTEAD: Final = {
     "resume_from_checkpoint": "go on with --resume, which takes the newest whole checkpoint",
 }
 """Settings that the job itself decides, and how."""
-_WORDS: Final[Mapping[str, bool]] = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _KNOWS_NONE: Final = frozenset({"report_to"})
 """Settings of which "none" is a value of its own."""
 _KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", list: "a list"}
 
 DECISIVE: Final = (
-    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "optim", "optim_args",
-    "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "mixed_precision", "seed", "model_init_kwargs", "epsilon",
-    "epsilon_high", "delta", "beta", "entropy_coef", "importance_sampling_level", "temperature", "groups_per_step",
-    "baseline", "divide_by_std", "advantage_epsilon", "step_reward_share", "overlong_max_length",
-    "overlong_cache_length", "drop_zero_variance", "mask_truncated_completions", "loss_weights", "old_logprobs",
-    "importance_cap",
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "optim",
+    "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "mixed_precision", "seed",
+    "model_init_kwargs", "epsilon", "epsilon_high", "delta", "beta", "entropy_coef", "importance_sampling_level",
+    "temperature", "groups_per_step", "baseline", "divide_by_std", "advantage_epsilon", "step_reward_share",
+    "overlong_max_length", "overlong_cache_length", "drop_zero_variance", "mask_truncated_completions",
+    "loss_weights", "old_logprobs", "importance_cap",
 )  # fmt: skip
 """Settings that decide what the weights become. The others only say how it is computed, how long, and what is told."""
 

@@ -92,9 +92,10 @@ class PreparedJob:
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """What decides the weights but for the runs."""
+        """What decides the weights but for the runs. How long it takes does where the learning rate follows from it."""
+        is_constant = decisive(self.config)["lr_scheduler_type"].startswith("constant")
         return {
-            "settings": decisive(self.config),
+            "settings": {**decisive(self.config), "steps": None if is_constant else self.total_steps},
             "model": {"weights": self.base.version, "lora_rank": self.job.lora_rank},
         }
 

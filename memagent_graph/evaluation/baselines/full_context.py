@@ -11,7 +11,6 @@ from memagent_graph.evaluation.baselines.dialogues import dialogue_for
 from memagent_graph.evaluation.baselines.excerpts import DocumentEnds, room
 from memagent_graph.evaluation.systems import Attempt, SystemSettings
 
-
 _SLACK_TOKENS: Final = 16
 """A text in its prompt may have a few tokens fewer than alone, where it meets the words around it."""
 

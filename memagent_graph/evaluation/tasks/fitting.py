@@ -19,8 +19,8 @@ from memagent_graph.evaluation.samples import Needle
 from memagent_graph.evaluation.tasks.counting import TokenCounter
 from memagent_graph.tokenizers import Tokenizer
 
-_LAST_UNITS = 20
 _POOL_SIZES = (160, 3200)
+_LAST_SHARE = 1 / 8
 _CORRECTIONS = 24
 
 
@@ -96,7 +96,8 @@ class Layout:
 
 def least_tokens(haystack: Haystack, insertions: Sequence[Insertion], tokenizer: Tokenizer) -> int:
     """How many tokens a document has that holds the insertions and nothing else."""
-    return tokenizer.count("".join(haystack.piece(place, each.text) for place, each in enumerate(insertions)).rstrip())
+    pieces = (haystack.piece(place, each.text) for place, each in enumerate(_in_order(insertions)))
+    return tokenizer.count("".join(pieces).rstrip())
 
 
 def fit(haystack: Haystack, insertions: Sequence[Insertion], budget: int, tokenizer: Tokenizer) -> Layout:
@@ -105,7 +106,7 @@ def fit(haystack: Haystack, insertions: Sequence[Insertion], budget: int, tokeni
     Raises:
         EvaluationError: No unit or insertion is short enough.
     """
-    ordered = tuple(sorted(insertions, key=lambda insertion: insertion.depth))
+    ordered = _in_order(insertions)
     for pool_size in _POOL_SIZES:
         layout = _Fitting(haystack, ordered, budget, tokenizer, pool_size).layout()
         if layout is not None:
@@ -114,6 +115,10 @@ def fit(haystack: Haystack, insertions: Sequence[Insertion], budget: int, tokeni
         f"no part of the haystack fits a document of {budget} tokens",
         hint="Give a haystack of ordinary sentences, or ask for another length.",
     )
+
+
+def _in_order(insertions: Sequence[Insertion]) -> tuple[Insertion, ...]:
+    return tuple(sorted(insertions, key=lambda insertion: insertion.depth))
 
 
 class _Fitting:
@@ -134,7 +139,6 @@ class _Fitting:
         self.units = haystack.units()
         self.pool = deque(itertools.islice(self.units, pool_size))
         self.pool_characters = sum(len(unit) for unit in self.pool)
-        self.last_share = _LAST_UNITS / _POOL_SIZES[0]
 
     def layout(self) -> Layout | None:
         """The plan; None where more units than there is room for were taken unseen, or no choice fits."""
@@ -183,9 +187,8 @@ class _Fitting:
         return True
 
     def _must_choose(self, estimate: float, done: int) -> bool:
-        """Whether what is left has room for so few units only that they must be chosen."""
-        share = self.pool_characters * self.last_share
-        last_units = self.counter.estimate(round(share)) - self.counter.estimate()
+        """Whether what is left has room for an eighth of the pool only: then the last units must be chosen."""
+        last_units = self.counter.estimate(round(self.pool_characters * _LAST_SHARE)) - estimate
         return estimate + last_units > self.budget - sum(self.costs[done:])
 
     def _slots(self, costs: Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ DEPTHS = tuple(step / 39 for step in range(40))
 
 SMALL_ANSWER_TOKENS = 48
 """An answer's tokens in small variants, where the published number is larger: the embedded policy's budget."""
+
+_MARGIN = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +63,16 @@ class GeneratedTask(ABC):
         return length - self.settings.tokenizer.count(question) - self.answer_tokens
 
     def too_short(self, length: int, missing: int) -> EvaluationError:
-        """The error for a length that does not hold what the task consists of."""
-        counted = "document, question and answer together" if self.unit is LengthUnit.TOKENS else "the whole document"
+        """The error for a length that does not hold what the task consists of.
+
+        Keys and words are others at other lengths and indices: a few more tokens are recommended than are missing here.
+        """
+        least, counted = length + missing, "of the document"
+        if self.unit is LengthUnit.TOKENS:
+            least, counted = 10 * math.ceil(_MARGIN * least / 10), "of document, question and answer together"
         return EvaluationError(
             f"a length of {length:,} {self.unit} is too small for {self.name}",
-            hint=f"Ask for at least {length + missing:,}: {counted}.",
+            hint=f"Ask for at least {least:,}, {counted}.",
         )
 
     def planned(

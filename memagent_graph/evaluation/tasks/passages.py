@@ -75,7 +75,8 @@ class PassagesTask(GeneratedTask):
         chance.shuffle(own)
         if self.unit is LengthUnit.PASSAGES:
             return self._by_passages(length, index, record, gold, own)
-        own = self._that_fit(own, _OWN_SHARE * self.room(length, record.question))
+        room = self.room(length, record.question) - self._tokens([each.text for each in gold])
+        own = self._that_fit(own, _OWN_SHARE * room)
         decoys = [Insertion(_written(each), chance.random()) for each in own]
         haystack = Passages(partial(self._others, length, index, frozenset(held | {each.text for each in own})))
         return self.planned(length, index, record.question, record.answers, haystack, [*gold, *decoys])
@@ -114,11 +115,15 @@ class PassagesTask(GeneratedTask):
     def _that_fit(self, paragraphs: Sequence[Paragraph], room: float) -> list[Paragraph]:
         found = []
         for paragraph in paragraphs:
-            room -= self.settings.tokenizer.count(f"Document 100:\n{_written(paragraph)}\n\n")
+            room -= self._tokens([_written(paragraph)])
             if room < 0:
                 break
             found.append(paragraph)
         return found
+
+    def _tokens(self, texts: Sequence[str]) -> int:
+        """Tokens of passages, about: their numbers are not known yet."""
+        return sum(self.settings.tokenizer.count(f"Document 100:\n{text}\n\n") for text in texts)
 
     def _others(self, length: int, index: int, taken: frozenset[str]) -> Iterator[str]:
         """All paragraphs but those whose text is taken, over and over, each time in another order."""

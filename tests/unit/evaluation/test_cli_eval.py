@@ -1,4 +1,4 @@
-"""`memagent eval` and `memagent eval-report` as a user meets them: a real server, real crashes, every kind of bad input."""
+"""`memagent eval` and `eval-report` as a user meets them: a real server, real crashes, every kind of bad input."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def test_one_in_ten_requests_that_fail_cost_no_row(task, tmp_path) -> None:
 def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_alone(task, tmp_path) -> None:
     """Killed at random moments. What is asked again is at most what was under way, for the reader one chunk each."""
     kills, concurrency, moments = 2, 4, random.Random(3)
-    options = [*SMALL, "--lengths", "300,900", "-n", "4", "--systems", "memagent,refine", "--concurrency", str(concurrency),
-               "--quiet"]  # fmt: skip
+    options = [*SMALL, "--lengths", "300,900", "-n", "4", "--systems", "memagent,refine", "--quiet",
+               "--concurrency", str(concurrency)]  # fmt: skip
     with FakeServer(respond) as server:
         memagent("eval", task, "--base-url", server.base_url, *options, "--out", tmp_path / "whole")
         undisturbed = Counter(map(section, server.requests))
@@ -318,3 +318,13 @@ def test_runs_can_be_logged_for_training_and_documents_be_kept(task, tmp_path, o
     assert any(row.answer in each["quote"] for each in shown["evidence"])
     assert load_tokenizer("embedded").fingerprint == load_results(out).settings["reader"]["tokenizer"]
     assert not (out / "runs.sqlite").exists()
+
+
+def test_much_text_is_made_by_other_processes_and_is_the_same(task, tmp_path, monkeypatch) -> None:
+    with FakeServer(respond) as server:
+        options = ["--base-url", server.base_url, *SMALL, "--lengths", "300", "-n", 3, "--quiet"]
+        memagent("eval", task, "niah_single_1", *options, "--out", tmp_path / "threads")
+        monkeypatch.setattr("memagent_graph.evaluation.making.MUCH", 0)
+        memagent("eval", task, "niah_single_1", *options, "--out", tmp_path / "processes")
+    assert table(tmp_path / "processes") == table(tmp_path / "threads")
+    assert len(table(tmp_path / "processes")) == 6

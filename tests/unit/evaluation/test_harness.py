@@ -12,7 +12,7 @@ import pytest
 from support.evaluation import Keys
 from support.scripts import perfect_reader
 
-from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
+from memagent_graph import DocumentStore, RunLog, ScriptedPolicy, load_tokenizer
 from memagent_graph.checkpoints import open_saver
 from memagent_graph.errors import (
     EvaluationError,
@@ -22,9 +22,11 @@ from memagent_graph.errors import (
 )
 from memagent_graph.evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate, run_id_of
 from memagent_graph.evaluation.journal import Journal, open_journal
+from memagent_graph.evaluation.making import ProcessMaker
 from memagent_graph.evaluation.results import Plan, Row
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.systems import Attempt, AttemptOutcome, SystemSettings, load_system
+from memagent_graph.evaluation.tasks import TaskSettings
 from memagent_graph.results import Usage
 
 
@@ -56,8 +58,9 @@ class Oracle:
             self.at_once -= 1
         key = text.split(f"The key of {question.removeprefix('What is the key of ').rstrip('?')} is ")[1].split(".")[0]
         answer = f"\\boxed{{{key}}}"
-        values = {"outcome": AttemptOutcome.ANSWERED, "answer": key, "raw_answer": answer, "usage": Usage(100, 10, turns=1),
-                  **self.attempt_values}  # fmt: skip
+        usage = Usage(100, 10, turns=1)
+        values = {"outcome": AttemptOutcome.ANSWERED, "answer": key, "raw_answer": answer, "usage": usage}
+        values |= self.attempt_values
         return Attempt(**values)
 
     async def aclose(self) -> None:
@@ -281,8 +284,8 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
         make_reader(ScriptedPolicy(forgetful), run_log=log, store=store), checkpoints=saver
     )
     evaluation = Evaluation(
-        Plan(("memagent",), ("keys",), (100,), 4), {"keys": LastWord()}, {"memagent": load_system("memagent", settings)},
-        store, run_log=log, saver=saver,
+        plan=Plan(("memagent",), ("keys",), (100,), 4), tasks={"keys": LastWord()},
+        systems={"memagent": load_system("memagent", settings)}, store=store, run_log=log, saver=saver,
     )  # fmt: skip
     with open_journal(tmp_path / "out", {}) as journal:
         await evaluate(evaluation, journal)
@@ -322,3 +325,18 @@ async def test_a_journal_that_cannot_be_written_stops_it(tmp_path, store, monkey
     monkeypatch.setattr(Journal, "add", full)
     with pytest.raises(EvaluationError, match="no room"):
         await run(tmp_path, store, Oracle(store))
+
+
+async def test_a_process_that_makes_documents_and_dies_is_told(tmp_path, store) -> None:
+    (tmp_path / "deadly.py").write_text(
+        "import os\nfrom memagent_graph.evaluation.samples import *\n\nclass Deadly:\n    name = 'deadly'\n"
+        "    metric, unit, answer_tokens = Metric.ALL, LengthUnit.TOKENS, 5\n"
+        "    def sample(self, length, index):\n        os._exit(9)\n"
+    )
+    settings = TaskSettings(load_tokenizer("embedded"))
+    maker = ProcessMaker([f"{tmp_path / 'deadly.py'}:Deadly"], settings, {"deadly": Keys()}, store)
+    evaluation = Evaluation(
+        Plan(("oracle",), ("deadly",), (100,), 3), {"deadly": Keys()}, {"oracle": Oracle(store)}, store, maker=maker
+    )
+    with open_journal(tmp_path / "out", {}) as journal, pytest.raises(EvaluationError, match="died"):
+        await evaluate(evaluation, journal)

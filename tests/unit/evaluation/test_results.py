@@ -93,8 +93,8 @@ def test_what_is_missing_is_counted_from_what_was_asked_for(tmp_path) -> None:
 
 def test_rows_stand_in_the_order_in_which_tasks_and_systems_were_asked_for() -> None:
     plan = Plan(("refine", "memagent"), ("vt", "keys"), (4096, 1024), 1)
-    rows = [row(system, length, task=task) for task, system, length in
-            (("keys", "memagent", 4096), ("vt", "memagent", 1024), ("vt", "refine", 4096), ("vt", "refine", 1024))]  # fmt: skip
+    keys = (("keys", "memagent", 4096), ("vt", "memagent", 1024), ("vt", "refine", 4096), ("vt", "refine", 1024))
+    rows = [row(system, length, task=task) for task, system, length in keys]
     ordered = [(each.task, each.length, each.system) for each in table_of(rows, [plan], {}, "e").rows]
     assert ordered == [("vt", 1024, "refine"), ("vt", 1024, "memagent"), ("vt", 4096, "refine"),
                        ("keys", 4096, "memagent")]  # fmt: skip

@@ -144,7 +144,7 @@ def test_gold_that_does_not_fit_is_refused_with_the_length_that_does():
     task = passages_from(RECORDS, "qa_2", SETTINGS)
     with pytest.raises(EvaluationError, match=r"at least") as caught:
         task.sample(60, 0)
-    least = int(re.search(r"at least ([\d,]+)", caught.value.hint)[1].replace(",", ""))
+    least = int(re.search(r"at least ([\d,]+),", caught.value.hint)[1].replace(",", ""))
     assert task.sample(least, 0).needles
 
 

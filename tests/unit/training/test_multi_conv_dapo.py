@@ -461,7 +461,7 @@ def test_these_steps_clip_on_both_sides_and_twice() -> None:
         for rollout, advantage in zip(each.rollouts_G, dapo.advantages_of(each, PLAIN), strict=True):
             for k, told in enumerate(rollout.conversations_K):
                 logprobs_T, _ = dapo.logprobs_and_entropies(model, told, 0.9)
-                pairs += [(advantage, float(ratio)) for ratio in (logprobs_T - old[rollout.run_id, k]).exp()]
+                pairs += [(advantage, float(ratio)) for ratio in (logprobs_T.detach() - old[rollout.run_id, k]).exp()]
     assert any(advantage > 0 and ratio > 1.28 for advantage, ratio in pairs)
     assert any(advantage < 0 and ratio < 0.8 for advantage, ratio in pairs)
     assert any(advantage < 0 and ratio > 3 for advantage, ratio in pairs)

@@ -293,6 +293,14 @@ def test_a_training_goes_on_only_with_what_it_began_with(tmp_path) -> None:
         require_same(tmp_path, record)
 
 
+def test_the_number_of_steps_is_part_of_it_where_the_learning_rate_follows_from_it(job) -> None:
+    for scheduler, is_part in (("constant_with_warmup", False), ("linear", True)):
+        short, long = (
+            prepare(job(settings={"lr_scheduler_type": scheduler, "max_steps": steps})).record for steps in (2, 3)
+        )
+        assert (short != long) is is_part
+
+
 # Settings
 
 

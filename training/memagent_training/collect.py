@@ -1,0 +1,202 @@
+"""Rollouts for training: each question read several times by the policy that is trained, in whole groups.
+
+Questions are samples of an evaluation task, and what reads them is the public reader. A group in which all rollouts
+earn the same teaches nothing, so further questions are asked until enough groups have variance (DAPO's dynamic
+sampling): as many groups are at work as are still wanted, and each one without variance makes room for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from memagent_graph import MemAgent, MemAgentError, ReadResult
+from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.evaluation.samples import Sample
+from memagent_graph.evaluation.scorers import score
+from memagent_training.errors import TrainingError
+
+SampleReward: TypeAlias = Callable[[Sample, ReadResult], float]
+"""What a read of a sample is worth."""
+
+
+def strict_reward(sample: Sample, result: ReadResult) -> float:
+    """1 where the answer is exactly the gold one (the paper's reward), else 0."""
+    return score(sample, result.answer, result.raw_answer).strict
+
+
+@dataclass(frozen=True, slots=True)
+class CollectSettings:
+    """How much is rolled out."""
+
+    rollouts: int = 16
+    """G: how often each question is read."""
+    groups: int = 16
+    """How many groups with variance are wanted."""
+    max_questions: int = 64
+    """After how many questions to stop, however many groups have variance."""
+    concurrency: int = 256
+    """Reads in flight."""
+    retries: int = 1
+    """How often a read that failed is begun anew."""
+
+    def __post_init__(self) -> None:
+        if self.rollouts < 2:
+            raise TrainingError(f"Groups of {self.rollouts}", hint="Read each question twice at least.")
+        if not 1 <= self.groups <= self.max_questions:
+            given = f"{self.groups} groups of at most {self.max_questions} questions"
+            raise TrainingError(given, hint="Ask at least as many questions as groups are wanted.")
+        if self.concurrency < 1 or self.retries < 0:
+            given = f"concurrency is {self.concurrency}, retries are {self.retries}"
+            raise TrainingError(given, hint="Give a concurrency of 1 or more, and retries of 0 or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedGroup:
+    """One question's rollouts."""
+
+    name: str
+    run_ids: tuple[str, ...]
+    rewards: tuple[float, ...]
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether the rollouts earned differently."""
+        return not math.isclose(min(self.rewards), max(self.rewards))
+
+
+@dataclass(slots=True)
+class Collected:
+    """What came of it. Rewards stand in the run log, too."""
+
+    groups: list[CollectedGroup] = field(default_factory=list)
+    """Groups with variance, as they were finished."""
+    uniform: list[CollectedGroup] = field(default_factory=list)
+    """Groups without."""
+    failed: dict[str, MemAgentError] = field(default_factory=dict)
+    """Questions of which a read failed for good, each with the first error; the whole group is left out."""
+
+    @property
+    def questions(self) -> int:
+        """How many were asked."""
+        return len(self.groups) + len(self.uniform) + len(self.failed)
+
+    @property
+    def reward(self) -> float:
+        """The mean over all rollouts, those of groups without variance included; NaN where there are none."""
+        rewards = [reward for group in (*self.groups, *self.uniform) for reward in group.rewards]
+        return sum(rewards) / len(rewards) if rewards else math.nan
+
+    @property
+    def group_of(self) -> dict[str, str]:
+        """The group's name of each run with variance: what `load_groups` takes."""
+        return {run_id: group.name for group in self.groups for run_id in group.run_ids}
+
+
+async def collect(
+    agent: MemAgent,
+    samples: Iterable[Sample],
+    settings: CollectSettings,
+    *,
+    name: str,
+    reward: SampleReward = strict_reward,
+) -> Collected:
+    """Roll questions out until enough groups have variance, or there are no more questions.
+
+    Args:
+        agent: A reader with a run log, whose policy tells token ids and log-probs, at the temperature to train at.
+        samples: Questions; taken one at a time, as they are needed.
+        settings: How much.
+        name: Of this collection; run ids and groups begin with it, so it must be new to the run log.
+        reward: What a read is worth; logged under the name "reward".
+
+    Raises:
+        TrainingError: The reader keeps no log.
+        MemAgentError: Every question failed; the first error.
+    """
+    if agent.run_log is None:
+        raise TrainingError(
+            "The reader keeps no run log", hint="Make it with run_log=..., from which training replays."
+        )
+    collection = _Collection(agent, settings, name, reward, asyncio.Semaphore(settings.concurrency))
+    collected = Collected()
+    asked: Iterator[tuple[int, Sample]] = enumerate(samples)
+    at_work: dict[asyncio.Task[CollectedGroup], str] = {}
+    is_exhausted = False
+    try:
+        while True:
+            while not is_exhausted and len(at_work) < settings.groups - len(collected.groups):
+                number, sample = next(asked, (0, None)) if collection.begun < settings.max_questions else (0, None)
+                if sample is None:
+                    is_exhausted = True
+                    break
+                collection.begun += 1
+                group_name = f"{name}-{number}"
+                at_work[asyncio.create_task(collection.group(group_name, sample))] = group_name
+            if not at_work:
+                break
+            done, _ = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                _enter(collected, at_work.pop(task), task)
+    finally:
+        for task in at_work:
+            task.cancel()
+        await asyncio.gather(*at_work, return_exceptions=True)
+    if collected.failed and not (collected.groups or collected.uniform):
+        raise next(iter(collected.failed.values()))
+    return collected
+
+
+def _enter(collected: Collected, name: str, task: asyncio.Task[CollectedGroup]) -> None:
+    try:
+        group = task.result()
+    except MemAgentError as error:
+        collected.failed[name] = error
+        return
+    (collected.groups if group.has_variance else collected.uniform).append(group)
+
+
+@dataclass
+class _Collection:
+    agent: MemAgent
+    settings: CollectSettings
+    name: str
+    reward: SampleReward
+    slots: asyncio.Semaphore
+    begun: int = 0
+
+    async def group(self, name: str, sample: Sample) -> CollectedGroup:
+        """All rollouts of a question; the document is stored once."""
+        reference = await asyncio.to_thread(self._store, name, sample)
+        reads = [self._rollout(f"{name}-{place}", reference, sample) for place in range(self.settings.rollouts)]
+        results = await asyncio.gather(*reads, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        read = [result for result in results if isinstance(result, ReadResult)]
+        rewards = tuple(self.reward(sample, result) for result in read)
+        run_ids = tuple(result.run_id for result in read)
+        await asyncio.to_thread(self._log, run_ids, rewards)
+        return CollectedGroup(name, run_ids, rewards)
+
+    def _store(self, name: str, sample: Sample) -> DocumentRef:
+        return self.agent.store.add(Document.from_text("".join(sample.text()), name=name))
+
+    async def _rollout(self, run_id: str, reference: DocumentRef, sample: Sample) -> ReadResult:
+        for attempt in range(self.settings.retries + 1):
+            attempt_id = run_id if attempt == 0 else f"{run_id}-again{attempt}"
+            try:
+                async with self.slots:
+                    return await self.agent.aread(reference, sample.question, run_id=attempt_id)
+            except MemAgentError:
+                if attempt == self.settings.retries:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _log(self, run_ids: tuple[str, ...], rewards: tuple[float, ...]) -> None:
+        assert self.agent.run_log is not None  # noqa: S101  collect saw to it
+        for run_id, reward in zip(run_ids, rewards, strict=True):
+            self.agent.run_log.reward(run_id, reward, source="collect")
