@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from memagent_training.training_job import PreparedJob, TrainedPolicy, TrainingJob
 
 _WIDTH_WITHOUT_TERMINAL: Final = 160
+_PATIENCE: Final = 15.0
+"""Seconds that a machine's other processes wait with a failure. Nearly always the first one has failed, too, and says
+so; the launcher then ends the others, and would end the first one just as well if they were quicker."""
 _OPTION_OF: Final = (
     (re.compile(r"\bwhole_groups=False"), "--partial-groups"),
     (re.compile(r"\b(tokenizer|template)=\.\.\."), r"--\1 FINGERPRINT"),
@@ -222,12 +226,13 @@ def _told(*, as_json: bool, out: Path) -> Iterator[None]:
             warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
             yield
     except MemAgentError as error:
-        code = exit_code(error)
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            from memagent_graph.console import Console  # noqa: PLC0415  it is not needed where all goes well
+        from memagent_graph.console import Console  # noqa: PLC0415  it is not needed where all goes well
 
-            error.message, error.hint = _as_options(error.message), error.hint and _as_options(error.hint)
-            Console(as_json=as_json and _is_main_process()).failure(_with_run(error), code)
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(_PATIENCE)
+        code = exit_code(error)
+        error.message, error.hint = _as_options(error.message), error.hint and _as_options(error.hint)
+        Console(as_json=as_json and _is_main_process()).failure(_with_run(error), code)
         raise typer.Exit(code) from None
     except KeyboardInterrupt:
         if _is_main_process():

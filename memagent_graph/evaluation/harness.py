@@ -45,8 +45,6 @@ ATTEMPTS: Final = 2
 _SERVER_GONE: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
 _FAILURES_IN_A_ROW: Final = 16
 """So many of these, with no success among them, mean that the server is gone: nothing is learnt from going on."""
-_PREPARED_AHEAD: Final = 8
-"""Questions whose documents are ready before anyone has time for them."""
 _OUTCOMES: Final = {
     AttemptOutcome.ANSWERED: (RowOutcome.ANSWERED, Outcome.ANSWERED),
     AttemptOutcome.NO_ANSWER: (RowOutcome.NO_ANSWER, Outcome.NO_ANSWER),
@@ -83,6 +81,10 @@ class Watcher(Protocol):
         """The evaluation begins, or goes on with rows that are there."""
         ...
 
+    def asks(self, system: str, sample: Sample) -> None:
+        """A question is begun."""
+        ...
+
     def has(self, row: Row) -> None:
         """There is a new row."""
         ...
@@ -112,7 +114,8 @@ class Evaluation:
     retry_failed: bool = False
     """Whether to ask again what an earlier call counted as failed."""
     concurrency: int = 128
-    """Questions under way at once."""
+    """Questions under way at once. As many more may have their documents ready: where many end at the same time, as
+    many begin."""
     limits: EvaluationLimits = field(default_factory=EvaluationLimits)
 
 
@@ -162,7 +165,7 @@ class _Call:
         return self._ended
 
     async def _within_time(self) -> None:
-        ready: asyncio.Queue[tuple[str, Prepared] | None] = asyncio.Queue(_PREPARED_AHEAD)
+        ready: asyncio.Queue[tuple[str, Prepared] | None] = asyncio.Queue(self._evaluation.concurrency)
         try:
             async with asyncio.timeout(self._evaluation.limits.max_seconds) as time_limit, asyncio.TaskGroup() as group:
                 group.create_task(self._fill(ready))
@@ -215,6 +218,8 @@ class _Call:
         while (following := await ready.get()) is not None:
             system, prepared = following
             if self._may_begin():
+                if self._watcher is not None:
+                    self._watcher.asks(system, prepared.sample)
                 row, error = await self._ask(system, prepared)
                 await self._judge(row, error)
             self._shelf.done_with(prepared)

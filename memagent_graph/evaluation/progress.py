@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from memagent_graph.evaluation.report import length_label
 from memagent_graph.evaluation.results import Key, Plan, Row, RowOutcome
+from memagent_graph.evaluation.samples import Sample
 
 _SECONDS_BETWEEN_LINES: Final = 60.0
 
@@ -45,7 +46,7 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         self._task = self._bar.add_task("evaluating", total=None, told="")
         self._right: dict[tuple[str, int], list[float]] = defaultdict(list)
         self._total = self._done = self._failed = self._tokens = 0
-        self._work_left = self._work_done = 0
+        self._work_left = self._work_done = self._work_under_way = 0
         self._began = self._told_last = time.monotonic()
 
     def __enter__(self) -> ProgressDisplay:
@@ -69,9 +70,14 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         self._began = self._told_last = time.monotonic()
         self._bar.update(self._task, total=self._total, completed=self._done)
 
+    def asks(self, system: str, sample: Sample) -> None:
+        """A question is begun."""
+        self._work_under_way += sample.length
+
     def has(self, row: Row) -> None:
         """There is a new row."""
         self._count(row)
+        self._work_under_way -= row.length
         self._tokens += row.prompt_tokens + row.completion_tokens
         self._work_done += row.length
         self._work_left -= row.length
@@ -91,8 +97,9 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         seconds = max(time.monotonic() - self._began, 1e-9)
         parts = [lengths, f"{self._failed} failed" if self._failed else "", f"{self._tokens / seconds:,.0f} tokens/s"]
         if self._work_done:
-            # Long documents come first, so that the time is reckoned by length, not by number.
-            left = timedelta(seconds=round(seconds * self._work_left / self._work_done))
+            # By length, not by number, since long documents come first. What is under way is half done, on average.
+            done = self._work_done + self._work_under_way / 2
+            left = timedelta(seconds=round(seconds * (self._work_done + self._work_left - done) / done))
             parts.append(f"{left} left")
         return ", ".join(filter(None, parts))
 

@@ -38,6 +38,7 @@ from memagent_training import recomputed
 from memagent_training.advantages import TrainingRow
 from memagent_training.config import MultiConvDAPOConfig, OldLogProbs
 from memagent_training.errors import TrainingError
+from memagent_training.model_fit import check_fit
 from memagent_training.packing import MicroBatch, lay_out
 from memagent_training.planner import Layout, PlannedMicroBatch
 from memagent_training.recomputed import LogProbGap, RowKey, gap_between, key_of
@@ -108,7 +109,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         policy: Any = self.model
         self._pair_cost = dense_pair_cost(policy)
         self._weights = int(sum(parameter.numel() for parameter in policy.parameters()))
-        _check_model(policy, groups)
+        check_fit(policy.config, groups)
 
     # What the Trainer's loop asks for
 
@@ -225,16 +226,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     def _laid_out(self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch) -> tuple[MicroBatch, _Targets]:
         """Model inputs of a micro-batch, and what its tokens are compared with; inert rows weigh nothing."""
         real = [rows[number] for number in planned.rows]
-        pad_id = self._tokenizer.pad_token_id
-        inert = [_InertRow((pad_id,), (pad_id,))] * planned.inert
-        device = self.accelerator.device
-        micro_batch = lay_out(
-            [*(row.conversation for row in real), *inert],
-            self.args.layout,
-            pad_id=pad_id,
-            device=device,
-            pair_cost=self._pair_cost,
-        )
+        micro_batch = self._inputs_of(real, planned.inert)
         shape = micro_batch.score_of_BT.shape
         weights_BT, advantages_BT, logged_BT = (torch.zeros(shape) for _ in range(3))
         old_BT = torch.zeros(shape) if self._has_old else None
@@ -249,7 +241,17 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             if old_BT is not None:
                 old_BT[place, :tokens] = self._old(row)
         targets = _Targets(weights_BT, advantages_BT, logged_BT, old_BT)
-        return micro_batch, targets.to(device)
+        return micro_batch, targets.to(self.accelerator.device)
+
+    def _inputs_of(self, rows: Sequence[TrainingRow], inert: int) -> MicroBatch:
+        pad_id = self._tokenizer.pad_token_id
+        return lay_out(
+            [*(row.conversation for row in rows), *[_InertRow((pad_id,), (pad_id,))] * inert],
+            self.args.layout,
+            pad_id=pad_id,
+            device=self.accelerator.device,
+            pair_cost=self._pair_cost,
+        )
 
     @property
     def _has_old(self) -> bool:
@@ -295,14 +297,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         with torch.no_grad(), self._without_checkpointing(model):
             for planned in mine if is_needed else mine[:1]:
                 rows = [step.rows[number] for number in planned.rows]
-                inert = [_InertRow((0,), (0,))] * planned.inert
-                micro_batch = lay_out(
-                    [*(row.conversation for row in rows), *inert],
-                    self.args.layout,
-                    pad_id=0,
-                    device=self.accelerator.device,
-                    pair_cost=self._pair_cost,
-                )
+                micro_batch = self._inputs_of(rows, planned.inert)
                 logprobs_BT = self._score(model, micro_batch).logprobs_BT.float().cpu()
                 for row, logprobs_T in zip(rows, logprobs_BT, strict=False):
                     found.append((key_of(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
@@ -383,31 +378,6 @@ def _mask_scale(rows: Sequence[TrainingRow]) -> float:
     TRL clamps a row's mask sum to at least 1, so every row must have that much.
     """
     return 1 / min(row.weight * row.conversation.learned_tokens for row in rows)
-
-
-def _check_model(model: Any, groups: Sequence[RolloutGroup]) -> None:
-    """Refuse what would fail in the middle of an epoch, or train on nonsense."""
-    config = model.config.get_text_config()
-    window, vocabulary = getattr(config, "max_position_embeddings", None), config.vocab_size
-    for group in groups:
-        for rollout in group.rollouts_G:
-            for number, conversation in enumerate(rollout.conversations_K):
-                ids = conversation.prompt_ids_P + conversation.completion_ids_T
-                place = None if conversation.is_answer else number
-                if max(ids) >= vocabulary:
-                    raise TrainingError(
-                        f"A conversation has the token id {max(ids)}, and the model {vocabulary} tokens",
-                        hint="Train the model that wrote the runs.",
-                        run_id=rollout.run_id,
-                        chunk_index=place,
-                    )
-                if window is not None and len(ids) > window:
-                    raise TrainingError(
-                        f"A conversation of {len(ids)} tokens exceeds the model's window of {window}",
-                        hint=f"Leave such runs out when loading them (max_tokens={window}).",
-                        run_id=rollout.run_id,
-                        chunk_index=place,
-                    )
 
 
 def _rewards_are_logged(*_: Any, **__: Any) -> list[float | None]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.evaluation import Keys
+import rich.console
+from support.evaluation import Keys, failed, row
 from support.scripts import perfect_reader
 
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy, load_tokenizer
@@ -23,6 +25,7 @@ from memagent_graph.errors import (
 from memagent_graph.evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate, run_id_of
 from memagent_graph.evaluation.journal import Journal, open_journal
 from memagent_graph.evaluation.making import ProcessMaker
+from memagent_graph.evaluation.progress import ProgressDisplay
 from memagent_graph.evaluation.results import Plan, Row
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.systems import Attempt, AttemptOutcome, SystemSettings, load_system
@@ -126,7 +129,7 @@ async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_
     systems = [Oracle(watched, name) for name in ("a", "b", "c")]
     await run(tmp_path, watched, *systems, plan=Plan((), ("keys",), (100,), 50), concurrency=6)
     assert Counter(added) == {f"keys/100/{index}": 1 for index in range(50)}
-    assert most < 25, "documents are not made long before they are read"
+    assert most < 25, "no more documents lie there than are read, and about as many that are ready"
     assert list((store.root / "texts").iterdir()) == []
 
 
@@ -305,9 +308,13 @@ async def test_a_watcher_is_told_of_every_row(tmp_path, store) -> None:
         def __init__(self) -> None:
             self.known = -1
             self.rows: list[Row] = []
+            self.asked = 0
 
         def begins(self, plan: Plan, rows: Any) -> None:
             self.known = len(rows)
+
+        def asks(self, system: str, sample: Sample) -> None:
+            self.asked += 1
 
         def has(self, row: Row) -> None:
             self.rows.append(row)
@@ -315,7 +322,8 @@ async def test_a_watcher_is_told_of_every_row(tmp_path, store) -> None:
     first, second = Watcher(), Watcher()
     await run(tmp_path, store, Oracle(store), watcher=first, limits=EvaluationLimits(max_questions=6))
     await run(tmp_path, store, Oracle(store), watcher=second)
-    assert (first.known, len(first.rows), second.known, len(second.rows)) == (0, 6, 6, 10)
+    assert (first.known, first.asked, len(first.rows)) == (0, 6, 6)
+    assert (second.known, second.asked, len(second.rows)) == (6, 10, 10)
 
 
 async def test_a_journal_that_cannot_be_written_stops_it(tmp_path, store, monkeypatch) -> None:
@@ -340,3 +348,32 @@ async def test_a_process_that_makes_documents_and_dies_is_told(tmp_path, store) 
     )
     with open_journal(tmp_path / "out", {}) as journal, pytest.raises(EvaluationError, match="died"):
         await evaluate(evaluation, journal)
+
+
+def test_progress_tells_accuracy_failures_pace_and_the_time_left() -> None:
+    terminal = rich.console.Console(file=io.StringIO(), force_terminal=True, width=200)
+    plan = Plan(("memagent",), ("keys",), (1024, 4096), 2)
+    done = row(length=4096, index=0)
+    with ProgressDisplay(console=terminal) as display:
+        display.begins(plan, {done.key: done})
+        for sample in (Keys().sample(4096, 1), Keys().sample(1024, 0)):
+            display.asks("memagent", sample)
+        assert "left" not in display.told
+        display.has(row(length=4096, index=1, right=False))
+        assert display.told.startswith("4K 50%, ")
+        assert "left" in display.told
+        display.has(failed(length=1024))
+        assert display.told.startswith("1K 0% 4K 50%, 1 failed, ")
+
+
+def test_without_a_terminal_progress_is_a_line_a_minute_and_nothing_when_quiet(monkeypatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("memagent_graph.evaluation.progress.time.monotonic", lambda: clock[0])
+    for quiet, lines in ((False, 2), (True, 0)):
+        shown = io.StringIO()
+        with ProgressDisplay(quiet=quiet, console=rich.console.Console(file=shown, width=200)) as display:
+            display.begins(Plan(("memagent",), ("keys",), (1024,), 6), {})
+            for index in range(6):
+                clock[0] += 25.0
+                display.has(row(index=index))
+        assert shown.getvalue().count("of 6: 1K 100%") == lines

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from support.training_log import comparable, write_log
 from typer.testing import CliRunner
 
+from memagent_graph import cli_train
 from memagent_graph.cli import app
 from memagent_graph.exit_codes import ExitCode
 from memagent_graph.tokenizers import load_tokenizer
@@ -315,5 +316,14 @@ def test_only_the_main_process_prints(arguments, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
     done = memagent(arguments("--dry-run"))
     assert done.stdout == "" and "error" not in done.stderr
+
+
+def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(monkeypatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    failing = ["train", "nowhere", "--model", "nowhere"]
+    assert "there is no model" in memagent(failing, ExitCode.USAGE).stderr
+    assert not waited
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert memagent(["train", "nowhere", "--model", "nowhere"], ExitCode.USAGE).output == ""
+    assert "there is no model" in memagent(failing, ExitCode.USAGE).stderr
+    assert waited == [cli_train._PATIENCE]

@@ -104,10 +104,10 @@ def test_steps_follow_from_passes_unless_they_are_given(job) -> None:
 
 def test_the_plan_names_settings_that_differ_from_the_preset_and_no_others(job) -> None:
     found = plan(prepare(job(settings={"learning_rate": 0.5, "epsilon": 0.2})))
-    assert {each.name: (each.preset, each.value) for each in found.changed} == {
+    of_the_machine = {"use_cpu"}
+    assert {each.name: (each.preset, each.value) for each in found.changed if each.name not in of_the_machine} == {
         "groups_per_step": (32, 2),
         "learning_rate": (1e-6, 0.5),
-        "use_cpu": (False, True),
     }
 
 
