@@ -312,7 +312,7 @@ async def _measure(
     maker: Maker,
 ) -> Ended:
     from memagent_graph.checkpoints import open_saver  # noqa: PLC0415
-    from memagent_graph.evaluation.harness import Evaluation, evaluate  # noqa: PLC0415
+    from memagent_graph.evaluation.harness import Ended, Evaluation, evaluate  # noqa: PLC0415
     from memagent_graph.evaluation.progress import ProgressDisplay  # noqa: PLC0415
     from memagent_graph.evaluation.systems import load_system  # noqa: PLC0415
     from memagent_graph.run_log import RunLog  # noqa: PLC0415
@@ -338,13 +338,17 @@ async def _measure(
     )
     try:
         with ProgressDisplay(quiet=request.quiet) as display:
-            return await evaluate(evaluation, journal, display)
+            ended = await evaluate(evaluation, journal, display)
     finally:
         for system in evaluation.systems.values():
             await system.aclose()
         if saver is not None:
             await saver.conn.close()  # type: ignore[attr-defined]
         log.close()
+    if ended is Ended.DONE:
+        for path in request.out.glob(f"{_CHECKPOINTS}*"):
+            path.unlink()
+    return ended
 
 
 def _write_all(folder: Path, log: Path | None) -> Results:

@@ -70,9 +70,8 @@ def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext) ->
     for task in tasks.values():
         try:
             replace(context.budget, answer_tokens=task.answer_tokens).require(*templates)
-            for length in plan.lengths:
-                for index in dict.fromkeys((0, plan.count - 1)):
-                    check_question(task.sample(length, index).question, context)
+            for length in sorted(plan.lengths):
+                check_question(task.sample(length, plan.count - 1).question, context)
         except BudgetError as error:
             error.message = f"{task.name} needs more than the policy's window has: {error.message}"
             raise

@@ -79,7 +79,7 @@ def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(task, tmp_pa
     assert results == load_results(out)
     assert (len(results.rows), results.missing) == (16, 0)
     assert {row.lenient for row in results.rows if row.system == "memagent"} == {1.0}
-    assert not (out / "documents").exists()
+    assert not list(out.glob("documents")) + list(out.glob("checkpoints*")), "what served resuming is gone"
     run_id = next(row.run_id for row in results.rows if row.system == "memagent")
     shown = memagent("show", run_id, "--log", out / "runs.sqlite", "--json")
     assert json.loads(shown.stdout)["answer"] == next(row.answer for row in results.rows if row.run_id == run_id)

@@ -321,9 +321,9 @@ def test_only_the_main_process_prints(arguments, tmp_path, monkeypatch) -> None:
 def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(monkeypatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
-    failing = ["train", "nowhere", "--model", "nowhere"]
-    assert "there is no model" in memagent(failing, ExitCode.USAGE).stderr
+    failing = ["train", "runs.sqlite", "--model", "model", "--gold", "nowhere.jsonl"]
+    assert "cannot be read" in memagent(failing, ExitCode.USAGE).stderr
     assert not waited
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert "there is no model" in memagent(failing, ExitCode.USAGE).stderr
+    assert "cannot be read" in memagent(failing, ExitCode.USAGE).stderr
     assert waited == [cli_train._PATIENCE]
