@@ -7,16 +7,16 @@ For a dense decoder whose layers are Llama's (Qwen2, Mistral, ...), per rank, in
     optimizer      2 * T * w             AdamW's two moments; one byte each in 8 bit; nothing for plain SGD
     reference      P * w                 where a KL is asked for and no adapters can be switched off
 
-    a layer        n * (s + 2 r h + c (3 a + 2 kv + 4 m + 2 h)) + pairs * c
+    a layer        n * (4 r h + c (3 a + 2 kv + 4 m + 2 h)) + pairs * c
     the head       3 n r h + 5 * min(C, 1024) * V * 4
     activations    without checkpointing   L * layer + pairs + max(head, 2 n c m)
                    with checkpointing      L * n r h + pairs + max(layer + 2 n c m, head)
 
 P weights, T of them trained, w bytes of one (4, as TRL loads them, unless told otherwise); L layers, h, m, V the widths
 of the residual stream, the MLP and the vocabulary, a and kv those of all query heads and of all key heads; r bytes of a
-number of the residual stream and c of a matrix product (4 and 4; 4 and 2 in mixed precision); s = 2 r h the residual
-stream before each norm; n tokens of a micro-batch, padding included, C completion tokens scored, pairs the entries of a
-dense attention mask, of which each layer keeps a copy as numbers.
+number of the residual stream and c of a matrix product (4 and 4; 4 and 2 in mixed precision); n tokens of a micro-batch,
+padding included, C completion tokens scored, pairs the entries of a dense attention mask, of which each layer keeps a
+copy as numbers. The 4 r h are each of two norms' input, once as it is and once normalised.
 
 It was held against measured peaks of Llama- and Qwen2-shaped models on a CPU, see tests/unit/training: within a fifth.
 Not in it: what the device's own libraries take, and fragmentation. Where weights are sharded, weights, gradients,

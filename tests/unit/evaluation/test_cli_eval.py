@@ -37,6 +37,12 @@ def task(tmp_path: Path) -> str:
     return f"{path}:Keys"
 
 
+@pytest.fixture
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of something else: drawing takes as long as all the rest."""
+    monkeypatch.setattr("memagent_graph.evaluation.plots.draw_all", lambda results, folder: [])
+
+
 def memagent(*arguments: object, code: int = 0) -> Any:
     done = CliRunner().invoke(app, [str(each) for each in arguments])
     assert done.exit_code == code, (done.output, done.exception)
@@ -87,6 +93,7 @@ def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(task, tmp_pa
     assert not any(b"sk-secret" in path.read_bytes() for path in out.rglob("*") if path.is_file())
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_as_json_it_is_one_object(task, tmp_path) -> None:
     with FakeServer(respond) as server:
         done = memagent(
@@ -109,6 +116,7 @@ def test_tasks_and_systems_are_named() -> None:
     assert "full_context" in json.loads(memagent("eval", "--list", "--json").stdout)["systems"]
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_one_in_ten_requests_that_fail_cost_no_row(task, tmp_path) -> None:
     def failing(body: dict[str, Any], number: int) -> Any:
         if number % 10 == 3:
@@ -132,6 +140,7 @@ def test_one_in_ten_requests_that_fail_cost_no_row(task, tmp_path) -> None:
     assert {(row.outcome, row.lenient) for row in retried.rows} == {("answered", 1.0)}
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_alone(task, tmp_path) -> None:
     """Killed at random moments. What is asked again is at most what was under way, for the reader one chunk each."""
     kills, concurrency, moments = 2, 4, random.Random(3)
@@ -174,6 +183,7 @@ def section(body: dict[str, Any]) -> str:
     return f"{part(prompt, 'problem')}|{part(prompt, 'section')}" if "<section>" in prompt else ""
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_a_limit_stops_it_resumably_and_more_may_be_asked_later(task, tmp_path) -> None:
     out = tmp_path / "out"
     with FakeServer(respond) as server:
@@ -192,6 +202,7 @@ def test_a_limit_stops_it_resumably_and_more_may_be_asked_later(task, tmp_path) 
     assert Counter(row.system for row in results.rows) == {"memagent": 8, "refine": 8}
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
     out = tmp_path / "out"
     with FakeServer(respond) as server:
@@ -226,7 +237,7 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
         (["hotpotqa", "--data", "nowhere.json"], 7, "nowhere.json"),
         (["niah_single_2", "--haystack", "nowhere"], 7, "nowhere"),
         (["niah_single_2", "--model", "other"], 4, "serves fake"),
-        (["niah_single_2", "--base-url", "http://127.0.0.1:9/v1"], 4, "Is the server running?"),
+        (["niah_single_2", "--base-url", "http://127.0.0.1:9/v1", "--retries", "0"], 4, "Is the server running?"),
         (["niah_single_2", "--top-p", "0"], 7, "top_p"),
         (["niah_single_2", "niah_single_2", "nowhere.py:Task"], 7, "nowhere.py"),
         ([], 2, "--list"),
@@ -245,6 +256,7 @@ def test_bad_input_is_refused_with_a_remedy_before_any_work(tmp_path, options, c
     assert not out.exists(), "what is refused leaves nothing behind"
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_a_server_that_dies_stops_it_and_nothing_is_lost(task, tmp_path) -> None:
     dead = False
 
@@ -306,6 +318,7 @@ def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path) 
     assert memagent("eval-report", tmp_path / "nowhere", code=7).stderr.count("no results") == 1
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_runs_can_be_logged_for_training_and_documents_be_kept(task, tmp_path, own_home) -> None:
     out = tmp_path / "out"
     with FakeServer(respond, vllm=True) as server:
@@ -320,6 +333,7 @@ def test_runs_can_be_logged_for_training_and_documents_be_kept(task, tmp_path, o
     assert not (out / "runs.sqlite").exists()
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_much_text_is_made_by_other_processes_and_is_the_same(task, tmp_path, monkeypatch) -> None:
     with FakeServer(respond) as server:
         options = ["--base-url", server.base_url, *SMALL, "--lengths", "300", "-n", 3, "--quiet"]

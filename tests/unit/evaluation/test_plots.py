@@ -48,7 +48,7 @@ def test_equal_results_give_equal_files_without_a_date(tmp_path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     for folder in ("a", "b"):
-        draw_all(results(*ROWS), tmp_path / folder)
+        draw_all(results(*ROWS[:18]), tmp_path / folder)
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
         assert b"dc:date" not in path.read_bytes()
