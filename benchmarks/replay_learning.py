@@ -83,7 +83,7 @@ def train_on_runs(folder: Path, steps: int, learning_rate: float) -> None:
     print("\n".join(replay.report.summary()))
     args = load_preset(
         "dapo", output_dir=str(folder / "training"), learning_rate=learning_rate, warmup_steps=2, max_steps=steps,
-        groups_per_step=8, token_budget=8192, gradient_checkpointing=False, use_cpu=True, bf16=False,
+        groups_per_step=4, token_budget=8192, gradient_checkpointing=False, use_cpu=True, bf16=False,
         report_to="none", save_steps=4, save_total_limit=2,
     )  # fmt: skip
     trainer = MultiConvDAPOTrainer(str(EMBEDDED_FOLDER), replay.require_groups(), args)
@@ -161,8 +161,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=8192, help="tokens of document, question and answer")
     parser.add_argument("--questions", type=int, default=64)
     parser.add_argument("--rollouts", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=32)
-    parser.add_argument("--learning-rate", type=float, default=2e-5)
+    parser.add_argument("--steps", type=int, default=36)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--held-out", type=int, default=256)
     print_table(run(parser.parse_args()))
 

@@ -47,8 +47,8 @@ _STYLE: Final = {
     "figure.facecolor": "white",
 }
 _DEPTH_BINS: Final = 10
-_DODGE: Final = 0.035
-"""In doublings of the length."""
+_DODGE: Final = 0.004
+"""How far systems with equal accuracy are moved apart, as a share of the axis."""
 
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
@@ -89,6 +89,7 @@ def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
     """
     axes = figure.subplots()
     count = len({row.system for row in rows})
+    ratio = max(row.length for row in rows) / min(row.length for row in rows)
     for place, (system, of_system) in enumerate(_by(rows, lambda row: row.system)):
         fitting = {row.length for row in of_system if row.outcome != RowOutcome.DOES_NOT_FIT.value}
         groups = sorted(
@@ -101,9 +102,8 @@ def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
         )
         look = {"color": _COLOURS[place % len(_COLOURS)], "zorder": 20 - place}
         low, high = [100 * each.low for each in lenient], [100 * each.high for each in lenient]
-        axes.fill_between(lengths, low, high, alpha=0.13, linewidth=0, color=look["color"])
-        # A little to the side, so that systems with equal accuracy do not hide each other.
-        beside = [length * 2 ** (_DODGE * (place - (count - 1) / 2)) for length in lengths]
+        beside = [length * ratio ** (_DODGE * (place - (count - 1) / 2)) for length in lengths]
+        axes.fill_between(beside, low, high, alpha=0.13, linewidth=0, color=look["color"])
         axes.plot(beside, [100 * each.mean for each in strict], linestyle=(0, (1, 1.5)), linewidth=1.5, **look)
         label = system if groups else f"{system}\n(does not fit)"
         axes.plot(beside, [100 * each.mean for each in lenient], label=label, **_line(place), **look)

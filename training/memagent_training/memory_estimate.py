@@ -14,9 +14,9 @@ For a dense decoder whose layers are Llama's (Qwen2, Mistral, ...), per rank, in
 
 P weights, T of them trained, w bytes of one (4, as TRL loads them, unless told otherwise); L layers, h, m, V the widths
 of the residual stream, the MLP and the vocabulary, a and kv those of all query heads and of all key heads; r bytes of a
-number of the residual stream and c of a matrix product (4 and 4; 4 and 2 in mixed precision); n tokens of a micro-batch,
-padding included, C completion tokens scored, pairs the entries of a dense attention mask, of which each layer keeps a
-copy as numbers. The 4 r h are each of two norms' input, once as it is and once normalised.
+number of the residual stream and c of a matrix product (4 and 4; 4 and 2 in mixed precision); n tokens of a
+micro-batch, padding included, C completion tokens scored, pairs the entries of a dense attention mask, of which each
+layer keeps a copy as numbers. The 4 r h are each of two norms' input, once as it is and once normalised.
 
 It was held against measured peaks of Llama- and Qwen2-shaped models on a CPU, see tests/unit/training: within a fifth.
 Not in it: what the device's own libraries take, and fragmentation. Where weights are sharded, weights, gradients,

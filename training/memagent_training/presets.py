@@ -44,7 +44,18 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
             close = difflib.get_close_matches(setting, known, n=3)
             hint = f"Did you mean {' or '.join(close)}?" if close else "See MultiConvDAPOConfig."
             raise TrainingError(f"There is no setting {setting!r}", hint=hint)
-    return MultiConvDAPOConfig(**settings)
+    return MultiConvDAPOConfig(**{setting: _number(setting, value) for setting, value in settings.items()})
+
+
+def _number(setting: str, value: Any) -> Any:
+    """A number where one is meant: YAML takes 1e-6, without a point, for text."""
+    kind = str(MultiConvDAPOConfig.__dataclass_fields__[setting].type)
+    if not isinstance(value, str) or "float" not in kind or "str" in kind:
+        return value
+    try:
+        return float(value)
+    except ValueError as error:
+        raise TrainingError(f"{setting} is {value!r}", hint="Give a number.") from error
 
 
 def _read(name: str | Path) -> Mapping[str, Any]:

@@ -29,7 +29,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
@@ -147,11 +147,18 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return int(6 * self._weights * step.plan.forwarded_tokens / self.accelerator.num_processes)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
+        """The Trainer's, and then what marks a checkpoint as whole; older ones go only after that."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            if folder.is_dir():  # the rotation of checkpoints may have taken it
-                recomputed.save(folder / recomputed.FILE_NAME, self.schedule.fingerprint, self._recomputed or {})
+            run_folder = Path(self._get_output_dir(trial=trial))
+            path = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}" / recomputed.FILE_NAME
+            recomputed.save(path, self.schedule.fingerprint, self._recomputed or {})
+            rotate_checkpoints(str(run_folder), limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]

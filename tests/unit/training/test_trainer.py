@@ -109,6 +109,23 @@ def test_half_a_checkpoint_is_refused(damage: str, world: tuple[Path, list[Rollo
         trainer_of(world, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
+def test_old_checkpoints_go_only_after_the_new_one_is_whole(
+    world: tuple[Path, list[RolloutGroup]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(world, tmp_path, save_strategy="steps", save_steps=1, save_total_limit=1, max_steps=3)
+    saved: list[set[str]] = []
+    original = recomputed.save
+
+    def save(path: Path, *rest: Any) -> None:
+        saved.append({each.parent.name for each in tmp_path.glob(f"checkpoint-*/{recomputed.FILE_NAME}")})
+        original(path, *rest)
+
+    monkeypatch.setattr(recomputed, "save", save)
+    trainer.train()
+    assert saved == [set(), {"checkpoint-1"}, {"checkpoint-2"}]
+    assert [each.name for each in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
+
+
 def test_passes_have_different_orders_and_the_same_groups(
     world: tuple[Path, list[RolloutGroup]], tmp_path: Path
 ) -> None:
@@ -287,6 +304,11 @@ def test_a_preset_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("beta: 0.5\nlearning_rate: 1.0e-4\n")
     assert load_preset(path, output_dir=str(tmp_path), **QUIET).beta == 0.5
+    path.write_text("learning_rate: 1e-5\n")
+    assert load_preset(path, output_dir=str(tmp_path), **QUIET).learning_rate == 1e-5
+    path.write_text("learning_rate: small\n")
+    with pytest.raises(TrainingError, match=r"'small'.*Give a number"):
+        load_preset(path, output_dir=str(tmp_path))
     path.write_text("- beta\n")
     with pytest.raises(TrainingError, match="no mapping"):
         load_preset(path, output_dir=str(tmp_path))
