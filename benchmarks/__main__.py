@@ -8,7 +8,17 @@ from pathlib import Path
 
 from benchmarks.figures import print_table, write_json
 
-NAMES = ("throughput", "chunking", "startup", "checkpoints", "run_log", "length", "long_tool_results", "training_step", "task_generation")
+NAMES = (
+    "throughput",
+    "chunking",
+    "startup",
+    "checkpoints",
+    "run_log",
+    "length",
+    "long_tool_results",
+    "training_step",
+    "task_generation",
+)
 
 
 def main() -> None:

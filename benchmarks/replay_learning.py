@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -74,25 +73,30 @@ def collect_runs(base_url: str, folder: Path, samples: Sequence[Sample], rollout
 
 
 def train_on_runs(folder: Path, steps: int, learning_rate: float) -> None:
-    from memagent_training.presets import load_preset
-    from memagent_training.replay import load_groups
-    from memagent_training.trainer import MultiConvDAPOTrainer
+    from memagent_training.training_job import TrainingJob, prepare, train
 
     told = json.loads((folder / "collected.json").read_text())
-    replay = load_groups(folder / "runs.sqlite", groups=told["groups"])
-    print("\n".join(replay.report.summary()))
-    args = load_preset(
-        "dapo", output_dir=str(folder / "training"), learning_rate=learning_rate, warmup_steps=2, max_steps=steps,
-        groups_per_step=4, token_budget=8192, gradient_checkpointing=False, use_cpu=True, bf16=False,
-        report_to="none", save_steps=4, save_total_limit=2,
-    )  # fmt: skip
-    trainer = MultiConvDAPOTrainer(str(EMBEDDED_FOLDER), replay.require_groups(), args)
-    checkpoints = sorted((folder / "training").glob("checkpoint-*"), key=lambda each: int(each.name.split("-")[1]))
-    trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
-    shutil.copytree(EMBEDDED_FOLDER, folder / "after.unfinished", dirs_exist_ok=True)
-    trainer.save_model(str(folder / "after.unfinished"))
-    (folder / "training-log.json").write_text(json.dumps(trainer.state.log_history))
-    (folder / "after.unfinished").rename(folder / "after")
+    settings = {
+        "learning_rate": learning_rate,
+        "warmup_steps": 2,
+        "max_steps": steps,
+        "groups_per_step": 4,
+        "token_budget": 8192,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_steps": 4,
+        "save_total_limit": 2,
+    }
+    job = TrainingJob(
+        runs=folder / "runs.sqlite",
+        model="embedded",
+        out=folder / "after",
+        preset="dapo",
+        settings=settings,
+        groups=told["groups"],
+        resume=True,
+    )
+    train(prepare(job))
 
 
 def measure(base_url: str, folder: Path, samples: Sequence[Sample], name: str, temperature: float) -> None:
@@ -125,7 +129,7 @@ def run(given: argparse.Namespace) -> list[Figure]:
                 measure(base_url, folder, held_out, f"before-{each}", temperatures[each])
             if not (folder / "collected.json").exists():
                 collect_runs(base_url, folder, samples_of(task, given.length, 0, given.questions), given.rollouts)
-    if not (folder / "after").exists():
+    if not (folder / "after" / "model.safetensors").exists():
         train_on_runs(folder, given.steps, given.learning_rate)
     if missing("after"):
         with served(folder / "after", folder) as base_url:

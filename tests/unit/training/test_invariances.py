@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,14 +45,6 @@ def model() -> Any:
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, norm)
     return model
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def gradient(model: Any, rows: Sequence[TrainingRow], *, ranks: int, budget: int, layout: Layout) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from array import array
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -28,14 +27,6 @@ from memagent_training.trainer import MultiConvDAPOTrainer  # noqa: E402
 
 QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
 SMALL = {"groups_per_step": 2, "token_budget": 200, "learning_rate": 0.005, "warmup_steps": 2}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

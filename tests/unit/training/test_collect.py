@@ -1,0 +1,139 @@
+"""Rollouts come in whole groups, as many with variance as are wanted, and failures are counted."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from memagent_graph import Budget, MemAgent, PolicyError, ScriptedPolicy
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+from memagent_training.collect import CollectSettings, collect
+from memagent_training.errors import TrainingError
+
+Reply = Callable[[int, int], str | Exception]
+"""What the n-th read of a question answers."""
+
+
+class Numbered:
+    """Question k asks for the number k."""
+
+    name, metric, unit, answer_tokens = "numbered", Metric.ALL, LengthUnit.TOKENS, 8
+
+    def sample(self, length: int, index: int) -> Sample:
+        def text() -> Iterator[str]:
+            yield f"This is document {index}. "
+            yield f"Its number is {index}."
+
+        return Sample(self, length, index, f"What is the number of document {index}?", (str(index),), text)
+
+
+def questions(count: int | None = None) -> Iterator[Sample]:
+    numbers = itertools.count() if count is None else range(count)
+    return (Numbered().sample(100, number) for number in numbers)
+
+
+def reader(folder: Path, reply: Reply) -> MemAgent:
+    reads: dict[int, int] = {}
+
+    def script(prompt: str) -> str | Exception:
+        number = int(re.search(r"number of document (\d+)", prompt)[1])  # type: ignore[index]
+        if "Its number" in prompt:
+            return "noted"
+        reads[number] = reads.get(number, -1) + 1
+        return reply(number, reads[number])
+
+    return MemAgent(
+        ScriptedPolicy(script),
+        tokenizer="embedded",
+        budget=Budget(context_window=2048, question_tokens=64, memory_tokens=64, chunk_tokens=256, answer_tokens=64),
+        run_log=folder / "runs.sqlite",
+        store=folder / "documents",
+    )
+
+
+def right(number: int) -> str:
+    return rf"\boxed{{{number}}}"
+
+
+def half(number: int, read: int) -> str:
+    return right(number) if read % 2 else r"\boxed{wrong}"
+
+
+async def test_every_question_is_read_so_often_and_rewarded_in_the_log(tmp_path: Path) -> None:
+    agent = reader(tmp_path, half)
+    found = await collect(agent, questions(3), CollectSettings(rollouts=4, groups=3, max_questions=3), name="first")
+    assert [len(group.run_ids) for group in found.groups] == [4, 4, 4]
+    assert all(sorted(group.rewards) == [0, 0, 1, 1] for group in found.groups)
+    assert agent.run_log is not None
+    logged = {run_id: agent.run_log.latest_rewards(run_id)["reward"] for run_id in found.group_of}
+    assert logged == {
+        run_id: reward for group in found.groups for run_id, reward in zip(group.run_ids, group.rewards, strict=True)
+    }
+    assert found.reward == 0.5
+
+
+async def test_further_questions_are_asked_until_enough_groups_have_variance(tmp_path: Path) -> None:
+    agent = reader(tmp_path, lambda number, read: half(number, read) if number % 3 == 0 else right(number))
+    found = await collect(agent, questions(), CollectSettings(rollouts=2, groups=4, max_questions=50), name="x")
+    assert sorted(int(group.name.split("-")[1]) % 3 for group in found.groups) == [0, 0, 0, 0]
+    assert found.uniform
+    assert all(group.rewards == (1.0, 1.0) for group in found.uniform)
+    assert found.questions < 20
+    assert set(found.group_of.values()) == {group.name for group in found.groups}
+
+
+async def test_no_more_questions_than_allowed_and_no_more_reads_than_wanted(tmp_path: Path) -> None:
+    agent = reader(tmp_path, lambda number, read: right(number))
+    found = await collect(agent, questions(), CollectSettings(rollouts=2, groups=2, max_questions=7), name="x")
+    assert (found.questions, len(found.groups), len(found.uniform)) == (7, 0, 7)
+    assert agent.run_log is not None
+    assert len(list(agent.run_log.runs())) == 14
+
+
+async def test_a_failed_read_is_tried_again_under_another_id(tmp_path: Path) -> None:
+    calls = itertools.count()
+
+    def reply(number: int, read: int) -> str | Exception:
+        return PolicyError("gone") if next(calls) == 0 else half(number, read)
+
+    found = await collect(
+        reader(tmp_path, reply), questions(1), CollectSettings(rollouts=3, groups=1, max_questions=1), name="x"
+    )
+    assert sum("again1" in run_id for run_id in found.groups[0].run_ids) == 1
+    assert not found.failed
+
+
+async def test_a_read_that_fails_for_good_takes_its_group_out_and_is_counted(tmp_path: Path) -> None:
+    def reply(number: int, read: int) -> str | Exception:
+        return PolicyError("broken") if number == 1 else half(number, read)
+
+    found = await collect(
+        reader(tmp_path, reply), questions(3), CollectSettings(rollouts=2, groups=3, max_questions=3), name="x"
+    )
+    assert set(found.failed) == {"x-1"}
+    assert {group.name for group in found.groups} == {"x-0", "x-2"}
+    assert found.questions == 3
+
+
+async def test_when_everything_fails_the_first_error_is_raised(tmp_path: Path) -> None:
+    agent = reader(tmp_path, lambda number, read: PolicyError("broken"))
+    with pytest.raises(PolicyError, match="broken"):
+        await collect(agent, questions(2), CollectSettings(rollouts=2, groups=2, max_questions=2), name="x")
+
+
+async def test_a_reader_without_a_log_is_refused(tmp_path: Path) -> None:
+    agent = MemAgent(ScriptedPolicy([]), tokenizer="embedded", run_log=False, store=tmp_path)
+    with pytest.raises(TrainingError, match="run_log"):
+        await collect(agent, questions(1), CollectSettings(groups=1, max_questions=1), name="x")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rollouts": 1}, {"groups": 0}, {"groups": 9, "max_questions": 8}, {"concurrency": 0}, {"retries": -1}]
+)
+def test_settings_that_cannot_be(changes: dict[str, int]) -> None:
+    with pytest.raises(TrainingError):
+        CollectSettings(**changes)
