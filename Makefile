@@ -21,8 +21,8 @@ install: $(VENV)/.installed  ## A virtual environment with all that demo, tests 
 demo: install  ## Plant facts in 100,000 tokens of prose and read them back with the embedded policy
 	OMP_NUM_THREADS=2 $(BIN)/memagent demo
 
-test: install  ## The tests that need no server
-	$(BIN)/pytest
+test: install  ## The tests that need no server, on two processes
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 check: install  ## Format, lint and strict types
 	$(BIN)/ruff format --check .
