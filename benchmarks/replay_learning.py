@@ -150,7 +150,7 @@ def figures_of(folder: Path, given: argparse.Namespace) -> list[Figure]:
             mean = estimate(scores)
             print(f"{each}, {side}: {mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}], n={mean.n}")
             figures.append(Figure(f"held out, {each}, {side}", mean.mean, "", "", True))
-        found: Comparison = compare(after, before, names=("after", "before"))
+        found: Comparison = compare(_by_place(after), _by_place(before), names=("after", "before"))
         print(f"{each}: {found.sentence}")
         goal = "above 0 beyond noise" if each == "sampled" else ""
         met = (found.low > 0) or each != "sampled"
@@ -158,16 +158,20 @@ def figures_of(folder: Path, given: argparse.Namespace) -> list[Figure]:
     return figures
 
 
+def _by_place(scores: Sequence[float]) -> dict[str, float]:
+    return {str(place): score for place, score in enumerate(scores)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where runs, weights and scores are kept")
-    parser.add_argument("--task", default="niah_multikey_1")
-    parser.add_argument("--length", type=int, default=8192, help="tokens of document, question and answer")
-    parser.add_argument("--questions", type=int, default=64)
+    parser.add_argument("--task", default="niah_multikey_2")
+    parser.add_argument("--length", type=int, default=1000, help="tokens of document, question and answer")
+    parser.add_argument("--questions", type=int, default=120)
     parser.add_argument("--rollouts", type=int, default=8)
     parser.add_argument("--steps", type=int, default=36)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
-    parser.add_argument("--held-out", type=int, default=256)
+    parser.add_argument("--held-out", type=int, default=400)
     print_table(run(parser.parse_args()))
 
 

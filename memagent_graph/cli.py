@@ -19,6 +19,37 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memagent_graph import cli_eval, cli_mcp, cli_runs, cli_show, cli_train
+from memagent_graph.cli_options import (
+    AnswerForm,
+    AnswerTemplate,
+    AnswerTokens,
+    ApiKey,
+    AsJSON,
+    BaseURL,
+    Checkpoints,
+    ChunkBoundary,
+    ChunkTokens,
+    Concurrency,
+    ContextWindow,
+    EmptyMemory,
+    Layout,
+    Log,
+    MaxChunks,
+    MaxSeconds,
+    MaxTokensTotal,
+    MemoryTokens,
+    Model,
+    ProfileSpec,
+    QuestionTokens,
+    Quiet,
+    ReplaceUndecodable,
+    Retries,
+    Temperature,
+    Timeout,
+    TokenizerSpec,
+    TopP,
+    UpdateTemplate,
+)
 from memagent_graph.errors import MemAgentError
 from memagent_graph.exit_codes import ExitCode, exit_code
 
@@ -40,38 +71,7 @@ app = typer.Typer(
 )
 
 Rule = Literal["accept", "keep_previous", "retry"]
-Model = Annotated[
-    str | None,
-    typer.Option(help='A name on the server; without one a folder or hub id, or "embedded".', show_default="embedded"),
-]
-BaseURL = Annotated[
-    str | None, typer.Option(help="The server's API, as in http://localhost:8000/v1.", show_default="$OPENAI_BASE_URL")
-]
-ApiKey = Annotated[str | None, typer.Option(help="The server's key.", show_default="$OPENAI_API_KEY")]
-TokenizerSpec = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer",
-        help='A tiktoken encoding or model, a tokenizer.json or its folder, a hub id, or "embedded".',
-        show_default="the policy's",
-    ),
-]
-ProfileSpec = Annotated[
-    str | None,
-    typer.Option("--profile", help='Budgets and prompts a policy was trained with: a folder, or "embedded".'),
-]
-Checkpoints = Annotated[
-    Path | None, typer.Option(help="SQLite file for checkpoints.", show_default="user's data folder")
-]
-Log = Annotated[
-    Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")
-]
 NoLog = Annotated[bool, typer.Option("--no-log", help="Keep no log; `memagent resume` then cannot find the run.")]
-AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
-MaxChunks = Annotated[int | None, typer.Option(min=1, help="Stop after this many chunks; can be resumed.")]
-MaxTokensTotal = Annotated[int | None, typer.Option(min=1, help="Stop after this many tokens; can be resumed.")]
-MaxSeconds = Annotated[float | None, typer.Option(min=0.001, help="Stop after this time; can be resumed.")]
 WithUpdates = Annotated[bool, typer.Option("--updates", help="Add the memory after every chunk to the JSON.")]
 
 
@@ -84,24 +84,18 @@ def read(
     api_key: ApiKey = None,
     tokenizer: TokenizerSpec = None,
     profile: ProfileSpec = None,
-    layout: Annotated[
-        Literal["paper", "section_first"] | None, typer.Option(help="Order of the update prompt's parts.")
-    ] = None,
-    answer_format: Annotated[
-        Literal["boxed", "plain"] | None, typer.Option(help="How the answer is asked for.")
-    ] = None,
-    update_template: Annotated[str | None, typer.Option(help="Your own update prompt: a text file.")] = None,
-    answer_template: Annotated[str | None, typer.Option(help="Your own answer prompt: a text file.")] = None,
-    empty_memory: Annotated[
-        str | None, typer.Option(help="What stands for the memory at the first chunk.", show_default="(empty)")
-    ] = None,
-    context_window: Annotated[int | None, typer.Option(help="Tokens.", show_default="the server's, or 8192")] = None,
-    question_tokens: Annotated[int | None, typer.Option(help="Bound of the question.", show_default="1024")] = None,
-    memory_tokens: Annotated[int | None, typer.Option(help="Bound of the memory.", show_default="1024")] = None,
-    chunk_tokens: Annotated[int | None, typer.Option(help="Size of a chunk.", show_default="5000")] = None,
-    answer_tokens: Annotated[int | None, typer.Option(help="Bound of the answer.", show_default="1024")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
+    layout: Layout = None,
+    answer_format: AnswerForm = None,
+    update_template: UpdateTemplate = None,
+    answer_template: AnswerTemplate = None,
+    empty_memory: EmptyMemory = None,
+    context_window: ContextWindow = None,
+    question_tokens: QuestionTokens = None,
+    memory_tokens: MemoryTokens = None,
+    chunk_tokens: ChunkTokens = None,
+    answer_tokens: AnswerTokens = None,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
     logprobs: Annotated[
         bool | None,
@@ -109,22 +103,17 @@ def read(
             "--logprobs/--no-logprobs", help="Ask for token ids and log-probs.", show_default="if logged, from vLLM"
         ),
     ] = None,
-    boundary: Annotated[
-        Literal["token", "sentence", "paragraph"] | None,
-        typer.Option(help="Where chunks may end.", show_default="the profile's, or token"),
-    ] = None,
+    boundary: ChunkBoundary = None,
     on_truncated: Annotated[
         Rule, typer.Option(help="What to do with a memory that was cut off or is too long.")
     ] = "accept",
     on_empty: Annotated[Rule, typer.Option(help="With an empty one.")] = "keep_previous",
     on_refused: Annotated[Rule, typer.Option(help="With a refusal.")] = "keep_previous",
     encoding: Annotated[str | None, typer.Option(help="The document's charset.", show_default="detected")] = None,
-    replace_undecodable: Annotated[
-        bool, typer.Option("--replace-undecodable", help="Put U+FFFD for stray bytes.")
-    ] = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 128,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one completion may take.")] = 300.0,
-    retries: Annotated[int, typer.Option(min=0, help="How often a failed request is sent again.")] = 4,
+    replace_undecodable: ReplaceUndecodable = False,
+    concurrency: Concurrency = 128,
+    timeout: Timeout = 300.0,
+    retries: Retries = 4,
     max_chunks: MaxChunks = None,
     max_tokens_total: MaxTokensTotal = None,
     max_seconds: MaxSeconds = None,
@@ -207,9 +196,9 @@ def doctor(
     api_key: ApiKey = None,
     tokenizer: TokenizerSpec = None,
     profile: ProfileSpec = None,
-    context_window: Annotated[int | None, typer.Option(help="Tokens.", show_default="the server's, or 8192")] = None,
-    chunk_tokens: Annotated[int | None, typer.Option(help="Size of a chunk.", show_default="5000")] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one completion may take.")] = 60.0,
+    context_window: ContextWindow = None,
+    chunk_tokens: ChunkTokens = None,
+    timeout: Timeout = 60.0,
     as_json: AsJSON = False,
 ) -> None:
     """Check a policy: is the server there, what does it serve, does everything fit and agree?"""

@@ -6,10 +6,26 @@ import asyncio
 import ipaddress
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from memagent_graph.cli_options import (
+    AnswerTokens,
+    Checkpoints,
+    ChunkBoundary,
+    ChunkTokens,
+    Concurrency,
+    ContextWindow,
+    MemoryTokens,
+    Model,
+    ProfileSpec,
+    QuestionTokens,
+    ReplaceUndecodable,
+    Retries,
+    Timeout,
+    TokenizerSpec,
+)
 from memagent_graph.exit_codes import ExitCode, failures_told
 
 if TYPE_CHECKING:
@@ -43,45 +59,24 @@ def mcp(
     max_chunks: Annotated[int | None, typer.Option(min=1, help="Chunks that one question may cost.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that one question may cost.")] = None,
     max_seconds: Annotated[float | None, typer.Option(min=0.001, help="Seconds that one question may take.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help='A name on the server; without one a folder or hub id, or "embedded".', show_default="embedded"
-        ),
-    ] = None,
+    model: Model = None,
     base_url: Annotated[
         str | None,
         typer.Option(help="The policy server's API; its key is OPENAI_API_KEY.", show_default="$OPENAI_BASE_URL"),
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help='A tiktoken encoding or model, a tokenizer.json or its folder, a hub id, or "embedded".',
-            show_default="the policy's",
-        ),
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(help='Budgets and prompts a policy was trained with: a folder, or "embedded".'),
-    ] = None,
-    context_window: Annotated[int | None, typer.Option(help="Tokens.", show_default="the server's, or 8192")] = None,
-    question_tokens: Annotated[int | None, typer.Option(help="Bound of the question.", show_default="1024")] = None,
-    memory_tokens: Annotated[int | None, typer.Option(help="Bound of the memory.", show_default="1024")] = None,
-    chunk_tokens: Annotated[int | None, typer.Option(help="Size of a chunk.", show_default="5000")] = None,
-    answer_tokens: Annotated[int | None, typer.Option(help="Bound of the answer.", show_default="1024")] = None,
-    boundary: Annotated[
-        Literal["token", "sentence", "paragraph"] | None,
-        typer.Option(help="Where chunks may end.", show_default="the profile's, or token"),
-    ] = None,
-    replace_undecodable: Annotated[
-        bool, typer.Option("--replace-undecodable", help="Put U+FFFD for stray bytes.")
-    ] = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 128,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one completion may take.")] = 300.0,
-    retries: Annotated[int, typer.Option(min=0, help="How often a failed request is sent again.")] = 4,
-    checkpoints: Annotated[
-        Path | None, typer.Option(help="SQLite file for checkpoints.", show_default="user's data folder")
-    ] = None,
+    tokenizer: TokenizerSpec = None,
+    profile: ProfileSpec = None,
+    context_window: ContextWindow = None,
+    question_tokens: QuestionTokens = None,
+    memory_tokens: MemoryTokens = None,
+    chunk_tokens: ChunkTokens = None,
+    answer_tokens: AnswerTokens = None,
+    boundary: ChunkBoundary = None,
+    replace_undecodable: ReplaceUndecodable = False,
+    concurrency: Concurrency = 128,
+    timeout: Timeout = 300.0,
+    retries: Retries = 4,
+    checkpoints: Checkpoints = None,
     log: Annotated[
         Path | None,
         typer.Option(

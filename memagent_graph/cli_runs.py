@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from memagent_graph.cli_options import AsJSON, Log
 from memagent_graph.errors import RunLogError
 from memagent_graph.exit_codes import failures_told
 
@@ -46,10 +47,6 @@ def point_in_time(text: str) -> float:
         raise typer.BadParameter(f"{text!r} is neither an ISO date, as in 2026-11-21, nor an age, as in 7d") from None
 
 
-Log = Annotated[
-    Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")
-]
-AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Question = Annotated[str | None, typer.Option(help="Only runs with this in their question.")]
 DocumentName = Annotated[str | None, typer.Option("--document", help="Only runs with this in their document's name.")]
 Model = Annotated[str | None, typer.Option(help="Only runs with this in the name of a policy that wrote in them.")]

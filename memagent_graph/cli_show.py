@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memagent_graph.cli_runs import AsJSON, Log, open_existing
-from memagent_graph.errors import RunError, RunNotFoundError
+from memagent_graph.cli_options import AsJSON, Log
+from memagent_graph.cli_runs import open_existing
+from memagent_graph.errors import DocumentError, RunError, RunNotFoundError
 from memagent_graph.exit_codes import failures_told
 
 if TYPE_CHECKING:
+    from memagent_graph.documents import DocumentRef, DocumentStore
     from memagent_graph.run_log import RunLog
     from memagent_graph.timeline import RunView
 
@@ -76,11 +78,22 @@ def _newest(log: RunLog) -> str:
 
 
 def _view(log: RunLog, run_id: str) -> RunView:
-    from memagent_graph.documents import DocumentStore  # noqa: PLC0415
-    from memagent_graph.paths import default_store  # noqa: PLC0415
     from memagent_graph.timeline.sources import view_of_run  # noqa: PLC0415
 
-    return view_of_run(log, run_id, DocumentStore(default_store()))
+    return view_of_run(log, run_id, _store_of(log.get(run_id).document, log))
+
+
+def _store_of(document: DocumentRef, log: RunLog) -> DocumentStore:
+    """The store that has a run's document: one beside the log, as an evaluation keeps it, or else the user's."""
+    from memagent_graph.documents import DocumentStore  # noqa: PLC0415
+    from memagent_graph.paths import default_store  # noqa: PLC0415
+
+    beside = DocumentStore(log.path.with_name(default_store().name))
+    try:
+        beside.read_bytes(document, 0, 1)
+    except (DocumentError, OSError):
+        return DocumentStore(default_store())
+    return beside
 
 
 def _write_page(view: RunView, path: Path) -> None:

@@ -28,14 +28,16 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
     RunError,
 )
+from memagent_graph.evaluation.document_makers import Maker, ThreadMaker
 from memagent_graph.evaluation.failures import analyse, logged_read
 from memagent_graph.evaluation.journal import Journal
-from memagent_graph.evaluation.making import Maker, ThreadMaker
-from memagent_graph.evaluation.preparing import Prepared, Shelf
-from memagent_graph.evaluation.results import Key, Plan, Row, RowOutcome
+from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.evaluation.planning import completion_tokens
+from memagent_graph.evaluation.results import Key, Plan, Row
 from memagent_graph.evaluation.samples import Sample, Task
-from memagent_graph.evaluation.scorers import Outcome, Scores, contains, score
-from memagent_graph.evaluation.systems import Attempt, AttemptOutcome, System
+from memagent_graph.evaluation.scorers import WRONG, Scores, contains, score
+from memagent_graph.evaluation.shelf import Prepared, Shelf
+from memagent_graph.evaluation.systems import Attempt, System
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.results import Usage
 from memagent_graph.run_log import RunLog
@@ -45,12 +47,6 @@ ATTEMPTS: Final = 2
 _SERVER_GONE: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
 _FAILURES_IN_A_ROW: Final = 16
 """So many of these, with no success among them, mean that the server is gone: nothing is learnt from going on."""
-_OUTCOMES: Final = {
-    AttemptOutcome.ANSWERED: (RowOutcome.ANSWERED, Outcome.ANSWERED),
-    AttemptOutcome.NO_ANSWER: (RowOutcome.NO_ANSWER, Outcome.NO_ANSWER),
-    AttemptOutcome.STOPPED: (RowOutcome.UNFINISHED, Outcome.UNFINISHED),
-    AttemptOutcome.DOES_NOT_FIT: (RowOutcome.DOES_NOT_FIT, Outcome.NO_ANSWER),
-}
 
 
 class Ended(StrEnum):
@@ -104,6 +100,8 @@ class Evaluation:
     """What the tasks were made with."""
     answer_format: AnswerFormat = AnswerFormat.BOXED
     """How the systems' prompts ask for the answer."""
+    answer_tokens: int = 1
+    """How many tokens a completion with an answer may have at least; a task that needs more gives it more."""
     run_log: RunLog | None = None
     """The reader's; without it nobody can tell where facts were lost."""
     saver: BaseCheckpointSaver[Any] | None = None
@@ -208,9 +206,7 @@ class _Call:
         """Task, length and index of the plan's samples, each with the systems that have no row for it."""
         rows, again = self._journal.rows, self._evaluation.retry_failed
         for sample, keys in groupby(self._evaluation.plan.keys(), key=lambda key: key[1:]):
-            systems = [
-                key[0] for key in keys if key not in rows or (again and rows[key].outcome == RowOutcome.FAILED.value)
-            ]
+            systems = [key[0] for key in keys if key not in rows or (again and rows[key].outcome is Outcome.FAILED)]
             if systems:
                 yield sample, systems
 
@@ -242,7 +238,10 @@ class _Call:
         for number in range(1, ATTEMPTS + 1):
             try:
                 attempt = await self._evaluation.systems[system].attempt(
-                    prepared.document, sample.question, answer_tokens=sample.task.answer_tokens, run_id=run_id
+                    prepared.document,
+                    sample.question,
+                    answer_tokens=completion_tokens(sample.task, self._evaluation.answer_tokens),
+                    run_id=run_id,
                 )
             except Exception as failure:  # noqa: BLE001  whatever it is, the question has a row
                 error = failure
@@ -280,25 +279,30 @@ class _Call:
 
     async def _row(self, system: str, prepared: Prepared, attempt: Attempt, *, attempts: int) -> Row:
         sample, usage = prepared.sample, attempt.usage
-        told, scored = _OUTCOMES[attempt.outcome]
         scores = score(
-            sample, attempt.answer, attempt.raw_answer, outcome=scored, answer_format=self._evaluation.answer_format
+            sample,
+            attempt.answer,
+            attempt.raw_answer,
+            outcome=attempt.outcome,
+            answer_format=self._evaluation.answer_format,
         )
         row = replace(
             self._blank(system, prepared, scores, usage, attempts=attempts),
             answer=attempt.answer,
             raw_answer=attempt.raw_answer,
-            outcome=told.value,
+            outcome=attempt.outcome,
             detail=attempt.detail,
             run_id=attempt.run_id,
+            chunks=attempt.chunks,
             needles_found=tuple(
-                told is RowOutcome.ANSWERED and contains(attempt.answer or "", needle.gold) for needle in sample.needles
+                attempt.outcome is Outcome.ANSWERED and contains(attempt.answer or "", needle.gold)
+                for needle in sample.needles
             ),
         )
         return await self._with_log(row, sample)
 
     async def _with_log(self, row: Row, sample: Sample) -> Row:
-        """The row with what the run log tells: how many chunks there were, and where facts were lost.
+        """The row, if its answer is wrong with what the run log tells of it: where facts were lost.
 
         What the log does not hold is a run of a system that keeps none, or that failed, or lost its log, at the start.
         """
@@ -306,12 +310,12 @@ class _Call:
         if log is None or run_id is None:
             return replace(row, run_id=None)
         try:
+            if row.lenient == 1.0:
+                await asyncio.to_thread(log.get, run_id)
+                return row
             view, completions = await asyncio.to_thread(logged_read, log, run_id, self._evaluation.store)
         except RunError:
             return replace(row, run_id=None)
-        row = replace(row, chunks=len(view.updates))
-        if row.lenient == 1.0:
-            return row
         losses = await asyncio.to_thread(analyse, sample, view, completions)
         return replace(
             row,
@@ -323,7 +327,7 @@ class _Call:
         self,
         system: str,
         prepared: Prepared,
-        scores: Scores = Scores(0.0, 0.0, 0.0, 0.0),  # noqa: B008  immutable
+        scores: Scores = WRONG,
         usage: Usage = Usage(),  # noqa: B008  immutable
         *,
         attempts: int,
@@ -341,7 +345,7 @@ class _Call:
             gold=sample.gold,
             answer=None,
             raw_answer=None,
-            outcome=RowOutcome.FAILED.value,
+            outcome=Outcome.FAILED,
             error=None,
             detail="",
             strict=scores.strict,

@@ -6,17 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
-from memagent_graph.budget import Budget
 from memagent_graph.errors import BudgetError, EvaluationError
-from memagent_graph.evaluation.results import Plan
-from memagent_graph.evaluation.samples import Task
+from memagent_graph.evaluation.results import Cell, Plan
+from memagent_graph.evaluation.samples import LengthUnit, Task
 from memagent_graph.evaluation.systems import SystemSettings
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.graph import check_question
 from memagent_graph.state import ReaderContext
 
+DEFAULT_LENGTHS: Final = {
+    LengthUnit.TOKENS: (8 << 10, 32 << 10, 128 << 10),
+    LengthUnit.PASSAGES: (50, 200, 800),
+}
+"""Three lengths that double twice from each to the next; 50 passages of RULER-HQA have about 7K tokens."""
 _LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
 _FACTOR: Final = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
@@ -56,6 +60,51 @@ def load_tasks(names: Sequence[str], settings: TaskSettings) -> dict[str, Task]:
     return tasks
 
 
+@runtime_checkable
+class OwnLengths(Protocol):
+    """A task whose data decides which lengths there are, and how many samples of each."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """All of them."""
+        ...
+
+    def count(self, length: int) -> int:
+        """How many samples there are of a length."""
+        ...
+
+
+def plan_of(systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int) -> Plan:
+    """What is asked, where `count` questions of each task are wanted at each length.
+
+    Where no lengths are given, tasks that have their own are asked at all of these, with as many questions as they
+    have, up to `count`; the others at some usual ones (`DEFAULT_LENGTHS`).
+    """
+    if lengths is not None:
+        return Plan.grid(systems, tuple(tasks), lengths, count)
+    cells = []
+    for name, task in tasks.items():
+        if isinstance(task, OwnLengths):
+            cells += [Cell(name, length, min(count, task.count(length))) for length in task.lengths]
+        else:
+            cells += [Cell(name, length, count) for length in DEFAULT_LENGTHS[task.unit]]
+    return Plan(tuple(systems), tuple(cells))
+
+
+def completion_tokens(task: Task, answer_tokens: int) -> int:
+    """How many tokens a completion with an answer may have: what the reader's budget gives it, or the task's, if more.
+
+    The bounds that RULER publishes (30 tokens for variable tracking) are for a model that goes on with a prompt in
+    which the answer has begun. A policy that is asked in a chat, for a box, says something before the box; cut off at
+    such a bound, it would be measured by how little it says. What `read` gives an answer, an evaluation gives it, too.
+
+    Args:
+        task: what the answer is for.
+        answer_tokens: the budget of the reader for an answer.
+    """
+    return max(task.answer_tokens, answer_tokens)
+
+
 def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext) -> None:
     """Check that there are so many samples of each length, and that question and answer fit the reader's budget.
 
@@ -69,9 +118,10 @@ def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext) ->
     )
     for task in tasks.values():
         try:
-            replace(context.budget, answer_tokens=task.answer_tokens).require(*templates)
-            for length in sorted(plan.lengths):
-                check_question(task.sample(length, plan.count - 1).question, context)
+            bound = completion_tokens(task, context.budget.answer_tokens)
+            replace(context.budget, answer_tokens=bound).require(*templates)
+            for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
+                check_question(task.sample(cell.length, cell.count - 1).question, context)
         except BudgetError as error:
             error.message = f"{task.name} needs more than the policy's window has: {error.message}"
             raise
@@ -97,7 +147,7 @@ def settings_that_count(systems: SystemSettings, tasks: TaskSettings, *, model: 
             "prompts": context.prompts.fingerprint,
             "boundary": context.boundary,
             "rules": {name: getattr(value, "value", value) for name, value in asdict(context.rules).items()},
-            **_without_answer(context.budget),
+            **asdict(context.budget),
         },
         "baselines": {
             "wording": systems.wording.value,
@@ -111,11 +161,6 @@ def settings_that_count(systems: SystemSettings, tasks: TaskSettings, *, model: 
             "data": _described(tasks.data),
         },
     }
-
-
-def _without_answer(budget: Budget) -> dict[str, int]:
-    """The budget, except for the answer's part: each task has its own."""
-    return {name: value for name, value in asdict(budget).items() if name != "answer_tokens"}
 
 
 def _described(path: Path | None) -> str | None:

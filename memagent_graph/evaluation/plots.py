@@ -14,9 +14,10 @@ from statistics import fmean
 from typing import Any, Final
 
 from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation.report import length_label
-from memagent_graph.evaluation.results import Results, Row, RowOutcome
+from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.evaluation.results import Results, Row
 from memagent_graph.evaluation.statistics import wilson
+from memagent_graph.evaluation.tables import length_label
 
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
 """Okabe and Ito's palette, which people of every kind of colour vision can tell apart; the reader is blue."""
@@ -70,15 +71,15 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
         with _figure() as figure:
             draw_accuracy(figure, rows, unit)
             drawn.append(_save(figure, folder / f"accuracy{ending}"))
+        with _figure() as figure:
+            if draw_cost(figure, rows, unit):
+                drawn.append(_save(figure, folder / f"cost{ending}"))
         for system in dict.fromkeys(row.system for row in rows):
             of_system = [row for row in rows if row.system == system]
             if grid := depth_grid(of_system):
                 with _figure() as figure:
                     draw_depths(figure, grid, system, unit, _tasks(of_system))
                     drawn.append(_save(figure, folder / f"depth_{system}{ending}"))
-        with _figure() as figure:
-            if draw_cost(figure, rows, unit):
-                drawn.append(_save(figure, folder / f"cost{ending}"))
     return drawn
 
 
@@ -91,7 +92,7 @@ def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
     count = len({row.system for row in rows})
     ratio = max(row.length for row in rows) / min(row.length for row in rows)
     for place, (system, of_system) in enumerate(_by(rows, lambda row: row.system)):
-        fitting = {row.length for row in of_system if row.outcome != RowOutcome.DOES_NOT_FIT.value}
+        fitting = {row.length for row in of_system if row.outcome is not Outcome.DOES_NOT_FIT}
         groups = sorted(
             (length, group) for length, group in _by(of_system, lambda row: row.length) if length in fitting
         )
@@ -103,7 +104,8 @@ def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
         look = {"color": _COLOURS[place % len(_COLOURS)], "zorder": 20 - place}
         low, high = [100 * each.low for each in lenient], [100 * each.high for each in lenient]
         beside = [length * ratio ** (_DODGE * (place - (count - 1) / 2)) for length in lengths]
-        axes.fill_between(beside, low, high, alpha=0.13, linewidth=0, color=look["color"])
+        band = {"facecolor": (look["color"], 0.1), "edgecolor": (look["color"], 0.4), "linewidth": 0.7}
+        axes.fill_between(beside, low, high, **band)
         axes.plot(beside, [100 * each.mean for each in strict], linestyle=(0, (1, 1.5)), linewidth=1.5, **look)
         label = system if groups else f"{system}\n(does not fit)"
         axes.plot(beside, [100 * each.mean for each in lenient], label=label, **_line(place), **look)
@@ -120,7 +122,7 @@ def depth_grid(rows: Sequence[Row]) -> dict[tuple[int, int], list[bool]]:
     """For length and tenth of the document: for each fact that stands there, whether the answer holds it."""
     grid: dict[tuple[int, int], list[bool]] = defaultdict(list)
     for row in rows:
-        if row.outcome != RowOutcome.DOES_NOT_FIT.value:
+        if row.outcome is not Outcome.DOES_NOT_FIT:
             for depth, found in zip(row.needle_depths, row.needles_found, strict=True):
                 grid[row.length, min(int(depth * _DEPTH_BINS), _DEPTH_BINS - 1)].append(found)
     return dict(grid)
@@ -160,7 +162,7 @@ def draw_cost(figure: Any, rows: Sequence[Row], unit: str) -> bool:
 
     With arithmetic, the estimate for one call with the whole document is drawn beside what was measured.
     """
-    asked = [row for row in rows if row.outcome not in {RowOutcome.DOES_NOT_FIT.value, RowOutcome.FAILED.value}]
+    asked = [row for row in rows if row.outcome not in {Outcome.DOES_NOT_FIT, Outcome.FAILED}]
     if not asked:
         return False
     known = any(row.flops for row in asked)

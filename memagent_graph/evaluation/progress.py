@@ -16,9 +16,10 @@ from typing import Final
 import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from memagent_graph.evaluation.report import length_label
-from memagent_graph.evaluation.results import Key, Plan, Row, RowOutcome
+from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.evaluation.results import Key, Plan, Row
 from memagent_graph.evaluation.samples import Sample
+from memagent_graph.evaluation.tables import length_label
 
 _SECONDS_BETWEEN_LINES: Final = 60.0
 
@@ -105,6 +106,6 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
 
     def _count(self, row: Row) -> None:
         self._done += 1
-        self._failed += row.outcome == RowOutcome.FAILED.value
-        if row.outcome != RowOutcome.DOES_NOT_FIT.value:
+        self._failed += row.outcome is Outcome.FAILED
+        if row.outcome is not Outcome.DOES_NOT_FIT:
             self._right[row.unit, row.length].append(row.lenient)

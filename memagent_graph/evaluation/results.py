@@ -12,13 +12,13 @@ import importlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args, get_type_hints
 
 import msgspec
 
 from memagent_graph.errors import EvaluationError, MissingExtraError
+from memagent_graph.evaluation.outcomes import Outcome
 
 TABLE: Final = "results.parquet"
 FORMAT: Final = "memagent-evaluation"
@@ -27,21 +27,6 @@ _METADATA: Final = "memagent."
 
 Key: TypeAlias = tuple[str, str, int, int]
 """System, task, length, index."""
-
-
-class RowOutcome(StrEnum):
-    """How an attempt ended, as tables count it. Scores are 0 in all but the first."""
-
-    ANSWERED = "answered"
-    """There was an answer to score."""
-    NO_ANSWER = "no_answer"
-    """The policy wrote nothing, or refused, when asked for the answer."""
-    UNFINISHED = "unfinished"
-    """A limit of the reader's ended the read before the document did."""
-    FAILED = "failed"
-    """An error ended it, twice."""
-    DOES_NOT_FIT = "does_not_fit"
-    """The document is too long for what the system would do, and the policy was not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +45,7 @@ class Row:
     answer: str | None
     """In the form asked for; None where there is none."""
     raw_answer: str | None
-    outcome: str
-    """A value of `RowOutcome`."""
+    outcome: Outcome
     error: str | None
     """What made it fail."""
     detail: str
@@ -84,7 +68,7 @@ class Row:
     full_context_flops: float | None
     """The estimate for one call of the same model with the whole document in its context."""
     chunks: int
-    """Memory updates, for the reader."""
+    """How many the policy went through; 0 where a system asks about an excerpt, or the attempt failed."""
     document_bytes: int
     needle_depths: tuple[float, ...]
     """Where in the document each fact begins that the answer rests on, 0 to 1."""
@@ -105,24 +89,38 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """So many questions of a task at a length."""
+
+    task: str
+    length: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What was asked for: every system answers `count` questions of each task at each length."""
+    """What was asked for: every system answers the questions of every cell."""
 
     systems: tuple[str, ...]
-    tasks: tuple[str, ...]
-    lengths: tuple[int, ...]
-    count: int
+    cells: tuple[Cell, ...]
+
+    @classmethod
+    def grid(cls, systems: Sequence[str], tasks: Sequence[str], lengths: Sequence[int], count: int) -> Plan:
+        """So many questions of each task at each length."""
+        return cls(tuple(systems), tuple(Cell(task, length, count) for task in tasks for length in lengths))
 
     def keys(self) -> Iterator[Key]:
         """The keys of its rows. The longest documents come first, so that none is left over when all else is done.
 
         What the systems are asked of one document comes together, so that it need not be kept for long.
         """
-        for length in sorted(set(self.lengths), reverse=True):
-            for index in range(self.count):
-                for task in self.tasks:
-                    for system in self.systems:
-                        yield system, task, length, index
+        for length in sorted({cell.length for cell in self.cells}, reverse=True):
+            cells = list(dict.fromkeys(cell for cell in self.cells if cell.length == length))
+            for index in range(max(cell.count for cell in cells)):
+                for cell in cells:
+                    if index < cell.count:
+                        for system in self.systems:
+                            yield system, cell.task, length, index
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +234,9 @@ def table_of(
     """Rows in the table's order; of two for the same question the later one counts."""
     by_key = {row.key: row for row in rows}
     asked = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
-    tasks = {name: place for place, name in enumerate(dict.fromkeys(each for plan in plans for each in plan.tasks))}
+    tasks = {
+        name: place for place, name in enumerate(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
+    }
     systems = {name: place for place, name in enumerate(dict.fromkeys(each for plan in plans for each in plan.systems))}
     ordered = sorted(by_key.values(), key=lambda row: (tasks[row.task], row.length, row.index, systems[row.system]))
     return Results(tuple(ordered), settings, evaluation, len(asked - by_key.keys()), tuple(commands))

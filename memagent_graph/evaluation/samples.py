@@ -18,7 +18,8 @@
 
             return Sample(self, length, index, "On which day of the month was Ada born?", (day,), text)
 
-`memagent eval my_tasks.py:Birthdays` then measures it like any other.
+`memagent eval my_tasks.py:Birthdays` then measures it like any other. A task whose data decides on its lengths may say
+them (`planning.OwnLengths`); one with a metric of its own, too (`scorers.OwnMetric`).
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ class Task(Protocol):
 
     @property
     def answer_tokens(self) -> int:
-        """How many tokens an answer may have."""
+        """How many tokens of `length` are set aside for the answer, as RULER sets its bound aside.
+
+        A completion may have more where the reader's budget gives it more: `planning.completion_tokens`.
+        """
         ...
 
     def sample(self, length: int, index: int) -> Sample:

@@ -11,13 +11,12 @@ import string
 from collections import Counter
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
+from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.evaluation.samples import Metric, Sample
 from memagent_graph.policy import strip_reasoning
 from memagent_graph.prompts import AnswerFormat, last_boxed
-from memagent_graph.results import StopReason
 
 _ARTICLES: Final = frozenset({"a", "an", "the"})
 _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
@@ -29,28 +28,6 @@ _BETWEEN_ITEMS: Final = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
 _BETWEEN_WORDS: Final = re.compile(r"[,;\s]|\band\b", re.IGNORECASE)
 _MARK_AT_LINE_START: Final = re.compile(r"^[ \t]*(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)", re.MULTILINE)
 _MARK_ANYWHERE: Final = re.compile(r"(?:^|(?<=\s))(?:[-*•]|\d{1,3}[.)])\s+(?=\S)")
-
-
-class Outcome(StrEnum):
-    """How a read for an evaluation ended."""
-
-    ANSWERED = "answered"
-    """There is an answer to score."""
-    NO_ANSWER = "no_answer"
-    """All was read, and the policy wrote nothing, or refused, when asked for the answer."""
-    UNFINISHED = "unfinished"
-    """A limit of the reader's ended the read before the document did."""
-    FAILED = "failed"
-    """An error ended the read: no server, a refused request, a document that cannot be read."""
-
-    @classmethod
-    def of(cls, stop_reason: StopReason | None) -> Outcome:
-        """What a read's stop reason means here; None stands for a read that raised an error."""
-        if stop_reason is None:
-            return cls.FAILED
-        if stop_reason.resumable:
-            return cls.UNFINISHED
-        return cls.ANSWERED if stop_reason is StopReason.ANSWERED else cls.NO_ANSWER
 
 
 @dataclass(frozen=True, slots=True)

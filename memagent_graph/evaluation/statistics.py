@@ -156,7 +156,7 @@ class Comparison:
         figures = (
             f"{self.first} {100 * self.first_mean:.1f} % and {self.second} {100 * self.second_mean:.1f} % on the same "
             f"{self.n} questions: {100 * self.difference:+.1f} points ({level} {100 * self.low:+.1f} to "
-            f"{100 * self.high:+.1f}, {self.test.value} p = {_p(self.p_value)}{corrected})"
+            f"{100 * self.high:+.1f}, {self.test.value} {_p(self.p_value)}{corrected})"
         )
         if self.told_apart:
             ahead, behind = (self.first, self.second) if self.difference > 0 else (self.second, self.first)
@@ -352,4 +352,4 @@ def _round(number: int) -> int:
 
 
 def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"

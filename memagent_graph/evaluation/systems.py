@@ -32,31 +32,21 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from memagent_graph.checkpoints import open_saver
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import EvaluationError, RunMismatchError, RunNotFoundError
+from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.model_info import ModelInfo, SelfDescribing
+from memagent_graph.profile import Profile
 from memagent_graph.reader import MemAgent
-from memagent_graph.results import ReadResult, StopReason, Usage, count_events
+from memagent_graph.results import ReadResult, Usage, count_events
 from memagent_graph.state import ReaderContext
 from memagent_graph.strategies import Strategy
-
-
-class AttemptOutcome(StrEnum):
-    """How an attempt ended. A failure is none of these: it is a `MemAgentError` that `attempt` raises."""
-
-    ANSWERED = "answered"
-    NO_ANSWER = "no_answer"
-    """The policy wrote nothing, or refused, when asked for the answer."""
-    STOPPED = "stopped"
-    """A limit of the reader ended the read before the answer."""
-    DOES_NOT_FIT = "does_not_fit"
-    """The document is longer than the window that the system would need; the policy was not asked. Nothing broke, and
-    nothing was answered: tables count it apart, and print no accuracy where it is all that happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """What a system made of one question on one document."""
 
-    outcome: AttemptOutcome
+    outcome: Outcome
+    """Never FAILED: a failure is a `MemAgentError` that `attempt` raises."""
     answer: str | None
     """The answer in the form asked for, or the whole completion where it has not that form; None without an answer."""
     raw_answer: str | None
@@ -65,6 +55,8 @@ class Attempt:
     """Tokens, calls (`turns`), wall seconds, and estimated operations where the model's size is known."""
     run_id: str | None = None
     """The run in the log, for systems that keep one."""
+    chunks: int = 0
+    """How many chunks of the document the policy went through; 0 for systems that ask about an excerpt."""
     memory: str | None = None
     """The memory that the answer came from, for systems that have one."""
     detail: str = ""
@@ -85,7 +77,7 @@ class System(Protocol):
         Args:
             document: a document in the settings' store.
             question: the question.
-            answer_tokens: how many tokens the completion with the answer may have; the same for every system.
+            answer_tokens: how many tokens a completion with an answer may have; the same for every system.
             run_id: the caller's name for this attempt, unique to sample and system. A system that saves its progress
                 goes on from there when it is called with the same name again.
 
@@ -138,10 +130,15 @@ class SystemSettings:
                 raise EvaluationError(f"{name} is {value}", hint="It must be at least 1.")
 
     @classmethod
-    async def of(cls, reader: MemAgent, **changes: Any) -> SystemSettings:
-        """The settings of a reader; `changes` are fields of this class.
+    async def of(cls, reader: MemAgent, *, profile: Profile | None = None, **changes: Any) -> SystemSettings:
+        """The settings of a reader.
 
-        Baselines speak the policy's own wording where the policy ships a profile and the reader uses its prompts.
+        Baselines speak the policy's own wording where the policy has a profile and the reader uses its prompts.
+
+        Args:
+            reader: the reader.
+            profile: what the policy was trained with, for one that does not say it, as on a remote server.
+            changes: fields of this class.
 
         Raises:
             PolicyError, TokenizerError, BudgetError: as the reader's first read would.
@@ -149,7 +146,8 @@ class SystemSettings:
         context = await reader.aprepare()
         policy = reader.policy
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
-        own = info.profile is not None and info.profile.prompts.fingerprint == context.prompts.fingerprint
+        profile = profile or info.profile
+        own = profile is not None and profile.prompts.fingerprint == context.prompts.fingerprint
         told = {
             "context_window": info.context_window or context.budget.context_window,
             "wording": Wording.POLICY if own else Wording.PLAIN,
@@ -238,20 +236,18 @@ class MemAgentSystem:
 
 
 def _attempt(result: ReadResult) -> Attempt:
-    outcome = {
-        StopReason.ANSWERED: AttemptOutcome.ANSWERED,
-        StopReason.NO_ANSWER: AttemptOutcome.NO_ANSWER,
-    }.get(result.stop_reason, AttemptOutcome.STOPPED)
+    outcome = Outcome.of(result.stop_reason)
     details = [f"{kind.value}: {number}" for kind, number in count_events(result.events).items()]
-    if outcome is AttemptOutcome.STOPPED:
+    if outcome is Outcome.UNFINISHED:
         details.insert(0, f"stopped at {result.stop_reason.value} after {result.chunks_read} chunks")
-    answered = outcome is AttemptOutcome.ANSWERED
+    answered = outcome is Outcome.ANSWERED
     return Attempt(
         outcome=outcome,
         answer=result.answer if answered else None,
         raw_answer=result.raw_answer,
         usage=result.usage,
         run_id=result.run_id,
+        chunks=result.chunks_read,
         memory=result.memory,
         detail=", ".join(details),
     )

@@ -167,7 +167,7 @@ class _Engine:
             raise MissingExtraError("local", "a policy in this process") from error
         self._torch = torch
         try:
-            transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+            transformers.utils.logging.disable_progress_bar()
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
             loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
             self._model: Any = loaded.to(device).eval()

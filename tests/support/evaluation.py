@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.evaluation.results import Plan, Results, Row, table_of
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Needle, Sample
 from support.scripts import document_with
@@ -35,7 +36,8 @@ def row(system: str = "memagent", length: int = 1024, index: int = 0, **changes:
     values: dict[str, Any] = {
         "system": system, "task": task, "length": length, "unit": "tokens", "index": index,
         "sample_id": f"{task}/{length}/{index}", "question": "What is it?", "gold": ("4711",),
-        "answer": "4711" if right else "12", "raw_answer": None, "outcome": "answered", "error": None, "detail": "",
+        "answer": "4711" if right else "12", "raw_answer": None, "outcome": Outcome.ANSWERED, "error": None,
+        "detail": "",
         "strict": float(right), "lenient": float(right), "string_match": float(right), "token_f1": float(right),
         "run_id": None, "prompt_tokens": length, "completion_tokens": 10, "cached_tokens": 0, "calls": 2,
         "seconds": 0.5, "flops": 1e9 * length, "full_context_flops": 1e6 * length**2, "chunks": 1,
@@ -48,10 +50,10 @@ def row(system: str = "memagent", length: int = 1024, index: int = 0, **changes:
 def failed(system: str = "memagent", length: int = 1024, index: int = 0, *, outcome: str = "failed") -> Row:
     """A row without an answer."""
     error = "the server is on fire" if outcome == "failed" else None
-    return row(system, length, index, right=False, answer=None, outcome=outcome, error=error)
+    return row(system, length, index, right=False, answer=None, outcome=Outcome(outcome), error=error)
 
 
 def results(*rows: Row, settings: dict[str, Any] | None = None) -> Results:
     """A finished table of these rows."""
-    plans = [Plan((each.system,), (each.task,), (each.length,), 0) for each in rows]
+    plans = [Plan.grid((each.system,), (each.task,), (each.length,), 0) for each in rows]
     return table_of(rows, plans, settings or {"policy": {"model": "m"}}, "e", ["memagent eval keys"])

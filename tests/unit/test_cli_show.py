@@ -67,6 +67,19 @@ def test_a_page_is_written(runs, tmp_path) -> None:
     assert "cannot be written" in refused.stderr
 
 
+def test_texts_of_chunks_are_found_beside_the_log(tmp_path, make_reader) -> None:
+    """As an evaluation keeps them: FOLDER/runs.sqlite and FOLDER/documents."""
+    folder = tmp_path / "folder"
+    reader = make_reader(store=folder / "documents", run_log=folder / "runs.sqlite")
+    run_id = reader.read(TEXT, QUESTION).run_id
+    reader.close()
+    assert "word0 and then" in memagent("show", run_id, "--log", folder / "runs.sqlite", "--chunk", 0).stdout
+    (folder / "documents").rename(tmp_path / "elsewhere")
+    shown = memagent("show", run_id, "--log", folder / "runs.sqlite", "--chunk", 0)
+    assert shown.returncode == 0
+    assert "word0 and then" not in shown.stdout
+
+
 def test_two_runs_are_compared(runs) -> None:
     done = memagent("diff", "first", "second")
     assert done.returncode == 0

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from memagent_graph import MemAgent, MemAgentError, ReadResult
+from memagent_graph import MemAgent, MemAgentError, ReadResult, RunFilter
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.scorers import score
-from memagent_training.errors import TrainingError
+from memagent_training.errors import RewardError, TrainingError
 
 SampleReward: TypeAlias = Callable[[Sample, ReadResult], float]
 """What a read of a sample is worth."""
@@ -121,6 +121,8 @@ async def collect(
         raise TrainingError(
             "The reader keeps no run log", hint="Make it with run_log=..., from which training replays."
         )
+    if list(agent.run_log.runs(RunFilter(run_ids=(f"{name}-0-0",)))):
+        raise TrainingError(f"The run log has a collection {name!r} already", hint="Give this one another name.")
     collection = _Collection(agent, settings, name, reward, asyncio.Semaphore(settings.concurrency))
     collected = Collected()
     asked: Iterator[tuple[int, Sample]] = enumerate(samples)
@@ -176,9 +178,12 @@ class _Collection:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        read = [result for result in results if isinstance(result, ReadResult)]
-        rewards = tuple(self.reward(sample, result) for result in read)
-        run_ids = tuple(result.run_id for result in read)
+        read: list[ReadResult] = [result for result in results if isinstance(result, ReadResult)]
+        rewards = tuple(await asyncio.gather(*(asyncio.to_thread(self.reward, sample, each) for each in read)))
+        run_ids = tuple(each.run_id for each in read)
+        if not all(map(math.isfinite, rewards)):
+            broken = run_ids[next(place for place, reward in enumerate(rewards) if not math.isfinite(reward))]
+            raise RewardError("The reward is no finite number", run_id=broken, hint="Mend the reward function.")
         await asyncio.to_thread(self._log, run_ids, rewards)
         return CollectedGroup(name, run_ids, rewards)
 
@@ -187,10 +192,9 @@ class _Collection:
 
     async def _rollout(self, run_id: str, reference: DocumentRef, sample: Sample) -> ReadResult:
         for attempt in range(self.settings.retries + 1):
-            attempt_id = run_id if attempt == 0 else f"{run_id}-again{attempt}"
             try:
-                async with self.slots:
-                    return await self.agent.aread(reference, sample.question, run_id=attempt_id)
+                async with self.slots:  # under the same id: the log keeps the run that came to its end
+                    return await self.agent.aread(reference, sample.question, run_id=run_id)
             except MemAgentError:
                 if attempt == self.settings.retries:
                     raise

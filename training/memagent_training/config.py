@@ -17,7 +17,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from memagent_training.advantages import AdvantageSettings, Baseline, LossWeights, OverlongPenalty
 from memagent_training.errors import TrainingError
-from memagent_training.planner import Layout
+from memagent_training.planner import INERT_TOKENS, Layout
 
 
 class OldLogProbs(StrEnum):
@@ -35,6 +35,10 @@ class OldLogProbs(StrEnum):
 _FIXED: dict[str, tuple[object, str]] = {
     "gradient_accumulation_steps": (1, "an optimizer step is planned whole; lower token_budget to save memory"),
     "loss_type": ("dapo", "loss_weights chooses the mean"),
+    "steps_per_generation": (None, "nothing is generated"),
+    "generation_batch_size": (None, "nothing is generated"),
+    "save_only_model": (False, "training could not go on from such a checkpoint"),
+    "sync_ref_model": (False, "the reference stays as it was, so that a resumed training has the same one"),
     "use_vllm": (False, "runs are replayed; roll them out with the reader"),
     "use_transformers_continuous_batching": (False, "runs are replayed; roll them out with the reader"),
     "num_iterations": (1, "num_train_epochs passes over the runs several times"),
@@ -71,10 +75,11 @@ class MultiConvDAPOConfig(GRPOConfig):
     top_entropy_quantile: float = 1.0
     mask_truncated_completions: bool = False
     loss_type: str = "dapo"
-    sync_ref_model: bool = False
     disable_dropout: bool = True
     ddp_find_unused_parameters: bool | None = False
     remove_unused_columns: bool | None = False
+    save_steps: float = 10
+    save_total_limit: int | None = 3
 
     groups_per_step: int = 8
     """Groups of one optimizer step; the last step of a pass may have fewer."""
@@ -104,6 +109,8 @@ class MultiConvDAPOConfig(GRPOConfig):
         # TRL's batches of prompts; the smallest that it takes. What is forwarded is planned from token_budget.
         self.per_device_train_batch_size = 2
         self.num_generations = 2
+        if self.steps_per_generation == 1:  # as a config that was saved has them
+            self.steps_per_generation = self.generation_batch_size = None
         self._check()
         super().__post_init__()  # type: ignore[no-untyped-call]
 
@@ -119,6 +126,12 @@ class MultiConvDAPOConfig(GRPOConfig):
             )
         if self.importance_cap is not None and self.importance_cap < 1:
             raise TrainingError(f"importance_cap is {self.importance_cap}", hint="Give 1 or more, or None for none.")
+        for name, least in (("epsilon", 0), ("beta", 0), ("groups_per_step", 1), ("token_budget", INERT_TOKENS)):
+            if getattr(self, name) < least:
+                raise TrainingError(f"{name} is {getattr(self, name)}", hint=f"Give {least} or more.")
+        if self.importance_sampling_level not in {"token", "sequence"}:
+            given = f"importance_sampling_level is {self.importance_sampling_level!r}"
+            raise TrainingError(given, hint="Choose token or sequence.")
         for name, kind in (("layout", Layout), ("old_logprobs", OldLogProbs)):
             if getattr(self, name) not in set(kind):
                 raise TrainingError(f"{name} is {getattr(self, name)!r}", hint=f"Choose one of {', '.join(kind)}.")
@@ -133,9 +146,20 @@ class MultiConvDAPOConfig(GRPOConfig):
                 f"delta is {self.delta}, within the upper clipping bound of {1 + high}",
                 hint="Give more than that (the dual clip is usually 3), or None.",
             )
-        if self.groups_per_step < 1:
-            raise TrainingError(f"groups_per_step is {self.groups_per_step}", hint="Give 1 or more.")
         self.advantage_settings  # noqa: B018  it checks
+
+    def check_warm_up(self, steps: int) -> None:
+        """Refuse a training that ends before its learning rate is up; in the first step of a warm-up it is 0.
+
+        Raises:
+            TrainingError: There are not more optimizer steps than steps of warm-up.
+        """
+        warm_up = self.get_warmup_steps(steps)
+        if warm_up >= steps:
+            raise TrainingError(
+                f"The learning rate warms up over {warm_up} optimizer steps, and the training has {steps}",
+                hint="Set warmup_steps lower (0 for none), take more runs, fewer groups_per_step, or more passes.",
+            )
 
     @property
     def advantage_settings(self) -> AdvantageSettings:

@@ -26,7 +26,6 @@ from memagent_training.packing import MicroBatch, lay_out
 from memagent_training.planner import Layout, StepPlan, plan_step
 from memagent_training.replay_report import ReplayReport
 from memagent_training.schedule import ScheduledStep
-from memagent_training.scoring import dense_pair_cost
 from memagent_training.training_job import PreparedJob
 
 _CHEAP_TOKENS: Final = 4_000_000
@@ -153,7 +152,6 @@ def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepP
     model = unloaded_model(prepared.base.source, lora_rank=job.lora_rank)
     try:
         sizes = ModelSizes.of(model)
-        pair_cost = dense_pair_cost(model)
     except AttributeError:  # a shape with other parts, such as a recurrent one
         return None
     heaviest = max(
@@ -167,7 +165,7 @@ def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepP
     )
     options: Any = config.model_init_kwargs or {}
     is_narrow = str(options.get("dtype", "float32")).removeprefix("torch.") in {"bfloat16", "float16"}
-    micro_batch = _laid_out(heaviest[1], heaviest[2], config.layout, pair_cost)
+    micro_batch = _laid_out(heaviest[1], heaviest[2], config.layout)
     return estimate_memory(
         sizes,
         micro_batch,
@@ -179,8 +177,8 @@ def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepP
     )
 
 
-def _laid_out(rows: tuple[TrainingRow, ...], chosen: tuple[int, ...], layout: str, pair_cost: float) -> MicroBatch:
-    return lay_out([rows[number].conversation for number in chosen], layout, pad_id=0, pair_cost=pair_cost)
+def _laid_out(rows: tuple[TrainingRow, ...], chosen: tuple[int, ...], layout: str) -> MicroBatch:
+    return lay_out([rows[number].conversation for number in chosen], layout, pad_id=0)
 
 
 def _shards(prepared: PreparedJob) -> int:

@@ -15,8 +15,9 @@ For a dense decoder whose layers are Llama's (Qwen2, Mistral, ...), per rank, in
 P weights, T of them trained, w bytes of one (4, as TRL loads them, unless told otherwise); L layers, h, m, V the widths
 of the residual stream, the MLP and the vocabulary, a and kv those of all query heads and of all key heads; r bytes of a
 number of the residual stream and c of a matrix product (4 and 4; 4 and 2 in mixed precision); n tokens of a
-micro-batch, padding included, C completion tokens scored, pairs the entries of a dense attention mask, of which each
-layer keeps a copy as numbers. The 4 r h are each of two norms' input, once as it is and once normalised.
+micro-batch, padding included, C completion tokens scored, pairs the entries of the padded layout's attention mask, of
+which each layer keeps a copy as numbers; the other layouts have none. The 4 r h are each of two norms' input, once as
+it is and once normalised.
 
 It was held against measured peaks of Llama- and Qwen2-shaped models on a CPU, see tests/unit/training: within a fifth.
 Not in it: what the device's own libraries take, and fragmentation. Where weights are sharded, weights, gradients,
@@ -186,7 +187,7 @@ def _activations(sizes: ModelSizes, micro_batch: MicroBatch, precision: Precisio
     """Without checkpointing and with it."""
     sequences, width = micro_batch.input_ids_SN.shape
     tokens = sequences * width
-    pairs = tokens * width
+    pairs = 0 if micro_batch.nodes else tokens * width
     residual, product = max(4 if precision.mixed else 0, precision.weights), precision.products
     stream = tokens * residual * sizes.hidden
     narrow = 3 * sizes.queries + 2 * sizes.keys + 4 * sizes.mlp + 2 * sizes.hidden

@@ -1,12 +1,10 @@
 """Rows of a micro-batch as model inputs, in three layouts that differ in what is forwarded, never in the result.
 
 - `padded`: prompts left-padded, completions right-padded, one sequence per row, as TRL's GRPOTrainer has them.
-- `packed`: rows one after the other, positions starting again at each; attention tells the rows apart by that.
-- `prefix_tree`: what rows begin with in common is forwarded once (`prefix_tree.py`); a token sees its ancestors.
+- `packed`: rows one after the other in one sequence, positions starting again at each.
+- `prefix_tree`: what rows begin with in common is forwarded once (`prefix_tree.py`), in one sequence, too.
 
-Dense attention computes all pairs of a sequence's tokens, so one long sequence is slow however sparse its mask:
-with a `pair_cost` the blocks of `packed` and `prefix_tree` are put into several sequences instead.
-
+Which tokens of such a sequence see each other is said by its nodes; `tree_attention.py` computes only those pairs.
 The way back, from the model's output to log-probs per row, is `scoring.py`.
 
 Letters: B rows, P and T their longest prompt and completion, S sequences of N tokens that are forwarded, C completion
@@ -23,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from memagent_training.prefix_tree import Block, fill_sequences, single_blocks, tree_blocks
+from memagent_training.prefix_tree import Node, Trie, as_tree, one_after_another
 
 
 class TokenRow(Protocol):
@@ -52,12 +50,13 @@ class PaddedRows:
 class MicroBatch:
     """Model inputs for some rows, and where each completion token's prediction is found."""
 
+    layout: str
     input_ids_SN: Tensor
     position_ids_SN: Tensor
     padding_mask_SN: Tensor | None
     """1 where there is a token; only of the padded layout."""
-    subtree_ends_SN: Tensor | None
-    """The tree's mask in brief: token q of a sequence sees token k where k <= q < subtree_ends[k]."""
+    nodes: tuple[Node, ...]
+    """Which tokens of the one sequence see each other; empty in the padded layout."""
     scored_places_C: Tensor
     """Index into the flattened inputs of the token before each scored token."""
     scored_ids_C: Tensor
@@ -86,14 +85,7 @@ def pad_rows(rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | st
     return PaddedRows(*(each.to(device) for each in (prompt_ids, prompt_mask, completion_ids, completion_mask)))
 
 
-def lay_out(
-    rows: Sequence[TokenRow],
-    layout: str,
-    *,
-    pad_id: int,
-    device: torch.device | str = "cpu",
-    pair_cost: float = 0.0,
-) -> MicroBatch:
+def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch.device | str = "cpu") -> MicroBatch:
     """The model inputs of a micro-batch.
 
     Args:
@@ -101,8 +93,6 @@ def lay_out(
         layout: "padded", "packed" or "prefix_tree".
         pad_id: any id of the vocabulary; padding is never seen by a token of a row.
         device: where the tensors go.
-        pair_cost: of `packed` and `prefix_tree`: attention's cost per pair of tokens, see `dense_pair_cost`. 0 puts all
-            in one sequence.
 
     Raises:
         ValueError: no rows, a row without a prompt token, or an unknown layout.
@@ -116,9 +106,9 @@ def lay_out(
         return _padded(rows, pad_id, device)
     ids = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
     if layout == "packed":
-        return _joined(rows, single_blocks(ids), False, pad_id, device, pair_cost)
+        return _in_one_sequence(rows, one_after_another(ids), layout, device)
     if layout == "prefix_tree":
-        return _joined(rows, tree_blocks(ids, pair_cost), True, pad_id, device, pair_cost)
+        return _in_one_sequence(rows, as_tree(ids), layout, device)
     raise ValueError(f"unknown layout {layout!r}: padded, packed or prefix_tree")
 
 
@@ -143,10 +133,11 @@ def _padded(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -
     score_of_BT = torch.full_like(parts.completion_ids, int(completion_BT.sum()))
     score_of_BT[completion_BT] = torch.arange(int(completion_BT.sum()), device=mask_SN.device)
     return MicroBatch(
+        layout="padded",
         input_ids_SN=torch.cat([parts.prompt_ids, parts.completion_ids], dim=1),
         position_ids_SN=(mask_SN.cumsum(1) - 1).clamp(min=0),
         padding_mask_SN=mask_SN,
-        subtree_ends_SN=None,
+        nodes=(),
         scored_places_C=before_BT[completion_BT],
         scored_ids_C=parts.completion_ids[completion_BT],
         score_of_BT=score_of_BT,
@@ -155,52 +146,27 @@ def _padded(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -
     )
 
 
-def _joined(
-    rows: Sequence[TokenRow],
-    blocks: Sequence[Block],
-    tree: bool,
-    pad_id: int,
-    device: torch.device | str,
-    pair_cost: float,
-) -> MicroBatch:
-    """Blocks in as many sequences as they need."""
-    sizes = [len(block) for block in blocks]
-    sequences = [list(range(len(blocks)))] if pair_cost == 0 else fill_sequences(blocks, max(sizes))
-    width = max(sum(sizes[number] for number in numbers) for numbers in sequences)
-    ids = [[pad_id] * width for _ in sequences]
-    positions = [[0] * width for _ in sequences]
-    # Padding sees itself, nothing else, and is seen by nothing: a row of a mask without any True gives NaN.
-    ends = [list(range(1, width + 1)) for _ in sequences]
+def _in_one_sequence(rows: Sequence[TokenRow], trie: Trie, layout: str, device: torch.device | str) -> MicroBatch:
     score_of = [[-1] * max(len(row.completion_ids_T) for row in rows) for _ in rows]
     scored: dict[int, int] = {}
     places: list[int] = []
-    targets: list[int] = []
-    for index, numbers in enumerate(sequences):
-        start = 0
-        for number in numbers:
-            block, end = blocks[number], start + sizes[number]
-            ids[index][start:end] = block.ids
-            positions[index][start:end] = block.depths
-            ends[index][start:end] = [start + each for each in block.ends]
-            first = index * width + start
-            for row_number, path in block.paths.items():
-                prompt = len(rows[row_number].prompt_ids_P)
-                for step, (before, place) in enumerate(zip(path[prompt - 1 :], path[prompt:], strict=False)):
-                    score = scored.setdefault(first + place, len(places))
-                    if score == len(places):
-                        places.append(first + before)
-                        targets.append(block.ids[place])
-                    score_of[row_number][step] = score
-            start = end
+    for number, path in trie.paths.items():
+        prompt = len(rows[number].prompt_ids_P)
+        for step, (before, place) in enumerate(zip(path[prompt - 1 :], path[prompt:], strict=False)):
+            score = scored.setdefault(place, len(places))
+            if score == len(places):
+                places.append(before)
+            score_of[number][step] = score
     score_of_BT = torch.tensor(score_of, dtype=torch.long).view(len(rows), -1)
     return MicroBatch(
-        input_ids_SN=torch.tensor(ids, device=device),
-        position_ids_SN=torch.tensor(positions, device=device),
+        layout=layout,
+        input_ids_SN=torch.tensor([trie.ids], device=device),
+        position_ids_SN=torch.tensor([trie.depths], device=device),
         padding_mask_SN=None,
-        subtree_ends_SN=torch.tensor(ends, device=device) if tree else None,
+        nodes=trie.nodes,
         scored_places_C=torch.tensor(places, dtype=torch.long, device=device),
-        scored_ids_C=torch.tensor(targets, dtype=torch.long, device=device),
+        scored_ids_C=torch.tensor([trie.ids[place] for place in scored], dtype=torch.long, device=device),
         score_of_BT=score_of_BT.where(score_of_BT >= 0, len(places)).to(device),
-        row_tokens=sum(len(row.prompt_ids_P) + len(row.completion_ids_T) for row in rows),
-        longest=max(max(block.depths) for block in blocks) + 1,
+        row_tokens=sum(map(len, trie.paths.values())),
+        longest=max(trie.depths) + 1,
     )

@@ -1,9 +1,9 @@
-"""Rows of token ids as blocks that are forwarded together: each row by itself, or rows that share prefixes as a tree.
+"""Rows of token ids in one sequence: one after the other, or as a token trie in which a shared prefix stands once.
 
-No torch here. A row is the token ids of one conversation, prompt and completion. A block is one or more rows laid out
-as a token trie, depth first: a prefix that several rows begin with stands in it once. Sorting the rows does all the
-work, because the rows below a trie node are then neighbours: a row adds to the block only the tokens after what it
-has in common with the row before it, and the tokens that see a token are those from itself to the end of its subtree.
+No torch here. A row is the token ids of one conversation, prompt and completion. Sorting the rows makes the trie: the
+rows below each of its branches are then neighbours, so that a row adds only the tokens after what it has in common
+with the row before it. Laid out like that, depth first, a token is seen by those from itself to the end of its
+subtree, and by no others. Rows one after the other are such a trie too, whose rows have nothing in common.
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from memagent_training.prefixes import shared_prefix
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Tokens from `start` to `end` that follow each other without a branch, each seeing those before it."""
+
+    start: int
+    end: int
+    subtree_end: int
+    """The tokens from `end` to here come after this node in some row: each sees all of the node."""
+
+
 @dataclass(slots=True)
-class Block:
-    """Some of the rows as one trie, depth first. Lists have one entry per token of the block."""
+class Trie:
+    """Rows in one sequence. Lists have one entry per token of the sequence."""
 
     ids: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
@@ -26,90 +36,44 @@ class Block:
     ends: list[int] = field(default_factory=list)
     """Where its subtree ends: token j sees token i where i <= j < ends[i]."""
     paths: dict[int, list[int]] = field(default_factory=dict)
-    """Row number -> the places in the block of the row's tokens, in order."""
+    """Row number -> the places in the sequence of the row's tokens, in order."""
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The sequence in parts, in its order. Subtrees that end alike and are neighbours have no branch between."""
+        found: list[Node] = []
+        start = 0
+        for subtree_end, tokens in groupby(self.ends):
+            end = start + sum(1 for _ in tokens)
+            found.append(Node(start, end, subtree_end))
+            start = end
+        return tuple(found)
 
 
-def single_blocks(rows: Sequence[array[int]]) -> list[Block]:
-    """Every row as its own block, in the rows' order."""
-    return [_trie(rows, [number], [0]) for number in range(len(rows))]
+def one_after_another(rows: Sequence[array[int]]) -> Trie:
+    """Every row by itself, in the rows' order."""
+    return _laid_out(rows, range(len(rows)), [0] * len(rows))
 
 
-def tree_blocks(rows: Sequence[array[int]], pair_cost: float = 0.0) -> list[Block]:
-    """Rows as tries whose cost is least.
-
-    Attention over a block of n tokens is computed for all n * n pairs of them, so one trie of everything is not always
-    the cheapest: where the rows share little, repeating the shared prefix in several blocks costs less than the pairs
-    across them.
-
-    Args:
-        rows: token ids, at least one per row.
-        pair_cost: what a pair of tokens costs in attention, in units of what a token costs in all the rest. 0 makes one
-            trie of all rows, which has the fewest tokens.
-    """
+def as_tree(rows: Sequence[array[int]]) -> Trie:
+    """Every prefix once, however many rows begin with it; each row has at least one token."""
     order = sorted(range(len(rows)), key=lambda number: rows[number])
-    shared = [0] + [shared_prefix(rows[a], rows[b]) for a, b in pairwise(order)]
-    bounds = _cheapest_cuts([len(rows[number]) for number in order], shared, pair_cost)
-    return [_trie(rows, order[start:end], [0, *shared[start + 1 : end]]) for start, end in bounds]
+    return _laid_out(rows, order, [0, *(shared_prefix(rows[a], rows[b]) for a, b in pairwise(order))])
 
 
-def fill_sequences(blocks: Sequence[Block], capacity: int) -> list[list[int]]:
-    """Numbers of the blocks that go into each sequence of `capacity` tokens: the largest first, each where it fits.
-
-    A block larger than the capacity has a sequence of its own.
-    """
-    sequences: list[list[int]] = []
-    room: list[int] = []
-    for number in sorted(range(len(blocks)), key=lambda each: -len(blocks[each])):
-        size = len(blocks[number])
-        index = next((index for index, left in enumerate(room) if left >= size), len(room))
-        if index == len(room):
-            sequences.append([])
-            room.append(max(capacity, size))
-        sequences[index].append(number)
-        room[index] -= size
-    return sequences
-
-
-def _trie(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[int]) -> Block:
-    """The block of sorted rows; `shared` says how many tokens each begins with that the row before it has too."""
-    block = Block()
+def _laid_out(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[int]) -> Trie:
+    """Rows in an order; `shared` says how many tokens each begins with that the row before it has too."""
+    trie = Trie()
     path: list[int] = []
     for number, common in zip(order, shared, strict=True):
+        row, start = rows[number], len(trie.ids)
         for place in path[common:]:
-            block.ends[place] = len(block)
-        row = rows[number]
-        path = path[:common] + list(range(len(block), len(block) + len(row) - common))
-        block.ids += row[common:]
-        block.depths += range(common, len(row))
-        block.ends += [0] * (len(row) - common)
-        block.paths[number] = path
+            trie.ends[place] = start
+        path = path[:common] + list(range(start, start + len(row) - common))
+        trie.ids += row[common:]
+        trie.depths += range(common, len(row))
+        trie.ends += [0] * (len(row) - common)
+        trie.paths[number] = path
     for place in path:
-        block.ends[place] = len(block)
-    return block
-
-
-def _cheapest_cuts(lengths: Sequence[int], shared: Sequence[int], pair_cost: float) -> list[tuple[int, int]]:
-    """Where to cut sorted rows into blocks so that tokens + pair_cost * tokens**2, summed over blocks, is least."""
-    if pair_cost == 0:
-        return [(0, len(lengths))]
-    least = [0.0]
-    cut = [0]
-    for end in range(1, len(lengths) + 1):
-        best, best_start, added = float("inf"), 0, 0
-        for start in range(end - 1, -1, -1):
-            tokens = lengths[start] + added
-            total = least[start] + tokens + pair_cost * tokens * tokens
-            if total < best:
-                best, best_start = total, start
-            added += lengths[start] - shared[start]
-        least.append(best)
-        cut.append(best_start)
-    bounds: list[tuple[int, int]] = []
-    end = len(lengths)
-    while end:
-        bounds.append((cut[end], end))
-        end = cut[end]
-    return bounds[::-1]
+        trie.ends[place] = len(trie.ids)
+    return trie

@@ -6,6 +6,7 @@ step. After a resume those weights are gone, so the numbers must be on disk.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ def save(path: Path, fingerprint: str, recomputed: Mapping[RowKey, Tensor]) -> N
         "lengths": torch.tensor([len(recomputed[key]) for key in keys], dtype=torch.int64),
         "places": torch.tensor([place for _, place in keys], dtype=torch.int64),
     }
-    metadata = {"fingerprint": fingerprint, "run_ids": "\n".join(run_id for run_id, _ in keys)}
+    metadata = {"fingerprint": fingerprint, "run_ids": json.dumps([run_id for run_id, _ in keys])}
     unfinished = path.with_suffix(".unfinished")
     save_file(tensors, unfinished, metadata)
     unfinished.replace(path)
@@ -106,6 +107,6 @@ def load(path: Path, fingerprint: str) -> dict[RowKey, Tensor]:
             f"{path.parent} was trained on other runs, rewards or settings",
             hint="Resume with the same ones, or begin anew in another output folder.",
         )
-    run_ids = metadata.get("run_ids", "").split("\n")
+    run_ids = json.loads(metadata.get("run_ids", "[]"))
     keys = zip(run_ids, places.tolist(), strict=False)
     return dict(zip(keys, torch.split(values, lengths.tolist()), strict=False))

@@ -18,18 +18,19 @@ from memagent_training.errors import TrainingError
 from memagent_training.planner import Layout, StepPlan, optimizer_steps, plan_step
 from memagent_training.rollouts import RolloutGroup
 
+_PASSES = 1_000_003
+"""More than there are, so that no two seeds have a pass in common."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
     """One optimizer step: its rows with their advantages and weights, and how they are distributed."""
 
+    groups: tuple[RolloutGroup, ...] = field(repr=False)
     batch: AdvantageBatch
+    rows: tuple[TrainingRow, ...] = field(repr=False)
+    """The rows that are forwarded, which the plan's numbers mean: those of the batch that have a gradient."""
     plan: StepPlan
-
-    @property
-    def rows(self) -> tuple[TrainingRow, ...]:
-        """The rows that the plan's numbers mean."""
-        return self.batch.rows
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Schedule:
         layout: How micro-batches are forwarded.
         token_budget: The most tokens that a rank forwards at once.
         ranks: Processes that train together.
+        all_rows: Whether rows are forwarded whose advantage is 0. They count in the means in any case, but where the
+            loss is the policy gradient alone, without KL and entropy, they have no gradient.
 
     Raises:
         TrainingError: No group is left, a reward is no number, or groups share an id.
@@ -56,6 +59,7 @@ class Schedule:
     layout: Layout
     token_budget: int
     ranks: int
+    all_rows: bool = True
     kept: tuple[RolloutGroup, ...] = field(init=False)
     dropped: Mapping[str, DropReason] = field(init=False)
     """The dropped groups' ids, each with its reason."""
@@ -89,7 +93,9 @@ class Schedule:
                 told = (group.group_id, rollout.run_id, rollout.reward, rollout.step_rewards_K)
                 digest.update(repr(told).encode())
                 for conversation in rollout.conversations_K:
-                    digest.update(conversation.prompt_ids_P.tobytes() + b"|" + conversation.completion_ids_T.tobytes())
+                    ids = (conversation.prompt_ids_P, conversation.completion_ids_T, conversation.logprobs_T)
+                    digest.update(b"|".join(each.tobytes() for each in ids))
+                    digest.update(repr((conversation.truncated, conversation.loss_mask_T)).encode())
         return digest.hexdigest()[:32]
 
     def step(self, number: int) -> ScheduledStep:
@@ -104,9 +110,14 @@ class Schedule:
         return self._scheduled(self.kept)
 
     def _pass_order(self, which_pass: int) -> list[tuple[RolloutGroup, ...]]:
-        return optimizer_steps(self.kept, groups_per_step=self.groups_per_step, seed=self.seed + which_pass)
+        return optimizer_steps(self.kept, groups_per_step=self.groups_per_step, seed=_PASSES * self.seed + which_pass)
 
     def _scheduled(self, groups: Sequence[RolloutGroup]) -> ScheduledStep:
         batch = prepare_batch(groups, self.settings)
-        plan = plan_step(batch.rows, ranks=self.ranks, token_budget=self.token_budget, layout=self.layout)
-        return ScheduledStep(batch, plan)
+        rows = batch.rows
+        if not self.all_rows:
+            rows = (
+                tuple(row for row in rows if row.advantage != 0) or rows[:1]
+            )  # a step must have something to wait for
+        plan = plan_step(rows, ranks=self.ranks, token_budget=self.token_budget, layout=self.layout)
+        return ScheduledStep(tuple(groups), batch, rows, plan)

@@ -2,11 +2,12 @@
 
 What transformers does with masks (5.23, checked by the tests):
 
-- Packed rows are told apart by positions that start again, but only where there is neither a mask nor a cache
-  (masking_utils.find_packed_sequence_indices). Hence `use_cache=False`: under the configs' default, True, rows would
-  silently see each other.
-- A 4-D mask is taken as it is, for every layer. SDPA takes it boolean; eager attention adds it, so that a boolean one
-  would silently hide nothing. Flash attention takes none.
+- A 4-D mask is taken as it is, for every layer, and handed to SDPA: so is one of ours, which is no matrix
+  (`tree_attention.py`). Eager attention would add it to a matrix, and flash attention takes none.
+- Without a mask and without a cache, rows of one sequence are told apart by positions that start again
+  (masking_utils.find_packed_sequence_indices). Packed rows are forwarded like that where a mask of ours cannot be: by
+  flash attention, and by layers with a window. Hence `use_cache=False`: under the configs' default, True, rows would
+  silently see each other. So they do in some models' eager attention (OPT, GPT-OSS), and in every recurrent layer.
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from memagent_training.packing import MicroBatch
-
-_DENSE = frozenset({"sdpa", "eager"})
-"""Attention that takes a 4-D mask and computes all pairs."""
+from memagent_training.tree_attention import NodeMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +34,6 @@ class LogProbs:
     entropies_BT: Tensor | None
     """Of the distribution that each token was drawn from, in nats."""
     mask_BT: Tensor
-
-
-def dense_pair_cost(model: nn.Module) -> float:
-    """What a pair of tokens costs, in units of a token's matrix products: `lay_out`'s `pair_cost` for this model.
-
-    4 operations per layer, head dimension and pair against 2 per weight and token. 0 for flash attention, which skips
-    the pairs that are not seen.
-    """
-    core = _unwrapped(model)
-    config = core.config
-    if config._attn_implementation not in _DENSE:
-        return 0.0
-    heads = config.num_attention_heads
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
-    tables = {id(core.get_input_embeddings().weight), id(core.get_output_embeddings().weight)}
-    weights = sum(parameter.numel() for parameter in core.parameters() if id(parameter) not in tables)
-    return float(2 * config.num_hidden_layers * width / weights)
 
 
 def completion_logprobs(
@@ -189,30 +171,25 @@ def _unwrapped(model: nn.Module) -> Any:
 
 
 def _attention_mask(core: Any, micro_batch: MicroBatch) -> Tensor | None:
-    """The mask in the form that the model's attention takes exactly."""
-    if micro_batch.subtree_ends_SN is None:
+    """The mask in a form that the model's attention takes exactly; it is every layer's."""
+    if not micro_batch.nodes:
         return micro_batch.padding_mask_SN
-    attention = core.config._attn_implementation
-    if attention not in _DENSE:
-        raise ValueError(f"{attention} attention takes no 4-D mask: load the model with sdpa, or use the packed layout")
-    _refuse_partial_attention(core.config, micro_batch.longest)
-    place_N = torch.arange(micro_batch.input_ids_SN.shape[1], device=micro_batch.input_ids_SN.device)
-    seen_SNN = (place_N[:, None] >= place_N) & (place_N[:, None] < micro_batch.subtree_ends_SN[:, None, :])
-    if attention == "sdpa":
-        return seen_SNN[:, None]
-    dtype = next(core.parameters()).dtype
-    hidden = torch.zeros(seen_SNN.shape, dtype=dtype, device=seen_SNN.device)
-    return hidden.masked_fill_(~seen_SNN, torch.finfo(dtype).min)[:, None]
-
-
-def _refuse_partial_attention(config: Any, longest: int) -> None:
-    """A mask of ours replaces every layer's own, which a window or a recurrent layer must not lose."""
+    config = core.config.get_text_config()
+    attention, layout, longest = config._attn_implementation, micro_batch.layout, micro_batch.longest
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
-    window = getattr(config, "sliding_window", None)
     if kinds - {"full_attention", "sliding_attention"}:
-        raise ValueError(f"the prefix_tree layout cannot serve layers of {sorted(kinds)}: use the packed layout")
-    if "sliding_attention" in kinds and window is not None and longest > window:
+        raise ValueError(f"the {layout} layout cannot serve layers of {sorted(kinds)}: use the padded layout")
+    window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
+    is_cut = window is not None and longest > window
+    if attention == "sdpa" and not is_cut:
+        return NodeMask(micro_batch.nodes, micro_batch.input_ids_SN.device) if len(micro_batch.nodes) > 1 else None
+    if attention != "sdpa" and "flash" not in attention:
+        raise ValueError(f"{attention} attention cannot tell the rows apart: load the model with sdpa, or use padded")
+    if layout == "packed":
+        return None
+    if is_cut:
         raise ValueError(
-            f"a row of {longest} tokens is longer than the model's attention window of {window}, which the prefix_tree"
+            f"a row of {longest} tokens is longer than the model's attention window of {window}, which the {layout}"
             " layout would ignore: use the packed layout"
         )
+    raise ValueError(f"{attention} attention takes no 4-D mask: load the model with sdpa, or use the packed layout")

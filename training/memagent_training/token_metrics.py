@@ -1,4 +1,4 @@
-"""What a step's tokens tell of its loss, as exact means over all learned tokens of all micro-batches and ranks."""
+"""What a step's tokens tell of its loss, as exact means over the learned tokens that it forwards, on all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class TokenValues:
     learned_BT: Tensor
     logprobs_BT: Tensor
     old_BT: Tensor
-    logged_BT: Tensor
+    logged_BT: Tensor | None
+    """None where they are not comparable, because temperature was not 1."""
     reference_BT: Tensor | None
     entropies_BT: Tensor
     advantages_BT: Tensor
@@ -50,15 +51,16 @@ class TokenMetrics:
             tokens_B1 = learned_BT.sum(1, keepdim=True).clamp(min=1)
             log_ratio_BT = (log_ratio_BT.sum(1, keepdim=True) / tokens_B1).expand_as(log_ratio_BT)
         ratio_BT = log_ratio_BT.exp()
-        gap_BT = (values.logprobs_BT - values.logged_BT).abs()
         gains_BT, losses_BT = values.advantages_BT > 0, values.advantages_BT < 0
         means = {
             "entropy": values.entropies_BT,
             "ratio/mean": ratio_BT,
             "clip_ratio/low_mean": (ratio_BT < 1 - self.epsilon_low) & losses_BT,
             "clip_ratio/high_mean": (ratio_BT > 1 + self.epsilon_high) & gains_BT,
-            "logprob_gap/mean": gap_BT,
         }
+        maxima = {"ratio/max": ratio_BT}
+        if values.logged_BT is not None:
+            means["logprob_gap/mean"] = maxima["logprob_gap/max"] = (values.logprobs_BT - values.logged_BT).abs()
         if self.delta is not None:
             means["clip_ratio/dual_mean"] = (ratio_BT > self.delta) & losses_BT
         if values.reference_BT is not None:
@@ -70,7 +72,7 @@ class TokenMetrics:
         self._add("tokens", learned_BT, learned_BT)
         for name, value_BT in means.items():
             self._add(name, value_BT, learned_BT)
-        for name, value_BT in (("ratio/max", ratio_BT), ("logprob_gap/max", gap_BT)):
+        for name, value_BT in maxima.items():
             largest = torch.where(learned_BT, value_BT, 0.0).max()
             self._largest[name] = torch.maximum(self._largest[name], largest) if name in self._largest else largest
 

@@ -17,10 +17,12 @@ mean over the micro-batch.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -45,7 +47,7 @@ from memagent_training.recomputed import LogProbGap, RowKey, gap_between, key_of
 from memagent_training.rollouts import RolloutGroup
 from memagent_training.run_metrics import row_metrics
 from memagent_training.schedule import Schedule, ScheduledStep
-from memagent_training.scoring import LogProbs, completion_logprobs, dense_pair_cost
+from memagent_training.scoring import LogProbs, completion_logprobs
 from memagent_training.token_metrics import TokenMetrics, TokenValues
 
 
@@ -88,6 +90,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             layout=Layout(args.layout),
             token_budget=args.token_budget,
             ranks=args.world_size,
+            all_rows=args.beta != 0 or args.entropy_coef != 0,
         )
         super().__init__(
             model=model,
@@ -100,14 +103,20 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             peft_config=peft_config,
         )
         self._entropy_bonus_enabled = False  # it is added here, see above
+        if self.aux_loss_enabled:
+            raise TrainingError(
+                "The model balances its experts with a loss of its own, which is not supported",
+                hint="Set router_aux_loss_coef=0 to train without it.",
+            )
         self.policy_versions = tuple(policy_versions)
         self.logprob_gap: LogProbGap | None = None
         """Logged against recomputed log-probs, once training has begun."""
-        self._recomputed: Mapping[RowKey, Tensor] | None = None
+        self._recomputed: Mapping[RowKey, Tensor] = {}
+        self._has_begun = False
+        self._reward_of_all = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
         self._scored: LogProbs | None = None
         self._micro_batch: MicroBatch | None = None
         policy: Any = self.model
-        self._pair_cost = dense_pair_cost(policy)
         self._weights = int(sum(parameter.numel() for parameter in policy.parameters()))
         check_fit(policy.config, groups)
 
@@ -122,13 +131,14 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         """Forward and backward of one optimizer step, micro-batch by micro-batch.
 
         Returns:
-            The step's loss times what this rank contributed and the number of ranks, so that the ranks' mean is it.
+            This rank's part of the loss times the number of ranks, so that their mean is the step's loss.
         """
-        began = time.perf_counter()
         model.train()
         step = self.schedule.step(self.state.global_step)
-        if self._recomputed is None:
-            self._begin(model, step)
+        if not self._has_begun:
+            self._begin(model)
+        began = time.perf_counter()
+        logged, self._metrics["train"] = self._metrics["train"], defaultdict(list)  # TRL's go to the second, see below
         metrics = self._token_metrics()
         planned = step.plan.micro_batches[self.accelerator.process_index]
         loss = torch.zeros((), device=self.accelerator.device)
@@ -136,8 +146,10 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         for number, micro_batch in enumerate(planned, start=1):
             is_last = number == len(planned)
             self.accelerator.gradient_state._set_sync_gradients(is_last)  # what DeepSpeed's engine goes by
-            with nullcontext() if is_last else self.accelerator.no_sync(model):
+            # Not with FSDP, where every rank would hold whole gradients until the last micro-batch.
+            with nullcontext() if is_last or self.is_fsdp_enabled else self.accelerator.no_sync(model):
                 loss += self._forward_backward(model, step.rows, micro_batch, scale, metrics)
+        self._metrics["train"] = logged
         self._log_step(step, metrics, time.perf_counter() - began)
         return loss
 
@@ -157,13 +169,14 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if self.args.should_save:
             run_folder = Path(self._get_output_dir(trial=trial))
             path = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}" / recomputed.FILE_NAME
-            recomputed.save(path, self.schedule.fingerprint, self._recomputed or {})
+            recomputed.save(path, self.schedule.fingerprint, self._recomputed)
             rotate_checkpoints(str(run_folder), limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
         if checkpoint is not None:
             self._recomputed = recomputed.load(Path(checkpoint) / recomputed.FILE_NAME, self.schedule.fingerprint)
+            self._has_begun = True
 
     # What TRL's loss asks for
 
@@ -190,7 +203,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         reference_BT = self._reference_logprobs(model, micro_batch)
         ones_BT = targets.weights_BT.new_ones(targets.weights_BT.shape)
         importance_BT = None
-        if self.args.importance_cap is not None and targets.old_BT is not None:
+        if self.args.importance_cap is not None:
             importance_BT = (targets.old_BT - targets.logged_BT).exp().clamp(max=self.args.importance_cap)
         self._micro_batch = micro_batch
         inputs = {
@@ -202,7 +215,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             "advantages": targets.advantages_BT * (1.0 if importance_BT is None else importance_BT),
             "num_items_in_batch": torch.tensor(scale, device=ones_BT.device),
             "ref_per_token_logps": reference_BT,
-            **({} if targets.old_BT is None else {"old_per_token_logps": targets.old_BT}),
+            "old_per_token_logps": targets.old_BT,
         }
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs)
@@ -216,8 +229,8 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             TokenValues(
                 learned_BT=targets.weights_BT > 0,
                 logprobs_BT=logprobs_BT,
-                old_BT=logprobs_BT if targets.old_BT is None else targets.old_BT,
-                logged_BT=targets.logged_BT,
+                old_BT=targets.old_BT,
+                logged_BT=targets.logged_BT if self.args.temperature == 1 else None,
                 reference_BT=reference_BT,
                 entropies_BT=scored.entropies_BT.detach(),
                 advantages_BT=targets.advantages_BT,
@@ -236,7 +249,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         micro_batch = self._inputs_of(real, planned.inert)
         shape = micro_batch.score_of_BT.shape
         weights_BT, advantages_BT, logged_BT = (torch.zeros(shape) for _ in range(3))
-        old_BT = torch.zeros(shape) if self._has_old else None
+        old_BT = torch.zeros(shape)
         for place, row in enumerate(real):
             conversation = row.conversation
             tokens = len(conversation.completion_ids_T)
@@ -245,8 +258,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 weights_BT[place, :tokens] *= torch.tensor(conversation.loss_mask_T)
             advantages_BT[place, :tokens] = row.advantage
             logged_BT[place, :tokens] = torch.tensor(conversation.logprobs_T)
-            if old_BT is not None:
-                old_BT[place, :tokens] = self._old(row)
+            old_BT[place, :tokens] = self._old(row)
         targets = _Targets(weights_BT, advantages_BT, logged_BT, old_BT)
         return micro_batch, targets.to(self.accelerator.device)
 
@@ -257,17 +269,13 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             self.args.layout,
             pad_id=pad_id,
             device=self.accelerator.device,
-            pair_cost=self._pair_cost,
         )
-
-    @property
-    def _has_old(self) -> bool:
-        return self.args.old_logprobs == OldLogProbs.LOGGED or bool(self._recomputed)
 
     def _old(self, row: TrainingRow) -> Tensor:
         if self.args.old_logprobs == OldLogProbs.LOGGED:
             return torch.tensor(row.conversation.logprobs_T)
-        return (self._recomputed or {})[key_of(row)]
+        # A row without a gradient, forwarded because its step has no other, was not recomputed.
+        return self._recomputed.get(key_of(row), torch.tensor(row.conversation.logprobs_T))
 
     def _score(self, model: nn.Module, micro_batch: MicroBatch, **options: Any) -> LogProbs:
         return completion_logprobs(model, micro_batch, temperature=self.args.temperature, **options)
@@ -293,26 +301,40 @@ class MultiConvDAPOTrainer(GRPOTrainer):
 
     # Before the first step
 
-    def _begin(self, model: nn.Module, first: ScheduledStep) -> None:
-        """Recompute the log-probs of all rows, or of some, and compare them with the logged ones."""
-        is_needed = self.args.old_logprobs == OldLogProbs.RECOMPUTED and (
-            self.args.importance_cap is not None or self.state.max_steps > 1
-        )
-        step = self.schedule.everything() if is_needed else first
-        mine = step.plan.micro_batches[self.accelerator.process_index]
+    def _begin(self, model: nn.Module) -> None:
+        """Compare the logged log-probs with the model's own, and keep the latter as what ratios compare with."""
+        fingerprints = gather_object([self.schedule.fingerprint])
+        if len(set(fingerprints)) > 1:
+            raise TrainingError(
+                "The processes that train together have different runs or rewards",
+                hint="Give rewards that are the same each time, or log them (memagent_training.rewards.relabel) first.",
+            )
+        self.args.check_warm_up(self.state.max_steps)
+        keeps = self.args.old_logprobs == OldLogProbs.RECOMPUTED
+        step = self.schedule.everything() if keeps else self.schedule.step(0)
+        found = self._forward(model, step, self.args.temperature, heaviest_only=not keeps)
+        if keeps:
+            self._recomputed = found
+        if self.args.temperature != 1:  # the log's are those before temperature
+            found = self._forward(model, step, 1.0, heaviest_only=True)
+        self.logprob_gap = gap_between(step.rows, found)
+        self._refuse_strange_runs()
+        self._has_begun = True
+
+    def _forward(
+        self, model: nn.Module, step: ScheduledStep, temperature: float, *, heaviest_only: bool
+    ) -> dict[RowKey, Tensor]:
+        """Log-probs of a step's rows, from all ranks; of each rank's heaviest micro-batch alone if so wished."""
+        planned = step.plan.micro_batches[self.accelerator.process_index]
         found: list[tuple[RowKey, Tensor]] = []
         with torch.no_grad(), self._without_checkpointing(model):
-            for planned in mine if is_needed else mine[:1]:
-                rows = [step.rows[number] for number in planned.rows]
-                micro_batch = self._inputs_of(rows, planned.inert)
-                logprobs_BT = self._score(model, micro_batch).logprobs_BT.float().cpu()
-                for row, logprobs_T in zip(rows, logprobs_BT, strict=False):
+            for each in planned[:1] if heaviest_only else planned:
+                rows = [step.rows[number] for number in each.rows]
+                micro_batch = self._inputs_of(rows, each.inert)
+                scored = completion_logprobs(model, micro_batch, temperature=temperature).logprobs_BT.float().cpu()
+                for row, logprobs_T in zip(rows, scored, strict=False):
                     found.append((key_of(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
-        everything = dict(gather_object(found))
-        if self.args.temperature == 1:
-            self.logprob_gap = gap_between(step.rows, everything)
-            self._refuse_strange_runs()
-        self._recomputed = everything if is_needed else {}
+        return dict(gather_object(found))
 
     def _refuse_strange_runs(self) -> None:
         gap = self.logprob_gap
@@ -344,17 +366,17 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         self.state.num_input_tokens_seen += plan.forwarded_tokens
         values = {
             **metrics.reduced(self.accelerator),
-            **row_metrics(step.batch, self.policy_versions),
+            **row_metrics(step.groups, step.batch, self.policy_versions),
+            "reward/with_dropped": self._reward_of_all,
             "groups/dropped_fraction": len(self.schedule.dropped) / len(self.schedule.groups),
             "tokens/forwarded": plan.forwarded_tokens,
+            "conversations/forwarded": len(step.rows),
             "tokens/padding_fraction": plan.padding_share,
             "num_tokens": self.state.num_input_tokens_seen,
             "step_time": seconds,
         }
-        kept = self._metrics["train"]
-        kept.clear()
         for name, value in values.items():
-            kept[name].append(float(value))
+            self._metrics["train"][name].append(float(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,11 +394,11 @@ class _Targets:
     weights_BT: Tensor
     advantages_BT: Tensor
     logged_BT: Tensor
-    old_BT: Tensor | None
+    old_BT: Tensor
 
     def to(self, device: torch.device) -> _Targets:
-        old_BT = None if self.old_BT is None else self.old_BT.to(device)
-        return _Targets(self.weights_BT.to(device), self.advantages_BT.to(device), self.logged_BT.to(device), old_BT)
+        each = (self.weights_BT, self.advantages_BT, self.logged_BT, self.old_BT)
+        return _Targets(*(tensor.to(device) for tensor in each))
 
 
 def _mask_scale(rows: Sequence[TrainingRow]) -> float:

@@ -154,9 +154,11 @@ def prepare(job: TrainingJob) -> PreparedJob:
         layout=Layout(config.layout),
         token_budget=config.token_budget,
         ranks=config.world_size,
+        all_rows=config.beta != 0 or config.entropy_coef != 0,
     )
     _check_schedule(schedule, config)
     prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)
+    config.check_warm_up(prepared.total_steps)
     if job.resume and (checkpoints.newest or checkpoints.passed_over):
         output.require_same(job.out, prepared.record)
     return prepared
@@ -232,6 +234,11 @@ def _check_ranks(config: MultiConvDAPOConfig) -> None:
         raise TrainingError(
             f"{launched} processes were launched, and each would train by itself",
             hint="Launch as many as there are GPUs, or train on CPUs (--set use_cpu=true).",
+        )
+    if config.n_gpu > 1:
+        raise TrainingError(
+            f"One process sees {config.n_gpu} GPUs, and trains on one",
+            hint="Start it with accelerate launch, or set CUDA_VISIBLE_DEVICES to one of them.",
         )
 
 

@@ -28,6 +28,7 @@ _WATCHDOG = Path(__file__).with_name("session_watchdog.py")
 _POLL_SECONDS = 0.25
 _PROBE_TIMEOUT_SECONDS = 5.0
 _LOG_TAIL_LINES = 40
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank takes
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 
 SERVER_ENVIRONMENT: Mapping[str, str] = {
@@ -80,7 +81,9 @@ class VLLMServer:
         max_model_len: context window in tokens; None takes the model's own.
         api_key: what requests must present as a bearer token; None admits everyone.
         dtype: of the weights; float32 makes log-probs comparable with the trainer's.
-        options: further command-line options, such as `["--enable-lora"]`.
+        max_lora_rank: the largest rank of adapters that are loaded while it runs; None admits no adapters.
+        dev_mode: whether weights can be reloaded and caches dropped while it runs. Everyone on this machine can then.
+        options: further command-line options.
         environment: further environment variables, over `SERVER_ENVIRONMENT`.
         startup_timeout: seconds to wait for the first healthy answer.
     """
@@ -94,6 +97,8 @@ class VLLMServer:
         max_model_len: int | None = None,
         api_key: str | None = None,
         dtype: str = "float32",
+        max_lora_rank: int | None = None,
+        dev_mode: bool = False,
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         startup_timeout: float = 240.0,
@@ -104,6 +109,8 @@ class VLLMServer:
         self.max_model_len = max_model_len
         self.api_key = api_key
         self.dtype = dtype
+        self.max_lora_rank = max_lora_rank
+        self.dev_mode = dev_mode
         self.options = tuple(options)
         self.environment = dict(environment or {})
         self.startup_timeout = startup_timeout
@@ -153,7 +160,12 @@ class VLLMServer:
             *self._arguments(),
         ]
         self._scratch = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
-        environment = os.environ | SERVER_ENVIRONMENT | {"TMPDIR": self._scratch.name} | self.environment
+        environment = os.environ | SERVER_ENVIRONMENT | {"TMPDIR": self._scratch.name}
+        environment |= {
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(int(self.max_lora_rank is not None)),
+            "VLLM_SERVER_DEV_MODE": str(int(self.dev_mode)),
+        }
+        environment |= self.environment
         if self.api_key is not None:
             environment["VLLM_API_KEY"] = self.api_key
         begin = time.monotonic()
@@ -194,10 +206,19 @@ class VLLMServer:
         """Stop the server, if it runs; it has no state to save, so this is `kill`."""
         self.kill()
 
-    def restart(self) -> None:
-        """Stop what is left and start again under the same URL, with an empty prefix cache."""
+    def restart(self, model: Path | None = None) -> None:
+        """Stop what is left and start again under the same URL, with an empty prefix cache and no adapters.
+
+        Args:
+            model: the folder to serve from now on; None keeps it. Where the start fails, the old one is kept.
+        """
         self.stop()
-        self.start()
+        old, self.model = self.model, model or self.model
+        try:
+            self.start()
+        except BaseException:
+            self.model = old
+            raise
 
     def is_healthy(self) -> bool:
         """Whether GET /health answers 200 now."""
@@ -238,6 +259,10 @@ class VLLMServer:
         arguments += ["--disable-uvicorn-access-log"]
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
+        if self.max_lora_rank is not None:
+            # Two at once: readers of one version go on while the next one's begin.
+            arguments += ["--enable-lora", "--max-loras", "2"]
+            arguments += ["--max-lora-rank", str(_admitted_rank(self.max_lora_rank))]
         return [*arguments, *self.options]
 
     def _wait_until_healthy(self, deadline: float) -> None:
@@ -251,6 +276,14 @@ class VLLMServer:
 
     def _log_tail_for_message(self) -> str:
         return f"; the last lines of {self.log_file}:\n{self.log_tail()}"
+
+
+def _admitted_rank(rank: int) -> int:
+    """The smallest of the ranks that vLLM can be told that admits adapters of `rank`."""
+    admitted = next((each for each in _LORA_RANKS if each >= rank), None)
+    if rank < 1 or admitted is None:
+        raise VLLMServerError(f"adapters of rank {rank} cannot be served", hint=f"Give 1 to {_LORA_RANKS[-1]}.")
+    return admitted
 
 
 def _free_port() -> int:

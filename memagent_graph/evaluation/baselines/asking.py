@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from memagent_graph.documents import DocumentRef
 from memagent_graph.drafts import Drafts
 from memagent_graph.errors import EvaluationError, MemAgentError
-from memagent_graph.evaluation.systems import Attempt, AttemptOutcome, SystemSettings
+from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.evaluation.systems import Attempt, SystemSettings
 from memagent_graph.policy import Messages
 from memagent_graph.results import Usage
 from memagent_graph.state import NO_COST, ChunkSpan, Meter, ReaderState
@@ -74,14 +75,17 @@ class Asking:
         lengths = (self.tokenizer.prefix_chars(text, ids, kept) for kept in range(tokens, 0, -1))
         return text[: next((length for length in lengths if length is not None), 0)].rstrip()
 
-    def attempt(self, reply: Reply, document_tokens: int, *details: str, memory: str | None = None) -> Attempt:
+    def attempt(
+        self, reply: Reply, document_tokens: int, *details: str, chunks: int = 0, memory: str | None = None
+    ) -> Attempt:
         """The attempt that ended with this reply."""
         events = [f"{kind}: {number}" for kind, number in self._events.items()]
         return Attempt(
-            outcome=AttemptOutcome.ANSWERED if reply.text else AttemptOutcome.NO_ANSWER,
+            outcome=Outcome.ANSWERED if reply.text else Outcome.NO_ANSWER,
             answer=reply.answer,
             raw_answer=reply.text or None,
             usage=self._usage(document_tokens),
+            chunks=chunks,
             memory=memory,
             detail=", ".join([*filter(None, details), *events]),
         )
@@ -89,7 +93,7 @@ class Asking:
     def does_not_fit(self, document_tokens: int, needed: int) -> Attempt:
         """The attempt that was not made, because it would take `needed` tokens."""
         return Attempt(
-            outcome=AttemptOutcome.DOES_NOT_FIT,
+            outcome=Outcome.DOES_NOT_FIT,
             answer=None,
             raw_answer=None,
             usage=self._usage(document_tokens),

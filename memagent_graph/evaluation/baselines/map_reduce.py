@@ -8,12 +8,12 @@ from itertools import count
 from typing import Final, TypeVar
 
 from memagent_graph.chunking import Chunk
-from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import BudgetError
 from memagent_graph.evaluation.baselines.asking import Asking
-from memagent_graph.evaluation.baselines.dialogues import Dialogue, dialogue_for
+from memagent_graph.evaluation.baselines.baseline import Baseline
+from memagent_graph.evaluation.baselines.dialogues import Dialogue
 from memagent_graph.evaluation.baselines.excerpts import fitting_chunks, room
-from memagent_graph.evaluation.systems import Attempt, SystemSettings
+from memagent_graph.evaluation.systems import Attempt
 
 _LIST_TOKENS: Final = 4
 """What a finding's place in a list takes."""
@@ -22,7 +22,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class MapReduce:
+class MapReduce(Baseline):
     """Every chunk is read without knowing of the others, so a document takes hardly longer than its slowest chunks.
 
     Chunks are as long as the reader's where the window has room for that. Contributions that do not fit one call are
@@ -31,18 +31,8 @@ class MapReduce:
 
     name: Final = "map_reduce"
 
-    def __init__(self, settings: SystemSettings) -> None:
-        self._settings = settings
-
-    async def attempt(self, document: DocumentRef, question: str, *, answer_tokens: int, run_id: str) -> Attempt:
-        """Ask once per chunk, then for the answer.
-
-        Raises:
-            BudgetError: the window has no room for any text.
-            MemAgentError: the policy failed, at the chunk that the error names, or the document did.
-        """
-        asking = Asking(self._settings, document, question, answer_tokens)
-        dialogue = dialogue_for(asking)
+    async def answer(self, asking: Asking, dialogue: Dialogue) -> Attempt:
+        """Ask once per chunk, then for the answer."""
         space = room(dialogue.contribution_needs, self._settings.context_window)
         longest = _longest_finding(dialogue)
         tokens = number = 0
@@ -60,10 +50,7 @@ class MapReduce:
         findings, levels = await self._merged(asking, dialogue, [each for each in found if each is not None], longest)
         outcome = await dialogue.conclude(findings)
         details = f"{number:,} chunks", f"merged {levels} times" if levels else ""
-        return asking.attempt(outcome.reply, tokens, *details, memory=outcome.memory)
-
-    async def aclose(self) -> None:
-        """Nothing belongs to it."""
+        return asking.attempt(outcome.reply, tokens, *details, chunks=number, memory=outcome.memory)
 
     async def _merged(
         self, asking: Asking, dialogue: Dialogue, findings: Sequence[str], longest: int

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from memagent_graph.chunking import Chunker
-from memagent_graph.documents import DocumentRef
 from memagent_graph.evaluation.baselines.asking import Asking
-from memagent_graph.evaluation.baselines.dialogues import Dialogue, dialogue_for
+from memagent_graph.evaluation.baselines.baseline import Baseline
+from memagent_graph.evaluation.baselines.dialogues import Dialogue
 from memagent_graph.evaluation.baselines.excerpts import longest_fitting, room
 from memagent_graph.evaluation.baselines.ranking import VectorIndex, WordIndex
 from memagent_graph.evaluation.systems import Attempt, SystemSettings
@@ -30,7 +30,7 @@ class _Span:
     tokens: int
 
 
-class Retrieval:
+class Retrieval(Baseline):
     """Retrieval-augmented generation without a second model: chunks that end with a sentence, BM25, one call.
 
     As many of the best chunks are shown as the settings ask for, or as fit.
@@ -39,34 +39,24 @@ class Retrieval:
     name: Final = "retrieval"
 
     def __init__(self, settings: SystemSettings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         if settings.embeddings is None:
             WordIndex()  # a missing library should be told before the first document is read
 
-    async def attempt(self, document: DocumentRef, question: str, *, answer_tokens: int, run_id: str) -> Attempt:
-        """Rank, then ask once.
-
-        Raises:
-            BudgetError: the window has no room for any text.
-            MemAgentError: the policy, the document or the embedder failed.
-        """
-        asking = Asking(self._settings, document, question, answer_tokens)
-        dialogue = dialogue_for(asking)
+    async def answer(self, asking: Asking, dialogue: Dialogue) -> Attempt:
+        """Rank, then ask once."""
         space = room(dialogue.text_needs, self._settings.context_window)
         chunk_tokens = self._settings.retrieval_chunk_tokens or min(_CHUNK_TOKENS, max(1, space // _FEWEST_CHUNKS))
-        chunker = Chunker(asking.store, document, asking.tokenizer, chunk_tokens, "sentence")
+        chunker = Chunker(asking.store, asking.document, asking.tokenizer, chunk_tokens, "sentence")
         if self._settings.embeddings is None:
-            spans, ranking = await asyncio.to_thread(_by_words, chunker, question)
+            spans, ranking = await asyncio.to_thread(_by_words, chunker, asking.question)
         else:
-            spans, ranking = await _by_vectors(chunker, question, VectorIndex(self._settings.embeddings))
+            spans, ranking = await _by_vectors(chunker, asking.question, VectorIndex(self._settings.embeddings))
         text, shown = await asyncio.to_thread(self._excerpt, asking, dialogue, spans, ranking)
         found = await dialogue.ask_about(text)
         tokens = sum(span.tokens for span in spans)
         detail = f"{len(shown):,} of {len(spans):,} chunks shown ({sum(each.tokens for each in shown):,} tokens)"
         return asking.attempt(found.reply, tokens, detail, memory=found.memory)
-
-    async def aclose(self) -> None:
-        """Nothing belongs to it."""
 
     def _excerpt(
         self, asking: Asking, dialogue: Dialogue, spans: Sequence[_Span], ranking: Sequence[int]

@@ -14,7 +14,7 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.data_files.examples import DamagedRowError, text_of, texts_of
 from memagent_graph.evaluation.data_files.published import PUBLISHED, data_paths
 from memagent_graph.evaluation.data_files.rows import Row, Rows, open_rows
-from memagent_graph.evaluation.records import Paragraph, QARecord
+from memagent_graph.evaluation.qa_records import Paragraph, QARecord
 
 _HINTS: Final = {
     "hotpotqa": "Use the distractor file with answers, such as hotpot_dev_distractor_v1.json.",

@@ -31,7 +31,7 @@ class GeneratedTask(ABC):
     Attributes:
         name: What it is called.
         settings: What it is made with.
-        answer_tokens: How many tokens an answer may have.
+        answer_tokens: How many tokens of a length are set aside for the answer.
         metric: How several gold strings count.
         unit: What lengths count.
     """

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.records import Paragraph, QARecord
+from memagent_graph.evaluation.qa_records import Paragraph, QARecord
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
 from memagent_graph.evaluation.scorers import contains
 from memagent_graph.evaluation.tasks.data import data_path

@@ -14,7 +14,8 @@ from support.scripts import document_with, part, perfect_reader
 from memagent_graph import Document, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, EvaluationError, MemAgentError, MissingExtraError, PolicyError
-from memagent_graph.evaluation.systems import AttemptOutcome, SystemSettings, Wording, load_system, system_names
+from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.evaluation.systems import SystemSettings, Wording, load_system, system_names
 from memagent_graph.flops import ModelShape
 from memagent_graph.model_info import ModelInfo
 from memagent_graph.policy import strip_reasoning
@@ -87,7 +88,7 @@ def tokens(text: str) -> int:
 async def test_a_fact_in_a_short_document_is_found(ask, name, wording) -> None:
     policy = Reader()
     attempt = await ask(name, SHORT, policy, wording=wording)
-    assert (attempt.outcome, attempt.answer, attempt.raw_answer) == (AttemptOutcome.ANSWERED, "4711", "\\boxed{4711}")
+    assert (attempt.outcome, attempt.answer, attempt.raw_answer) == (Outcome.ANSWERED, "4711", "\\boxed{4711}")
     assert attempt.run_id is None
     own = [("<section>" in prompt or "<memory>" in prompt) for prompt in policy.prompts]
     assert all(own) if wording is Wording.POLICY else not any(own)
@@ -164,7 +165,7 @@ async def test_a_failure_of_the_policy_is_an_error(ask, name) -> None:
 async def test_a_policy_that_says_nothing_is_asked_again_as_the_reader_would_and_then_has_no_answer(ask, name) -> None:
     policy = Reader(lambda prompt: "<think> hm </think>")
     attempt = await ask(name, FACT, policy)
-    assert (attempt.outcome, attempt.answer, attempt.raw_answer) == (AttemptOutcome.NO_ANSWER, None, None)
+    assert (attempt.outcome, attempt.answer, attempt.raw_answer) == (Outcome.NO_ANSWER, None, None)
     assert len(policy.prompts) == (6 if name == "map_reduce" else 3)
     assert "empty: " in attempt.detail
 
@@ -199,7 +200,7 @@ async def test_a_document_may_still_be_coming(ask, name) -> None:
 async def test_a_document_that_does_not_fit_is_an_outcome_and_nothing_is_asked(ask) -> None:
     policy = Reader()
     attempt = await ask("full_context", LONG, policy)
-    assert attempt.outcome is AttemptOutcome.DOES_NOT_FIT
+    assert attempt.outcome is Outcome.DOES_NOT_FIT
     assert (attempt.answer, attempt.usage.turns, attempt.usage.flops) == (None, 0, 0.0)
     told = re.fullmatch(r"does not fit: ([\d,]+) of 1,000 tokens", attempt.detail)
     assert 0 < int(told[1].replace(",", "")) - tokens(LONG) < 250
@@ -211,7 +212,7 @@ async def test_a_document_fits_up_to_the_last_token_of_the_window(ask) -> None:
     await ask("full_context", SHORT, policy)
     whole = tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60
     fits = await ask("full_context", SHORT, policy, context_window=whole)
-    assert fits.outcome is AttemptOutcome.ANSWERED
+    assert fits.outcome is Outcome.ANSWERED
     does_not = await ask("full_context", SHORT, policy, context_window=whole - 1)
     assert does_not.detail == f"does not fit: {whole} of {whole - 1} tokens"
     assert len(policy.prompts) == 2

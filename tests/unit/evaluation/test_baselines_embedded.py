@@ -8,8 +8,9 @@ from itertools import islice
 import pytest
 
 from memagent_graph import Document, LocalPolicy, MemAgent
+from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.evaluation.prose import reference_topics
-from memagent_graph.evaluation.systems import AttemptOutcome, SystemSettings, Wording, load_system, system_names
+from memagent_graph.evaluation.systems import SystemSettings, Wording, load_system, system_names
 
 FACT = "The access code of the quiet falcon is 48213."
 QUESTION = "What is the access code of the quiet falcon?"
@@ -50,7 +51,7 @@ async def test_each_finds_a_fact_in_a_document_that_fits(policy, tmp_path) -> No
 
 async def test_those_that_look_for_it_find_it_beyond_the_window(policy, tmp_path) -> None:
     made = await attempts(policy, tmp_path, " ".join([*prose(25), FACT, *prose(50)[25:]]))
-    assert made["full_context"].outcome is AttemptOutcome.DOES_NOT_FIT
+    assert made["full_context"].outcome is Outcome.DOES_NOT_FIT
     for name in ("memagent", "retrieval", "refine", "map_reduce"):
         assert made[name].answer == "48213", name
     assert made["middle_truncation"].answer != "48213"

@@ -26,7 +26,7 @@ from memagent_graph.evaluation.results import read_table
 
 TESTS = Path(__file__).parents[2]
 SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
-         "--chunk-tokens", "100"]  # fmt: skip
+         "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
 PLOTS = {"accuracy", "cost", "depth_memagent"}
 
 
@@ -40,7 +40,7 @@ def task(tmp_path: Path) -> str:
 @pytest.fixture
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of something else: drawing takes as long as all the rest."""
-    monkeypatch.setattr("memagent_graph.evaluation.plots.draw_all", lambda results, folder: [])
+    monkeypatch.setattr("memagent_graph.evaluation.folder.draw_all", lambda results, folder: [])
 
 
 def memagent(*arguments: object, code: int = 0) -> Any:
@@ -85,7 +85,7 @@ def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(task, tmp_pa
     assert results == load_results(out)
     assert (len(results.rows), results.missing) == (16, 0)
     assert {row.lenient for row in results.rows if row.system == "memagent"} == {1.0}
-    assert not list(out.glob("documents")) + list(out.glob("checkpoints*")), "what served resuming is gone"
+    assert not list(out.glob("*documents")) + list(out.glob("checkpoints*")), "what served resuming is gone"
     run_id = next(row.run_id for row in results.rows if row.system == "memagent")
     shown = memagent("show", run_id, "--log", out / "runs.sqlite", "--json")
     assert json.loads(shown.stdout)["answer"] == next(row.answer for row in results.rows if row.run_id == run_id)
@@ -217,6 +217,7 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
         "chunk_tokens is 90 and was 100",
     ):
         assert words in refused.stderr
+    assert "go on with the same command" not in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -292,18 +293,19 @@ def test_an_interrupted_evaluation_says_how_to_go_on(task, tmp_path) -> None:
     assert "interrupted; nothing in" in errors
     assert "Traceback" not in errors
     assert 0 < len(load_results(out).rows) < 40
-    assert not (out / "documents").exists()
+    assert not list(out.glob("*documents"))
 
 
-def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path) -> None:
+def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path, monkeypatch) -> None:
     def blind(body: dict[str, Any], number: int) -> str:
         return "\\boxed{12}" if number % 3 == 0 else respond(body, number)
 
     for name, script in (("good", respond), ("bad", blind)):
-        with FakeServer(script) as server:
+        with FakeServer(script) as server, monkeypatch.context() as drawn_later:
+            drawn_later.setattr("memagent_graph.evaluation.folder.draw_all", lambda results, folder: [])
             memagent("eval", task, "--base-url", server.base_url, *SMALL, "--lengths", "200,400", "-n", 6,
                      "--out", tmp_path / name)  # fmt: skip
-    for name in ("report.md", "results.parquet", "accuracy.svg", "accuracy.png"):
+    for name in ("report.md", "results.parquet"):
         (tmp_path / "good" / name).unlink()
     anew = memagent("eval-report", tmp_path / "good")
     assert "| memagent | 100.0 / 100.0 | 100.0 / 100.0 |" in anew.stdout
@@ -331,6 +333,56 @@ def test_runs_can_be_logged_for_training_and_documents_be_kept(task, tmp_path, o
     assert any(row.answer in each["quote"] for each in shown["evidence"])
     assert load_tokenizer("embedded").fingerprint == load_results(out).settings["reader"]["tokenizer"]
     assert not (out / "runs.sqlite").exists()
+    assert not list(out.glob("*documents*")), "a log elsewhere has its documents in the user's own store"
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_kept_documents_lie_in_the_folder_and_survive_going_on_without_them(task, tmp_path) -> None:
+    out = tmp_path / "out"
+    with FakeServer(respond) as server:
+        base = ["eval", task, "--base-url", server.base_url, *SMALL, "--lengths", "200", "--out", out]
+        memagent(*base, "-n", 1, "--keep-documents")
+        memagent(*base, "-n", 2, "--resume")
+    kept, gone = load_results(out).rows
+    for row, chunks in ((kept, True), (gone, False)):
+        done = memagent("show", row.run_id, "--log", out / "runs.sqlite", "--chunk", 0)
+        assert ("and then" in done.stdout) is chunks
+    assert [path.name for path in out.glob("*documents*")] == ["documents"]
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_answers_have_the_room_that_the_reader_gives_them_for_every_system(tmp_path) -> None:
+    with FakeServer(respond) as server:
+        memagent("eval", "vt", "--small", "--base-url", server.base_url, *SMALL, "--answer-tokens", 77, "--lengths",
+                 "400", "-n", 1, "--systems", "memagent,middle_truncation", "--out", tmp_path / "out")  # fmt: skip
+        assert {request["max_tokens"] for request in server.requests} == {60, 77}
+    assert load_results(tmp_path / "out").settings["reader"]["answer_tokens"] == 77
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_with_a_profile_baselines_speak_the_policy_s_own_words_to_any_server(task, tmp_path) -> None:
+    asked = {}
+    for name, options in (("own", ["--profile", "embedded"]), ("plain", [])):
+        with FakeServer() as server:
+            memagent("eval", task, "--base-url", server.base_url, "--tokenizer", "embedded", *options, "--lengths", 100,
+                     "-n", 1, "--systems", "full_context", "--out", tmp_path / name)  # fmt: skip
+            asked[name] = ["<text>" in request["messages"][-1]["content"] for request in server.requests]
+        assert load_results(tmp_path / name).settings["baselines"]["wording"] == ("policy" if options else "plain")
+    assert asked == {"own": [False, False], "plain": [True]}, "an update and an answer, or one question on a text"
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_without_lengths_a_data_file_is_asked_at_all_of_its_own(tmp_path) -> None:
+    data = tmp_path / "validation.jsonl"
+    lines = [
+        {"index": at, "input": f"The key is {at}.{' Nothing.' * words}\nQuestion: What is it?", "outputs": [str(at)],
+         "length": length}
+        for at, (length, words) in enumerate(((1000, 100), (1000, 100), (4000, 400)))
+    ]  # fmt: skip
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with FakeServer(respond) as server:
+        memagent("eval", "ruler_files", "--data", data, "--base-url", server.base_url, *SMALL, "--out", tmp_path / "o")
+    assert Counter(row.length for row in load_results(tmp_path / "o").rows) == {1000: 2, 4000: 1}
 
 
 @pytest.mark.usefixtures("without_plots")
@@ -338,7 +390,7 @@ def test_much_text_is_made_by_other_processes_and_is_the_same(task, tmp_path, mo
     with FakeServer(respond) as server:
         options = ["--base-url", server.base_url, *SMALL, "--lengths", "300", "-n", 3, "--quiet"]
         memagent("eval", task, "niah_single_1", *options, "--out", tmp_path / "threads")
-        monkeypatch.setattr("memagent_graph.evaluation.making.MUCH", 0)
+        monkeypatch.setattr("memagent_graph.evaluation.request.MUCH", 0)
         memagent("eval", task, "niah_single_1", *options, "--out", tmp_path / "processes")
     assert table(tmp_path / "processes") == table(tmp_path / "threads")
     assert len(table(tmp_path / "processes")) == 6

@@ -18,7 +18,7 @@ from memagent_graph.evaluation.data_files import data_paths, data_task_names, lo
 from memagent_graph.evaluation.data_files.examples import DamagedRowError, estimated_tokens
 from memagent_graph.evaluation.data_files.rows import JsonRows, open_rows
 from memagent_graph.evaluation.data_files.ruler_files import split_question
-from memagent_graph.evaluation.records import Paragraph
+from memagent_graph.evaluation.qa_records import Paragraph
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
 from memagent_graph.evaluation.scorers import score
 from memagent_graph.evaluation.tasks.settings import TaskSettings

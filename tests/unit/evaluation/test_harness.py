@@ -22,13 +22,14 @@ from memagent_graph.errors import (
     PolicyRequestError,
     PolicyUnreachableError,
 )
+from memagent_graph.evaluation.document_makers import ProcessMaker
 from memagent_graph.evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate, run_id_of
 from memagent_graph.evaluation.journal import Journal, open_journal
-from memagent_graph.evaluation.making import ProcessMaker
+from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.evaluation.progress import ProgressDisplay
 from memagent_graph.evaluation.results import Plan, Row
 from memagent_graph.evaluation.samples import Sample
-from memagent_graph.evaluation.systems import Attempt, AttemptOutcome, SystemSettings, load_system
+from memagent_graph.evaluation.systems import Attempt, SystemSettings, load_system
 from memagent_graph.evaluation.tasks import TaskSettings
 from memagent_graph.results import Usage
 
@@ -62,7 +63,7 @@ class Oracle:
         key = text.split(f"The key of {question.removeprefix('What is the key of ').rstrip('?')} is ")[1].split(".")[0]
         answer = f"\\boxed{{{key}}}"
         usage = Usage(100, 10, turns=1)
-        values = {"outcome": AttemptOutcome.ANSWERED, "answer": key, "raw_answer": answer, "usage": usage}
+        values = {"outcome": Outcome.ANSWERED, "answer": key, "raw_answer": answer, "usage": usage}
         values |= self.attempt_values
         return Attempt(**values)
 
@@ -70,7 +71,7 @@ class Oracle:
         pass
 
 
-PLAN = Plan(("oracle",), ("keys",), (100, 400), 8)
+PLAN = Plan.grid(("oracle",), ("keys",), (100, 400), 8)
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ async def test_every_system_answers_every_question_of_every_length(tmp_path, sto
 
 async def test_no_more_questions_are_under_way_than_allowed_and_as_many_as_allowed(tmp_path, store) -> None:
     oracle = Oracle(store, pause=0.1)
-    await run(tmp_path, store, oracle, plan=Plan((), ("keys",), (100,), 60), concurrency=7)
+    await run(tmp_path, store, oracle, plan=Plan.grid((), ("keys",), (100,), 60), concurrency=7)
     assert oracle.most_at_once == 7
 
 
@@ -127,7 +128,7 @@ async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_
 
     watched = Watched(store.root)
     systems = [Oracle(watched, name) for name in ("a", "b", "c")]
-    await run(tmp_path, watched, *systems, plan=Plan((), ("keys",), (100,), 50), concurrency=6)
+    await run(tmp_path, watched, *systems, plan=Plan.grid((), ("keys",), (100,), 50), concurrency=6)
     assert Counter(added) == {f"keys/100/{index}": 1 for index in range(50)}
     assert most < 25, "no more documents lie there than are read, and about as many that are ready"
     assert list((store.root / "texts").iterdir()) == []
@@ -144,7 +145,7 @@ async def test_samples_with_the_same_text_do_not_lose_it_to_each_other(tmp_path,
             return replace(super().sample(length, 0), index=index)
 
     evaluation = Evaluation(
-        plan=Plan(("oracle",), ("keys",), (50,), 80), tasks={"keys": Same()}, systems={"oracle": Oracle(store)},
+        plan=Plan.grid(("oracle",), ("keys",), (50,), 80), tasks={"keys": Same()}, systems={"oracle": Oracle(store)},
         store=store, concurrency=3,
     )  # fmt: skip
     with open_journal(tmp_path / "out", {}) as journal:
@@ -198,7 +199,7 @@ async def test_a_failed_question_is_asked_again_only_when_that_is_wanted(tmp_pat
 async def test_a_server_that_is_gone_stops_the_evaluation_and_costs_no_row(tmp_path, store) -> None:
     gone = PolicyUnreachableError("no connection", hint="Is the server running?")
     oracle = Oracle(store, fail=lambda number, run_id: gone if number >= 30 else None)
-    plan = Plan((), ("keys",), (100, 200), 64)
+    plan = Plan.grid((), ("keys",), (100, 200), 64)
     with pytest.raises(PolicyUnreachableError):
         await run(tmp_path, store, oracle, plan=plan, concurrency=4)
     assert len(oracle.asked) < 80
@@ -217,7 +218,7 @@ async def test_failures_among_successes_do_not_stop_it(tmp_path, store) -> None:
     oracle = Oracle(
         store, fail=lambda number, run_id: gone if run_id.endswith(("1", "2", "3", "4", "5", "6")) else None
     )
-    _, rows = await run(tmp_path, store, oracle, plan=Plan((), ("keys",), (100,), 100), concurrency=4)
+    _, rows = await run(tmp_path, store, oracle, plan=Plan.grid((), ("keys",), (100,), 100), concurrency=4)
     assert Counter(row.outcome for row in rows) == {"failed": 60, "answered": 40}
 
 
@@ -247,14 +248,51 @@ async def test_a_limit_stops_it_and_the_rest_is_done_later(tmp_path, store, limi
 async def test_outcomes_without_an_answer_are_wrong_and_counted_apart(tmp_path, store) -> None:
     systems = [
         Oracle(store, outcome.value, outcome=outcome)
-        for outcome in (AttemptOutcome.NO_ANSWER, AttemptOutcome.STOPPED, AttemptOutcome.DOES_NOT_FIT)
+        for outcome in (Outcome.NO_ANSWER, Outcome.UNFINISHED, Outcome.DOES_NOT_FIT)
     ]
-    _, rows = await run(tmp_path, store, *systems, plan=Plan((), ("keys",), (100,), 1))
+    _, rows = await run(tmp_path, store, *systems, plan=Plan.grid((), ("keys",), (100,), 1))
     assert {(row.system, row.outcome) for row in rows} == {
-        ("no_answer", "no_answer"), ("stopped", "unfinished"), ("does_not_fit", "does_not_fit")
+        (outcome, outcome) for outcome in ("no_answer", "unfinished", "does_not_fit")
     }  # fmt: skip
     assert all(row.strict == row.lenient == row.string_match == row.token_f1 == 0.0 for row in rows)
     assert all(row.needles_found == (False,) for row in rows)
+
+
+async def test_an_attempt_tells_its_chunks_and_an_answer_has_the_room_that_the_reader_gives_it(tmp_path, store) -> None:
+    allowed: list[int] = []
+
+    class Counting(Oracle):
+        async def attempt(self, document: Any, question: str, *, answer_tokens: int, run_id: str) -> Attempt:
+            allowed.append(answer_tokens)
+            return await super().attempt(document, question, answer_tokens=answer_tokens, run_id=run_id)
+
+    plan = Plan.grid((), ("keys",), (100,), 1)
+    _, rows = await run(tmp_path, store, Counting(store, chunks=7), plan=plan, answer_tokens=400)
+    _, more = await run(tmp_path, store, Counting(store, "second"), plan=plan, answer_tokens=8)
+    assert allowed == [400, Keys.answer_tokens]
+    assert [row.chunks for row in (*rows, *more)] == [7, 7, 0]
+
+
+async def test_the_log_is_read_only_where_a_fact_was_lost(tmp_path, store, make_reader, monkeypatch) -> None:
+    read: list[str] = []
+
+    class Watched(RunLog):
+        def conversations(self, run_id: str, **options: Any) -> Any:
+            read.append(run_id)
+            return super().conversations(run_id, **options)
+
+    log = Watched(tmp_path / "runs.sqlite")
+    wrong = Keys().sample(100, 1).gold[0]
+    settings = await SystemSettings.of(
+        make_reader(ScriptedPolicy(lambda prompt: perfect_reader(prompt).replace(wrong, "9")), run_log=log, store=store)
+    )
+    _, rows = await run(
+        tmp_path, store, load_system("memagent", settings), plan=Plan.grid((), ("keys",), (100,), 3), run_log=log
+    )
+    assert [row.lenient for row in rows] == [1.0, 0.0, 1.0]
+    assert set(read) == {rows[1].run_id}
+    assert all(log.get(row.run_id) for row in rows)
+    log.close()
 
 
 async def test_a_sample_that_cannot_be_made_stops_it_with_its_reason(tmp_path, store) -> None:
@@ -287,7 +325,7 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
         make_reader(ScriptedPolicy(forgetful), run_log=log, store=store), checkpoints=saver
     )
     evaluation = Evaluation(
-        plan=Plan(("memagent",), ("keys",), (100,), 4), tasks={"keys": LastWord()},
+        plan=Plan.grid(("memagent",), ("keys",), (100,), 4), tasks={"keys": LastWord()},
         systems={"memagent": load_system("memagent", settings)}, store=store, run_log=log, saver=saver,
     )  # fmt: skip
     with open_journal(tmp_path / "out", {}) as journal:
@@ -344,7 +382,11 @@ async def test_a_process_that_makes_documents_and_dies_is_told(tmp_path, store) 
     settings = TaskSettings(load_tokenizer("embedded"))
     maker = ProcessMaker([f"{tmp_path / 'deadly.py'}:Deadly"], settings, {"deadly": Keys()}, store)
     evaluation = Evaluation(
-        Plan(("oracle",), ("deadly",), (100,), 3), {"deadly": Keys()}, {"oracle": Oracle(store)}, store, maker=maker
+        Plan.grid(("oracle",), ("deadly",), (100,), 3),
+        {"deadly": Keys()},
+        {"oracle": Oracle(store)},
+        store,
+        maker=maker,
     )
     with open_journal(tmp_path / "out", {}) as journal, pytest.raises(EvaluationError, match="died"):
         await evaluate(evaluation, journal)
@@ -352,7 +394,7 @@ async def test_a_process_that_makes_documents_and_dies_is_told(tmp_path, store) 
 
 def test_progress_tells_accuracy_failures_pace_and_the_time_left() -> None:
     terminal = rich.console.Console(file=io.StringIO(), force_terminal=True, width=200)
-    plan = Plan(("memagent",), ("keys",), (1024, 4096), 2)
+    plan = Plan.grid(("memagent",), ("keys",), (1024, 4096), 2)
     done = row(length=4096, index=0)
     with ProgressDisplay(console=terminal) as display:
         display.begins(plan, {done.key: done})
@@ -372,7 +414,7 @@ def test_without_a_terminal_progress_is_a_line_a_minute_and_nothing_when_quiet(m
     for quiet, lines in ((False, 2), (True, 0)):
         shown = io.StringIO()
         with ProgressDisplay(quiet=quiet, console=rich.console.Console(file=shown, width=200)) as display:
-            display.begins(Plan(("memagent",), ("keys",), (1024,), 6), {})
+            display.begins(Plan.grid(("memagent",), ("keys",), (1024,), 6), {})
             for index in range(6):
                 clock[0] += 25.0
                 display.has(row(index=index))

@@ -9,8 +9,10 @@ import pytest
 from support.evaluation import failed, results, row
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.report import comparison, length_label, render_comparison, render_report, summary
+from memagent_graph.evaluation.comparisons import comparison, render_comparison
+from memagent_graph.evaluation.report import render_report, summary
 from memagent_graph.evaluation.statistics import wilson
+from memagent_graph.evaluation.tables import length_label
 
 
 def line(report: str, *cells: str) -> str:
@@ -26,7 +28,7 @@ def test_failed_and_unfinished_questions_are_wrong_and_counted_apart() -> None:
     interval = f"75.0 [{100 * expected.low:.1f}, {100 * expected.high:.1f}]"
     assert line(report, "1K", "memagent", "8") == f"| 1K | memagent | 8 | {' | '.join([interval] * 4)} | 1 | 1 |"
     assert "| unfinished | failed |" in report
-    assert "1 questions failed twice, and count as wrong:\n\n- 1: the server is on fire" in report
+    assert "1 question failed twice, and counts as wrong:\n\n- 1: the server is on fire" in report
 
 
 def test_strict_and_lenient_stand_side_by_side() -> None:
@@ -66,6 +68,19 @@ def test_systems_that_differ_are_told_apart_with_corrected_p_values_and_ranked()
     assert line(report, "all", "refine", "80").endswith("| memagent better |")
     assert "corrected for the 6 comparisons" in report
     assert "- 1. memagent\n- 2. to 3. refine, retrieval (not told apart as a group)" in report
+
+
+def test_a_finding_that_strict_and_lenient_share_is_told_once() -> None:
+    rows = [each for index in range(9) for each in (row(index=index), row("refine", index=index, right=False))]
+    assert render_report(results(*rows)).count("- strict and lenient: memagent 100.0 % and refine 0.0 %") == 1
+    rows[0] = replace(rows[0], strict=0.0)
+    report = render_report(results(*rows))
+    assert (report.count("- strict: memagent 88.9 %"), report.count("- lenient: memagent 100.0 %")) == (1, 1)
+
+
+def test_facts_that_fared_alike_are_counted() -> None:
+    wrong = row(right=False, where_lost=("never_written", "overwritten", "never_written"), lost_at=(None, 4, None))
+    assert "| never written x 2, overwritten at chunk 4 |" in render_report(results(wrong))
 
 
 def test_only_questions_that_both_answered_are_compared() -> None:

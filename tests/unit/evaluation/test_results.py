@@ -26,7 +26,7 @@ from memagent_graph.evaluation.results import (
 )
 
 SETTINGS = {"policy": {"model": "m", "temperature": 0.0}, "tasks": {"seed": 1, "haystack": None}}
-PLAN = Plan(("memagent", "refine"), ("keys",), (1024, 4096), 2)
+PLAN = Plan.grid(("memagent", "refine"), ("keys",), (1024, 4096), 2)
 
 ROWS = st.builds(
     row,
@@ -87,12 +87,12 @@ def test_a_journal_cut_off_anywhere_behind_its_first_line_keeps_every_whole_row(
 def test_what_is_missing_is_counted_from_what_was_asked_for(tmp_path) -> None:
     with begun(tmp_path, row(index=0)) as journal:
         assert journal.results.missing == 7
-        journal.plan(Plan(("memagent",), ("keys",), (1024,), 4))
+        journal.plan(Plan.grid(("memagent",), ("keys",), (1024,), 4))
         assert journal.results.missing == 9
 
 
 def test_rows_stand_in_the_order_in_which_tasks_and_systems_were_asked_for() -> None:
-    plan = Plan(("refine", "memagent"), ("vt", "keys"), (4096, 1024), 1)
+    plan = Plan.grid(("refine", "memagent"), ("vt", "keys"), (4096, 1024), 1)
     keys = (("keys", "memagent", 4096), ("vt", "memagent", 1024), ("vt", "refine", 4096), ("vt", "refine", 1024))
     rows = [row(system, length, task=task) for task, system, length in keys]
     ordered = [(each.task, each.length, each.system) for each in table_of(rows, [plan], {}, "e").rows]
@@ -107,7 +107,7 @@ def test_a_question_that_was_asked_again_has_its_newest_row(tmp_path) -> None:
 
 
 def test_the_longest_documents_are_asked_first_and_those_of_one_document_together() -> None:
-    keys = list(Plan(("a", "b"), ("t",), (10, 30, 20), 2).keys())
+    keys = list(Plan.grid(("a", "b"), ("t",), (10, 30, 20), 2).keys())
     assert [key[2] for key in keys] == [30] * 4 + [20] * 4 + [10] * 4
     assert [key[0] for key in keys] == ["a", "b"] * 6
     assert len(set(keys)) == len(keys)
@@ -161,7 +161,7 @@ except Exception as error:
     [
         (lambda text: text.replace("memagent-evaluation", "something"), "no journal"),
         (lambda text: text.replace('"version": 1', '"version": 2'), "newer version"),
-        (lambda text: text.replace('"keys", "length": 1024', '"keys", "length": "long"', 1), "line 3"),
+        (lambda text: text.replace('"unit": "tokens"', '"unit": 7', 1), "line 3"),
         (lambda text: "", "empty"),
         (lambda text: "no json\n", "line 1"),
     ],

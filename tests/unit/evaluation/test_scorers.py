@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
 from memagent_graph.evaluation.scorers import (
     WRONG,
-    Outcome,
     Scores,
     contains,
     is_exactly,
@@ -201,14 +201,13 @@ def test_no_answer_at_all_is_wrong() -> None:
 
 
 def test_outcomes_follow_from_why_a_read_stopped() -> None:
-    found = {reason: Outcome.of(reason) for reason in (*StopReason, None)}
+    found = {reason: Outcome.of(reason) for reason in StopReason}
     assert found == {
         StopReason.ANSWERED: Outcome.ANSWERED,
         StopReason.NO_ANSWER: Outcome.NO_ANSWER,
         StopReason.MAX_CHUNKS: Outcome.UNFINISHED,
         StopReason.MAX_TOKENS: Outcome.UNFINISHED,
         StopReason.MAX_SECONDS: Outcome.UNFINISHED,
-        None: Outcome.FAILED,
     }
 
 

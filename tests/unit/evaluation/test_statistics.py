@@ -261,6 +261,8 @@ def test_the_sentence_names_the_better_one_only_where_the_test_tells_them_apart(
     near = compare(first, second)
     assert not near.told_apart
     assert "They cannot be told apart; about 1,600 questions would" in near.sentence
+    assert "exact McNemar p < 0.001)" in far.sentence
+    assert "exact McNemar p = 0.541)" in near.sentence
 
 
 def test_systems_that_had_different_questions_are_not_compared() -> None:

@@ -10,7 +10,8 @@ from support.scripts import document_with, perfect_reader
 
 from memagent_graph import Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
-from memagent_graph.evaluation.systems import AttemptOutcome, SystemSettings, Wording, load_system, system_names
+from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.evaluation.systems import SystemSettings, Wording, load_system, system_names
 from memagent_graph.flops import ModelShape
 from memagent_graph.model_info import ModelInfo
 from memagent_graph.profile import load_profile
@@ -82,15 +83,28 @@ async def test_the_policy_s_own_wording_is_used_where_it_has_one_and_the_reader_
     assert (await SystemSettings.of(make_reader(DescribedPolicy(perfect_reader)))).wording is Wording.PLAIN
 
 
+async def test_the_policy_s_own_wording_is_used_where_the_user_says_what_it_was_trained_with(make_reader) -> None:
+    with FakeServer() as server:
+        policy = OpenAICompatiblePolicy(base_url=server.base_url)
+        profile = load_profile("embedded")
+        own = make_reader(policy, prompts=profile.prompts)
+        assert (await SystemSettings.of(own)).wording is Wording.PLAIN
+        assert (await SystemSettings.of(own, profile=profile)).wording is Wording.POLICY
+        other = make_reader(policy, prompts=load_prompts())
+        assert (await SystemSettings.of(other, profile=profile)).wording is Wording.PLAIN
+        await policy.aclose()
+
+
 async def test_the_reader_as_a_system_gives_what_a_read_gives(make_reader, document, tmp_path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     policy = DescribedPolicy(perfect_reader)
     system = await memagent(make_reader, policy, run_log=log)
     attempt = await system.attempt(document, QUESTION, answer_tokens=60, run_id="evaluation-1")
     read = await make_reader(DescribedPolicy(perfect_reader)).aread(TEXT, QUESTION)
-    assert attempt.outcome is AttemptOutcome.ANSWERED
+    assert attempt.outcome is Outcome.ANSWERED
     assert (attempt.answer, attempt.raw_answer, attempt.memory) == (read.answer, read.raw_answer, read.memory)
     assert attempt.usage.turns == read.usage.turns == len(policy.prompts)
+    assert attempt.chunks == read.chunks_read == len(policy.prompts) - 1
     assert attempt.usage.flops == sum(
         SHAPE.forward_flops(each.prompt_tokens, each.completion_tokens) for each in log.conversations("evaluation-1")
     )
@@ -151,11 +165,11 @@ async def test_one_name_for_two_questions_is_refused(make_reader, document, tmp_
 async def test_a_read_without_an_answer_says_why(make_reader, document) -> None:
     system = await memagent(make_reader, None, limits=Limits(max_chunks=2))
     stopped = await system.attempt(document, QUESTION, answer_tokens=60, run_id="stopped")
-    assert (stopped.outcome, stopped.answer) == (AttemptOutcome.STOPPED, None)
+    assert (stopped.outcome, stopped.answer) == (Outcome.UNFINISHED, None)
     assert stopped.detail == "stopped at max_chunks after 2 chunks"
 
     silent = ScriptedPolicy(lambda prompt: "a note" if "<section>" in prompt else "")
     attempt = await (await memagent(make_reader, silent)).attempt(document, QUESTION, answer_tokens=60, run_id="silent")
-    assert (attempt.outcome, attempt.answer) == (AttemptOutcome.NO_ANSWER, None)
+    assert (attempt.outcome, attempt.answer) == (Outcome.NO_ANSWER, None)
     assert attempt.memory == "a note"
     assert attempt.detail == "empty: 3, resampled: 2"

@@ -94,7 +94,7 @@ async def test_no_more_questions_than_allowed_and_no_more_reads_than_wanted(tmp_
     assert len(list(agent.run_log.runs())) == 14
 
 
-async def test_a_failed_read_is_tried_again_under_another_id(tmp_path: Path) -> None:
+async def test_a_failed_read_is_tried_again_and_its_group_is_whole(tmp_path: Path) -> None:
     calls = itertools.count()
 
     def reply(number: int, read: int) -> str | Exception:
@@ -103,7 +103,7 @@ async def test_a_failed_read_is_tried_again_under_another_id(tmp_path: Path) -> 
     found = await collect(
         reader(tmp_path, reply), questions(1), CollectSettings(rollouts=3, groups=1, max_questions=1), name="x"
     )
-    assert sum("again1" in run_id for run_id in found.groups[0].run_ids) == 1
+    assert found.groups[0].run_ids == ("x-0-0", "x-0-1", "x-0-2")
     assert not found.failed
 
 
@@ -123,6 +123,21 @@ async def test_when_everything_fails_the_first_error_is_raised(tmp_path: Path) -
     agent = reader(tmp_path, lambda number, read: PolicyError("broken"))
     with pytest.raises(PolicyError, match="broken"):
         await collect(agent, questions(2), CollectSettings(rollouts=2, groups=2, max_questions=2), name="x")
+
+
+async def test_a_name_is_used_once(tmp_path: Path) -> None:
+    agent = reader(tmp_path, half)
+    wanted = CollectSettings(rollouts=2, groups=1, max_questions=1)
+    await collect(agent, questions(1), wanted, name="x")
+    with pytest.raises(TrainingError, match="another name"):
+        await collect(agent, questions(1), wanted, name="x")
+
+
+async def test_a_reward_that_is_no_number_is_refused_with_its_run(tmp_path: Path) -> None:
+    wanted = CollectSettings(rollouts=2, groups=1, max_questions=1)
+    with pytest.raises(TrainingError, match=r"no finite number") as raised:
+        await collect(reader(tmp_path, half), questions(1), wanted, name="x", reward=lambda *_: float("nan"))
+    assert raised.value.run_id == "x-0-0"
 
 
 async def test_a_reader_without_a_log_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from memagent_training.memory_estimate import (
     unloaded_model,
 )
 from memagent_training.packing import MicroBatch, lay_out
-from memagent_training.scoring import completion_logprobs, dense_pair_cost
+from memagent_training.scoring import completion_logprobs
 
 WITHIN = 1.2
 """The factor between estimate and measurement, as memory_estimate.py states it."""
@@ -45,14 +45,14 @@ def make_model(shape: str) -> torch.nn.Module:
     ).train()  # fmt: skip
 
 
-def make_batch(layout: str, model: torch.nn.Module) -> MicroBatch:
+def make_batch(layout: str) -> MicroBatch:
     source = random.Random(0)
     shared = [source.randrange(1000) for _ in range(96)]
     rows = []
     for _ in range(6):
         ids = [shared + [source.randrange(1000) for _ in range(source.randint(64, 96))], [5] * source.randint(32, 64)]
         rows.append(SimpleNamespace(prompt_ids_P=array("I", ids[0]), completion_ids_T=array("I", ids[1])))
-    return lay_out(rows, layout, pad_id=0, pair_cost=dense_pair_cost(model))
+    return lay_out(rows, layout, pad_id=0)
 
 
 def peak_of(work: Callable[[], None]) -> int:
@@ -76,7 +76,7 @@ def test_activations_are_estimated_as_they_are_measured(shape, checkpointing, la
     model = make_model(shape)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    micro_batch = make_batch(layout, model)
+    micro_batch = make_batch(layout)
     sizes = ModelSizes.of(model)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -93,7 +93,7 @@ def test_activations_are_estimated_as_they_are_measured(shape, checkpointing, la
 @pytest.mark.parametrize("mixed", [False, True])
 def test_whole_steps_are_estimated_as_they_are_measured(mixed) -> None:
     model = make_model("llama")
-    micro_batch = make_batch("prefix_tree", model)
+    micro_batch = make_batch("prefix_tree")
     sizes = ModelSizes.of(model)
 
     def work() -> None:
@@ -132,7 +132,7 @@ def test_adapters_are_counted_as_they_are_trained(tmp_path) -> None:
 
 def test_shards_divide_what_is_kept_and_a_reference_is_a_second_model() -> None:
     model = make_model("llama")
-    micro_batch = make_batch("packed", model)
+    micro_batch = make_batch("packed")
     sizes = ModelSizes.of(model)
     alone = estimate_memory(sizes, micro_batch, precision=Precision(), checkpointing=True, with_reference=True)
     shared = estimate_memory(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,13 +16,15 @@ transformers = pytest.importorskip("transformers")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from memagent_training.advantages import TrainingRow  # noqa: E402
 from memagent_training.packing import lay_out, pad_rows  # noqa: E402
-from memagent_training.prefix_tree import fill_sequences, single_blocks, tree_blocks  # noqa: E402
-from memagent_training.scoring import completion_logprobs, dense_pair_cost  # noqa: E402
+from memagent_training.planner import Layout, plan_step  # noqa: E402
+from memagent_training.prefix_tree import as_tree, one_after_another  # noqa: E402
+from memagent_training.rollouts import TrainingConversation  # noqa: E402
+from memagent_training.scoring import completion_logprobs  # noqa: E402
 
 LAYOUTS = ("padded", "packed", "prefix_tree")
 VOCABULARY = 64
-PAIR_COSTS = (0.0, 0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +135,29 @@ def assert_same_gradients(one: dict[str, Any], other: dict[str, Any], relative: 
         assert (gradient - other[name]).norm() <= relative * gradient.norm() + 1e-14, name
 
 
-@pytest.mark.parametrize("pair_cost", PAIR_COSTS)
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 12, "first_k_dense_replace": 2,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("Llama", {}),
+    "Llama, one table": ("Llama", {"tied": True}),
+    "Qwen2": ("Qwen2", {}),
+    "Qwen2, one table": ("Qwen2", {"tied": True}),
+    "Qwen3, whose queries and keys are normalised": ("Qwen3", {"head_dim": 16}),
+    "Mistral, within its window": ("Mistral", {"sliding_window": 26}),
+    "Granite, which scales attention its own way": ("Granite", {"attention_multiplier": 0.3}),
+    "DeepSeek-V3, whose keys are longer than its values": ("DeepseekV3", LATENT),
+}
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("kind", "tied"), [("Llama", False), ("Llama", True), ("Qwen2", False), ("Qwen2", True)])
-def test_every_layout_gives_the_log_probs_and_gradients_of_one_row_at_a_time(
-    kind: str, tied: bool, layout: str, pair_cost: float
-) -> None:
-    model = make_model(kind, tied=tied)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layout_gives_the_log_probs_and_gradients_of_one_row_at_a_time(family: str, layout: str) -> None:
+    kind, more = FAMILIES[family]
+    model = make_model(kind, **more)
     expected, _ = one_by_one(model, ROWS)
-    batch = lay_out(ROWS, layout, pad_id=0, pair_cost=pair_cost)
+    batch = lay_out(ROWS, layout, pad_id=0)
     found = completion_logprobs(model, batch)
     assert [row.tolist() for row in found.mask_BT] == [
         [step < len(row.completion_ids_T) for step in range(7)] for row in ROWS
@@ -152,8 +169,7 @@ def test_every_layout_gives_the_log_probs_and_gradients_of_one_row_at_a_time(
     assert_same_gradients(expected_gradients, gradients(model, (found.logprobs_BT * weights).sum()), 1e-12)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "attention"), [*((layout, "sdpa") for layout in LAYOUTS), ("padded", "eager")])
 def test_layouts_agree_in_single_precision(layout: str, attention: str) -> None:
     model = make_model("Qwen2", tied=True, dtype=torch.float32, attention=attention)
     expected, _ = one_by_one(model, ROWS)
@@ -167,7 +183,7 @@ def test_layouts_agree_in_single_precision(layout: str, attention: str) -> None:
 def test_entropies_are_those_of_the_tempered_distribution_and_differentiable(llama: Any, layout: str) -> None:
     expected_logprobs, expected = one_by_one(llama, ROWS, temperature=0.7)
     batch = lay_out(ROWS, layout, pad_id=0)
-    found = completion_logprobs(llama, batch, temperature=0.7, with_entropy=True)
+    found = completion_logprobs(llama, batch, temperature=0.7, with_entropy=True, entropy_gradient=True)
     torch.testing.assert_close(found.logprobs_BT, expected_logprobs, rtol=0, atol=1e-12)
     torch.testing.assert_close(found.entropies_BT, expected, rtol=0, atol=1e-12)
     weights = weights_of(expected)
@@ -319,12 +335,12 @@ def distinct_prefixes(rows: Sequence[Row]) -> int:
 
 
 @settings(max_examples=25, deadline=None)
-@given(rows=rows_with_shared_prefixes, pair_cost=st.sampled_from([0.0, 0.005, 0.05, 10.0]))
-def test_any_rows_give_the_same_in_every_layout(llama: Any, rows: list[Row], pair_cost: float) -> None:
+@given(rows=rows_with_shared_prefixes)
+def test_any_rows_give_the_same_in_every_layout(llama: Any, rows: list[Row]) -> None:
     with torch.no_grad():
         expected, _ = one_by_one(llama, rows)
     weights = weights_of(expected)
-    batches = [lay_out(rows, layout, pad_id=0, pair_cost=pair_cost) for layout in LAYOUTS]
+    batches = [lay_out(rows, layout, pad_id=0) for layout in LAYOUTS]
     found = [completion_logprobs(llama, batch).logprobs_BT for batch in batches]
     reference = gradients(llama, (found[0] * weights).sum())
     for logprobs in found:
@@ -344,17 +360,60 @@ def test_a_tree_forwards_each_distinct_prefix_once_and_a_pack_each_token(rows: l
     assert {batch.row_tokens for batch in (tree, packed, padded)} == {tokens}
 
 
-@given(rows=rows_with_shared_prefixes, pair_cost=st.sampled_from([0.0, 0.01, 0.1]))
-def test_what_a_token_of_a_tree_sees_is_its_rows_beginning(rows: list[Row], pair_cost: float) -> None:
+@given(rows=rows_with_shared_prefixes, is_tree=st.booleans())
+def test_what_a_token_sees_is_its_rows_beginning(rows: list[Row], is_tree: bool) -> None:
     whole = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
-    blocks = tree_blocks(whole, pair_cost)
-    assert sorted(number for block in blocks for number in block.paths) == list(range(len(rows)))
-    for block in blocks:
-        for number, path in block.paths.items():
-            assert [block.ids[place] for place in path] == whole[number].tolist()
-            assert [block.depths[place] for place in path] == list(range(len(path)))
-            for depth, place in enumerate(path):
-                assert [k for k in range(place + 1) if place < block.ends[k]] == path[: depth + 1]
+    trie = as_tree(whole) if is_tree else one_after_another(whole)
+    assert sorted(trie.paths) == list(range(len(rows)))
+    for number, path in trie.paths.items():
+        assert [trie.ids[place] for place in path] == whole[number].tolist()
+        assert [trie.depths[place] for place in path] == list(range(len(path)))
+        for depth, place in enumerate(path):
+            assert [k for k in range(place + 1) if place < trie.ends[k]] == path[: depth + 1]
+
+
+@given(rows=rows_with_shared_prefixes, is_tree=st.booleans())
+def test_nodes_are_the_sequence_cut_at_its_branches_alone(rows: list[Row], is_tree: bool) -> None:
+    whole = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
+    trie = as_tree(whole) if is_tree else one_after_another(whole)
+    places = [place for node in trie.nodes for place in range(node.start, node.end)]
+    assert places == list(range(len(trie.ids)))
+    assert [node.subtree_end for node in trie.nodes for _ in range(node.start, node.end)] == trie.ends
+    followed_by = {before: set() for before in places}
+    for path in trie.paths.values():
+        for before, place in pairwise(path):
+            followed_by[before].add(place)
+    inner_ends = {node.end - 1 for node in trie.nodes if node.subtree_end > node.end}
+    assert inner_ends == {place for place, after in followed_by.items() if len(after) > 1}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=rows_with_shared_prefixes,
+    layout=st.sampled_from(Layout),
+    ranks=st.integers(1, 3),
+    budget=st.integers(40, 90),
+)
+def test_a_micro_batch_forwards_the_tokens_that_were_planned(
+    rows: list[Row], layout: Layout, ranks: int, budget: int
+) -> None:
+    """Rows and inert ones; these begin with a token that no row begins with, as a tokenizer's padding does."""
+    conversations = [
+        TrainingConversation(
+            array("I", row.prompt_ids_P), array("I", completion := [*row.completion_ids_T, 1]),
+            array("f", [-1.0] * len(completion)), False, False, "v0",
+        )
+        for row in rows
+    ]  # fmt: skip
+    learned = [
+        TrainingRow(each, 1.0, 1.0, f"run {number}", group_index=0, rollout_index=number, conversation_index=0)
+        for number, each in enumerate(conversations)
+    ]
+    plan = plan_step(learned, ranks=ranks, token_budget=budget, layout=layout)
+    inert = Row([VOCABULARY], [VOCABULARY])
+    for planned in (each for rank in plan.micro_batches for each in rank):
+        chosen = [*(conversations[number] for number in planned.rows), *[inert] * planned.inert]
+        assert lay_out(chosen, layout, pad_id=0).forwarded_tokens == planned.tokens
 
 
 def test_sixteen_rollouts_share_a_section_and_equal_completions() -> None:
@@ -366,31 +425,6 @@ def test_sixteen_rollouts_share_a_section_and_equal_completions() -> None:
     same = lay_out([section_first[0]] * 16, "prefix_tree", pad_id=0)
     assert same.forwarded_tokens == 50 + 6 + 3
     assert len(same.scored_ids_C) == 3
-
-
-def test_a_pair_cost_cuts_a_tree_where_rows_share_little_and_not_where_they_share_much() -> None:
-    header = [9, 9]
-    rows = [array("q", [*header, *ids(chunk, 40), rollout, 1]) for chunk in (1, 2, 3) for rollout in range(4)]
-    assert [len(block) for block in tree_blocks(rows)] == [2 + 3 * (40 + 8)]
-    cut = tree_blocks(rows, pair_cost=0.01)
-    assert sorted(sorted(block.paths) for block in cut) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert [len(block) for block in cut] == [50, 50, 50]
-    memory_first = [array("q", [*header, rollout, *ids(1, 40), 1]) for rollout in range(4)]
-    assert [len(block) for block in tree_blocks(memory_first, pair_cost=0.01)] == [44] * 4
-
-
-def test_blocks_fill_sequences_as_long_as_the_longest() -> None:
-    blocks = single_blocks([array("q", [1] * length) for length in (3, 10, 7, 4, 6)])
-    assert fill_sequences(blocks, 10) == [[1], [2, 0], [4, 3]]
-    assert fill_sequences(blocks, 5) == [[1], [2], [4], [3], [0]]
-
-
-def test_flash_attention_has_no_pair_cost_and_dense_attention_the_share_of_its_products() -> None:
-    model = make_model("Llama", tied=False)
-    products = sum(weight.numel() for name, weight in model.model.layers.named_parameters()) + 32
-    assert dense_pair_cost(model) == 2 * 2 * 32 / products
-    model.config._attn_implementation = "flash_attention_2"
-    assert dense_pair_cost(model) == 0
 
 
 # What is refused.
@@ -405,19 +439,38 @@ def test_rows_that_cannot_be_laid_out_are_refused() -> None:
         lay_out(ROWS, "sorted", pad_id=0)
 
 
-def test_attention_that_would_ignore_a_trees_mask_or_its_own_window_is_refused(llama: Any) -> None:
-    batch = lay_out(ROWS, "prefix_tree", pad_id=0)
+def test_a_tree_is_refused_where_its_mask_would_replace_a_window() -> None:
     window = make_model("Mistral", sliding_window=8)
     with pytest.raises(ValueError, match="26 tokens is longer than the model's attention window of 8"):
-        completion_logprobs(window, batch)
-    wide = make_model("Mistral", sliding_window=26)
-    torch.testing.assert_close(
-        completion_logprobs(wide, batch).logprobs_BT, one_by_one(wide, ROWS)[0], rtol=0, atol=1e-12
-    )
+        completion_logprobs(window, lay_out(ROWS, "prefix_tree", pad_id=0))
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_a_window_is_kept_by_the_other_layouts(layout: str) -> None:
+    model = make_model("Mistral", sliding_window=8)
+    expected, _ = one_by_one(model, ROWS)
+    assert (expected - one_by_one(make_model("Mistral", sliding_window=None), ROWS)[0]).abs().max() > 0.01
+    found = completion_logprobs(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_tree_is_refused_by_attention_that_takes_no_mask_of_its_own() -> None:
     flash = make_model("Llama")
     flash.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ValueError, match="takes no 4-D mask"):
-        completion_logprobs(flash, batch)
+    with pytest.raises(ValueError, match="takes no 4-D mask: load the model with sdpa"):
+        completion_logprobs(flash, lay_out(ROWS, "prefix_tree", pad_id=0))
+
+
+@pytest.mark.parametrize("layout", ["packed", "prefix_tree"])
+def test_rows_in_one_sequence_are_refused_where_they_could_see_each_other(layout: str) -> None:
+    batch = lay_out(ROWS, layout, pad_id=0)
+    capped = make_model("Gemma2", attention="eager", head_dim=8)  # caps what is inside its softmax
+    with pytest.raises(ValueError, match="eager attention cannot tell the rows apart: load the model with sdpa"):
+        completion_logprobs(capped, batch)
+    recurrent = make_model("Llama")
+    recurrent.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ValueError, match=f"the {layout} layout cannot serve layers of .*: use the padded layout"):
+        completion_logprobs(recurrent, batch)
 
 
 def test_padded_rows_are_what_trl_reads() -> None:

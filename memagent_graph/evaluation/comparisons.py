@@ -1,0 +1,153 @@
+"""Two systems, or two evaluations, on the same questions: what may be said of them, and what not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.evaluation.results import Results, Row
+from memagent_graph.evaluation.statistics import Comparison, compare, holm, ranked
+from memagent_graph.evaluation.tables import SCORES, by_length, grouped, markdown
+
+
+def render_comparison(first: Results, second: Results, names: tuple[str, str]) -> str:
+    """Two evaluations, compared on the questions that both have asked.
+
+    Raises:
+        EvaluationError: they have no questions in common, or ask something else under the same names.
+    """
+    pairs = _pairs(first, second, names)
+    left = len(first.rows) + len(second.rows) - 2 * len(pairs)
+    parts = [
+        f"# {names[0]} and {names[1]}",
+        f"{len(pairs):,} questions were asked in both" + (f"; {left:,} rows have no partner." if left else "."),
+    ]
+    for system, compared in _compared_pairs(pairs, names):
+        table = _comparison_table([(label, names[1], each) for label, each in compared], names[0])
+        parts += [f"## {system}", table, *_sentences([compared[-1][1]])]
+    return "\n\n".join(parts) + "\n"
+
+
+def comparison(first: Results, second: Results, names: tuple[str, str]) -> list[dict[str, Any]]:
+    """What `render_comparison` says, JSON-ready.
+
+    Raises:
+        EvaluationError: as there.
+    """
+    return [
+        {"system": system, "length": label, **{score: asdict(each) for score, each in scores.items()}}
+        for system, compared in _compared_pairs(_pairs(first, second, names), names)
+        for label, scores in compared
+    ]
+
+
+def comparison_parts(results: Results) -> list[str]:
+    """The first system with each of the others on the same questions, and a ranking as far as there is one."""
+    first, *others = results.systems
+    rows = [row for row in results.rows if row.outcome is not Outcome.DOES_NOT_FIT]
+    of = {system: {row.sample_id: row for row in group} for system, group in grouped(rows, lambda row: row.system)}
+    compared: list[tuple[str, str, dict[str, Comparison]]] = []
+    for other in others:
+        shared = [row for row in of.get(first, {}).values() if row.sample_id in of.get(other, {})]
+        for label, part in by_length(shared, lambda row: row):
+            partners = [of[other][row.sample_id] for row in part]
+            compared.append((label, other, _paired(part, partners, (first, other))))
+    if not compared:
+        return ["The systems have no answered question in common."]
+    compared = _corrected(compared)
+    parts = [
+        f"Each with {first}, on the questions that both were asked and that fit both; differences in points, {first} "
+        f"minus the other. P-values are corrected for the {len(compared)} comparisons of the table (Holm).",
+        _comparison_table(compared, first),
+        *_sentences([each for label, _, each in compared if label == "all"]),
+    ]
+    common = set.intersection(*(set(of.get(system, {})) for system in results.systems))
+    if common and len(results.systems) > 2:
+        scores = {system: {each: of[system][each].lenient for each in sorted(common)} for system in results.systems}
+        lines = "\n".join(f"- {line}" for line in ranked(scores).lines)
+        parts.append(f"By lenient accuracy, on the {len(common):,} questions that all were asked:\n\n{lines}")
+    return parts
+
+
+def _pairs(first: Results, second: Results, names: tuple[str, str]) -> list[tuple[Row, Row]]:
+    by_id = {(row.system, row.sample_id): row for row in second.rows}
+    pairs = [(row, by_id[row.system, row.sample_id]) for row in first.rows if (row.system, row.sample_id) in by_id]
+    if not pairs:
+        raise EvaluationError(
+            f"{names[0]} and {names[1]} have no question of the same system in common",
+            hint="Compare evaluations of the same systems, tasks, lengths and seed.",
+        )
+    for one, other in pairs:
+        if (one.question, one.gold, one.document_bytes) != (other.question, other.gold, other.document_bytes):
+            raise EvaluationError(
+                f"{one.sample_id} is not the same question in {names[0]} and {names[1]}",
+                hint="Compare evaluations with the same seed, tokenizer, haystack and data.",
+            )
+    return pairs
+
+
+def _compared_pairs(
+    pairs: Sequence[tuple[Row, Row]], names: tuple[str, str]
+) -> Iterator[tuple[str, list[tuple[str, dict[str, Comparison]]]]]:
+    """By system, then by length, "all" at the end."""
+    for system, group in grouped(pairs, lambda pair: pair[0].system):
+        parts = by_length(group, lambda pair: pair[0])
+        corrected = _corrected(
+            [(label, names[1], _paired([a for a, _ in part], [b for _, b in part], names)) for label, part in parts]
+        )
+        yield system, [(label, each) for label, _, each in corrected]
+
+
+def _paired(first: Sequence[Row], second: Sequence[Row], names: tuple[str, str]) -> dict[str, Comparison]:
+    """By score: the same questions, answered twice."""
+    return {
+        score: compare(
+            {row.sample_id: getattr(row, score) for row in first},
+            {row.sample_id: getattr(row, score) for row in second},
+            names=names,
+        )
+        for score in ("strict", "lenient")
+    }
+
+
+def _corrected(compared: list[tuple[str, str, dict[str, Comparison]]]) -> list[tuple[str, str, dict[str, Comparison]]]:
+    for score in ("strict", "lenient"):
+        values = holm([each[score].p_value for _, _, each in compared])
+        for (_, _, each), p_value in zip(compared, values, strict=True):
+            each[score] = replace(each[score], p_value=p_value, corrected_for=len(compared))
+    return compared
+
+
+def _comparison_table(compared: Sequence[tuple[str, str, Mapping[str, Comparison]]], first: str) -> str:
+    table = [["length", f"{first} and", "n", "strict", "p", "lenient", "p", "verdict"]]
+    for label, other, each in compared:
+        cells = []
+        for score in ("strict", "lenient"):
+            one = each[score]
+            cells += [
+                f"{100 * one.difference:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]",
+                "< 0.001" if one.p_value < 0.001 else f"{one.p_value:.3f}",
+            ]
+        table.append([label, other, f"{each['lenient'].n:,}", *cells, _verdict(each, first, other)])
+    return markdown(table)
+
+
+def _verdict(each: Mapping[str, Comparison], first: str, second: str) -> str:
+    told = {score: one for score, one in each.items() if one.told_apart}
+    if not told:
+        return "cannot be told apart"
+    better = {first if one.difference > 0 else second for one in told.values()}
+    which = "" if len(told) == len(each) else f", {' and '.join(told)} only"
+    return f"{' and '.join(sorted(better))} better{which}"
+
+
+def _sentences(compared: Iterable[Mapping[str, Comparison]]) -> list[str]:
+    lines = []
+    for each in compared:
+        # Strict and lenient often agree to the question.
+        by_sentence = grouped(each.items(), lambda item: item[1].sentence)
+        lines += [f"- {' and '.join(SCORES[score] for score, _ in same)}: {told}" for told, same in by_sentence]
+    return ["\n".join(lines)] if lines else []

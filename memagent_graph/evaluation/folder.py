@@ -1,0 +1,48 @@
+"""The folder of an evaluation: the names of its files, and those that are made anew from its rows at any time.
+
+journal.jsonl              the truth, while it runs and afterwards (`journal`)
+runs.sqlite                the run log, for `memagent show`, unless another one was named
+results.parquet            the table (`results`)
+report.md, *.png, *.svg    the report and its plots
+documents                  texts that were to be kept
+checkpoints.sqlite, open-documents    only while it runs: what resuming needs, and what is being read
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from memagent_graph.evaluation.journal import load_results
+from memagent_graph.evaluation.plots import draw_all
+from memagent_graph.evaluation.report import render_report
+from memagent_graph.evaluation.results import TABLE, Results, unwritable, write_table
+
+REPORT: Final = "report.md"
+RUNS: Final = "runs.sqlite"
+CHECKPOINTS: Final = "checkpoints.sqlite"
+KEPT_DOCUMENTS: Final = "documents"
+OPEN_DOCUMENTS: Final = "open-documents"
+
+
+def write_outputs(folder: Path, log: Path | None) -> Results:
+    """Write the table, the plots and the report of what is in a folder.
+
+    Args:
+        folder: the folder, or the table of one.
+        log: the run log, for the command that opens a run.
+
+    Raises:
+        EvaluationError: there are no results, or a file cannot be written.
+        MissingExtraError: the extra "eval" is not installed.
+    """
+    results = load_results(folder)
+    folder = folder if folder.is_dir() else folder.parent
+    if results.rows:
+        write_table(results, folder / TABLE)
+        report = render_report(results, plots=draw_all(results, folder), log=log)
+        try:
+            (folder / REPORT).write_text(report, encoding="utf-8")
+        except OSError as error:
+            raise unwritable(folder / REPORT, error) from error
+    return results

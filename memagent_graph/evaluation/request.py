@@ -1,0 +1,152 @@
+"""One evaluation from what was asked for to its rows: everything is checked, put together, run, and cleared away."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from memagent_graph.checkpoints import open_saver
+from memagent_graph.documents import DocumentStore
+from memagent_graph.evaluation.document_makers import MUCH, Maker, ProcessMaker, ThreadMaker
+from memagent_graph.evaluation.folder import CHECKPOINTS, KEPT_DOCUMENTS, OPEN_DOCUMENTS, RUNS
+from memagent_graph.evaluation.harness import Ended, Evaluation, EvaluationLimits, evaluate
+from memagent_graph.evaluation.journal import Journal, open_journal
+from memagent_graph.evaluation.planning import check_plan, load_tasks, plan_of, settings_that_count
+from memagent_graph.evaluation.progress import ProgressDisplay
+from memagent_graph.evaluation.results import TABLE, Plan, write_table
+from memagent_graph.evaluation.samples import Task
+from memagent_graph.evaluation.systems import SystemSettings, load_system
+from memagent_graph.evaluation.tasks import TaskSettings
+from memagent_graph.paths import default_store
+from memagent_graph.profile import load_profile
+from memagent_graph.run_log import RunLog
+from memagent_graph.settings import ReaderSettings
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What `memagent eval` is asked for."""
+
+    tasks: tuple[str, ...]
+    """Names, as `load_task` takes them."""
+    systems: tuple[str, ...]
+    lengths: tuple[int, ...] | None
+    """The same for all tasks; None leaves them to the tasks."""
+    count: int
+    """Questions of each task at each length."""
+    reader: ReaderSettings
+    out: Path
+    """The folder."""
+    command: str
+    """What was typed, for the report."""
+    api_key: str | None = None
+    seed: int = 0
+    small: bool = False
+    haystack: Path | None = None
+    data: Path | None = None
+    retrieved_chunks: int | None = None
+    limits: EvaluationLimits = field(default_factory=EvaluationLimits)
+    log: Path | None = None
+    """The run log; one in the folder if None."""
+    resume: bool = False
+    retry_failed: bool = False
+    checkpoints: bool = True
+    """Whether to resume to the chunk, not only to the question."""
+    keep_documents: bool = False
+    quiet: bool = False
+
+    @property
+    def log_path(self) -> Path:
+        """The run log."""
+        return self.log or self.out / RUNS
+
+    @property
+    def documents(self) -> Path:
+        """Where documents are put: kept ones where `memagent show` looks for them, beside the log or in the user's."""
+        if not self.keep_documents:
+            return self.out / OPEN_DOCUMENTS
+        return self.out / KEPT_DOCUMENTS if self.log_path.parent == self.out else default_store()
+
+
+async def carry_out(request: EvaluationRequest) -> Ended:
+    """Check everything, then run to the end, or to a limit.
+
+    Raises:
+        EvaluationError, MissingExtraError: what was asked for cannot be had, or is not what the folder holds.
+        PolicyError, TokenizerError, BudgetError, ProfileError, PromptError: as the reader's first read would; or the
+            server went away, and the evaluation can be resumed.
+    """
+    # The log is opened once all is checked: what is refused leaves nothing behind.
+    async with request.reader.make_reader(api_key=request.api_key, store=request.documents, run_log=False) as reader:
+        profile = load_profile(request.reader.profile) if request.reader.profile else None
+        systems = await SystemSettings.of(reader, profile=profile, retrieved_chunks=request.retrieved_chunks)
+        for name in request.systems:
+            load_system(name, systems)
+        tokenizer = systems.context.tokenizer
+        task_settings = TaskSettings(tokenizer, request.seed, request.small, request.haystack, request.data)
+        tasks = load_tasks(request.tasks, task_settings)
+        plan = plan_of(request.systems, tasks, request.lengths, request.count)
+        check_plan(plan, tasks, systems.context)
+        settings = settings_that_count(systems, task_settings)
+        with open_journal(request.out, settings, resume=request.resume) as journal:
+            try:
+                maker = _maker(request, plan, tasks, task_settings, systems.context.store)
+                return await _measure(request, journal, plan, tasks, systems, maker)
+            finally:
+                if journal.rows:
+                    write_table(journal.results, request.out / TABLE)
+                shutil.rmtree(request.out / OPEN_DOCUMENTS, ignore_errors=True)
+
+
+def _maker(
+    request: EvaluationRequest, plan: Plan, tasks: Mapping[str, Task], settings: TaskSettings, store: DocumentStore
+) -> Maker:
+    if sum(cell.length * cell.count for cell in plan.cells) < MUCH:
+        return ThreadMaker(tasks, store)
+    return ProcessMaker(list(dict.fromkeys(request.tasks)), settings, tasks, store)
+
+
+async def _measure(
+    request: EvaluationRequest,
+    journal: Journal,
+    plan: Plan,
+    tasks: Mapping[str, Task],
+    settings: SystemSettings,
+    maker: Maker,
+) -> Ended:
+    journal.command(request.command)
+    log = RunLog(request.log_path)
+    saver = await open_saver(request.out / CHECKPOINTS if request.checkpoints else None)
+    context = replace(settings.context, run_log=log)
+    settings = replace(settings, context=context, checkpoints=saver)
+    evaluation = Evaluation(
+        plan=plan,
+        tasks=tasks,
+        systems={name: load_system(name, settings) for name in plan.systems},
+        store=context.store,
+        seed=request.seed,
+        answer_format=context.prompts.answer_format,
+        answer_tokens=context.budget.answer_tokens,
+        run_log=log,
+        saver=saver,
+        maker=maker,
+        keep_documents=request.keep_documents,
+        retry_failed=request.retry_failed,
+        concurrency=request.reader.concurrency,
+        limits=request.limits,
+    )
+    try:
+        with ProgressDisplay(quiet=request.quiet) as display:
+            ended = await evaluate(evaluation, journal, display)
+    finally:
+        for system in evaluation.systems.values():
+            await system.aclose()
+        if saver is not None:
+            await saver.conn.close()  # type: ignore[attr-defined]
+        log.close()
+    if ended is Ended.DONE:
+        for path in request.out.glob(f"{CHECKPOINTS}*"):
+            path.unlink()
+    return ended

@@ -1,0 +1,60 @@
+"""Rows of results in groups, and tables of them in Markdown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+from memagent_graph.evaluation.results import Row
+from memagent_graph.evaluation.samples import LengthUnit
+
+SCORES: Final = {
+    "strict": "strict",
+    "lenient": "lenient",
+    "string_match": "string match",
+    "token_f1": "token F1",
+}
+"""Columns of scores, and what tables call them."""
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key")
+
+
+def length_label(length: int, unit: str = LengthUnit.TOKENS) -> str:
+    """A length as people say it: 8K tokens are 8 x 1024, 1M is 1024 K; others, and all passages, in full."""
+    for size, suffix in ((1 << 20, "M"), (1 << 10, "K")):
+        if unit == LengthUnit.TOKENS and length >= size and length % (size // 2) == 0:
+            return f"{length / size:g}{suffix}"
+    return f"{length:,}"
+
+
+def labelled(row: Row) -> str:
+    """A row's length with its unit."""
+    return f"{length_label(row.length, row.unit)} {row.unit}"
+
+
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[_Key, list[_Item]]]:
+    """Items by key, keys in the order in which they come first."""
+    groups: dict[_Key, list[_Item]] = defaultdict(list)
+    for each in items:
+        groups[key(each)].append(each)
+    return list(groups.items())
+
+
+def by_length(items: Sequence[_Item], row_of: Callable[[_Item], Row]) -> list[tuple[str, list[_Item]]]:
+    """Items by their rows' length, with a label; at the end all of them, as "all"."""
+    ordered = sorted(items, key=lambda item: (row_of(item).unit, row_of(item).length))
+    groups = grouped(ordered, lambda item: labelled(row_of(item)))
+    return [*(groups if len(groups) > 1 else ()), *([("all", ordered)] if ordered else ())]
+
+
+def markdown(table: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, the first of them the head, as a table; figures stand at the right."""
+    head, *body = table
+    right = [all(_is_figure(row[at]) for row in body) for at in range(len(head))]
+    rule = ["---:" if each else "---" for each in right]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
+
+
+def _is_figure(cell: str) -> bool:
+    return not cell or cell[0] in "0123456789+-–<"

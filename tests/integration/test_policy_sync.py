@@ -1,0 +1,234 @@
+"""New weights come into a real vLLM server by each way, and the traps of a reload are real and noticed.
+
+Three server starts in all. The tests of the first server each begin with the embedded policy's own weights.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from random_policy import write_random_policy
+
+from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams
+from memagent_graph.profile import EMBEDDED_FOLDER, load_profile
+from memagent_training.errors import TrainingError
+from memagent_training.policy_sync import FolderLogProbs, How, PolicySync, Probe, RemoteServer, SyncSettings
+from memagent_training.policy_sync.probe import find_fault
+from memagent_training.policy_sync.server_api import ServerAPI
+from memagent_training.training_output import complete_policy
+from memagent_training.vllm_server import VLLMServer
+
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+    log_file = tmp_path_factory.mktemp("vllm") / "server.log"
+    with VLLMServer(EMBEDDED_FOLDER, log_file=log_file, dev_mode=True, max_lora_rank=8) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(server: VLLMServer) -> ServerAPI:
+    return ServerAPI(server.root_url, None, timeout=60.0, trust_env=False)
+
+
+def perturbed(folder: Path, share: float, seed: int) -> Path:
+    """The embedded policy with some noise on all weights, `share` of each tensor's spread."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER, dtype=torch.float32)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * share * weight.std())
+    model.save_pretrained(folder)
+    complete_policy(folder, EMBEDDED_FOLDER)
+    return folder
+
+
+def adapted(folder: Path, seed: int) -> Path:
+    """Random adapters to the embedded policy, and the weights with them merged in, as a training leaves them."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER, dtype=torch.float32)
+    model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0, 0.02)
+    model.save_pretrained(str(folder / "adapter"))
+    model.merge_and_unload().save_pretrained(folder)
+    complete_policy(folder, EMBEDDED_FOLDER)
+    return folder
+
+
+def syncing(server: VLLMServer, *ways: How, **settings) -> PolicySync:
+    return PolicySync(server, settings=SyncSettings(ways=ways or tuple(How), tolerance=TOLERANCE, **settings))
+
+
+async def at_first(server: VLLMServer) -> None:
+    await syncing(server, How.RELOAD).sync(EMBEDDED_FOLDER, "0")
+
+
+async def read(policy: OpenAICompatiblePolicy, log: RunLog, run_id: str) -> None:
+    profile = load_profile(EMBEDDED_FOLDER)
+    assert profile is not None
+    agent = MemAgent(
+        policy,
+        budget=profile.budget,
+        prompts=profile.prompts,
+        tokenizer="embedded",
+        run_log=log,
+        store=log.path.parent / "documents",
+    )
+    await agent.aread("The gate is green. " * 60, "What colour is the gate?", run_id=run_id)
+
+
+async def test_adapters_are_served_beside_each_other_and_the_run_log_tells_them_apart(server, tmp_path) -> None:
+    await at_first(server)
+    sync = syncing(server)
+    log = RunLog(tmp_path / "runs.sqlite")
+    prompt = list(range(600, 800))
+    for number in (1, 2):
+        folder = adapted(tmp_path / str(number), seed=number)
+        served = await sync.sync(folder, f"v{number}")
+        assert (served.how, served.reasons) == (How.ADAPTER, ())
+        assert served.gap < TOLERANCE
+        policy = OpenAICompatiblePolicy(served.model, base_url=server.base_url, policy_version=served.version)
+        there = await policy.complete(prompt, SamplingParams(max_tokens=8, logprobs=True))
+        here = await LocalPolicy(folder).complete(prompt, SamplingParams(max_tokens=8, logprobs=True))
+        assert there.token_ids == here.token_ids
+        async with sync.reading(served):
+            await read(policy, log, f"run-{number}")
+        rows = list(log.conversations(f"run-{number}"))
+        assert {(row.policy_version, row.policy) for row in rows} == {(f"v{number}", served.model)}
+        await policy.aclose()
+    log.close()
+
+
+async def test_a_reload_in_place_serves_the_new_weights(server, tmp_path) -> None:
+    await at_first(server)
+    policy = OpenAICompatiblePolicy(base_url=server.base_url, policy_version="0")
+    log = RunLog(tmp_path / "runs.sqlite")
+    await read(policy, log, "before")
+    folder = perturbed(tmp_path / "1", 0.05, seed=1)
+    served = await syncing(server).sync(folder, "1")
+    assert (served.how, served.model, served.reasons) == (How.RELOAD, server.model_name, ())
+    assert served.gap < TOLERANCE
+    assert served.seconds < 30
+    policy.policy_version = served.version
+    await read(policy, log, "after")
+    assert [{row.policy_version for row in log.conversations(run)} for run in ("before", "after")] == [{"0"}, {"1"}]
+    await policy.aclose()
+    log.close()
+
+
+async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monkeypatch) -> None:
+    """It is small: the log-probs of two versions lie within the tolerance of each other."""
+    await at_first(server)
+    folder = perturbed(tmp_path / "1", 6e-6, seed=1)
+    assert (await syncing(server, How.RELOAD).sync(folder, "1")).gap < TOLERANCE
+    await at_first(server)
+    old = await Probe.of_size(5120, 1024).read(api, server.model_name)
+    expected = old.arranged(FolderLogProbs()(folder, old.rows))
+    assert find_fault(old.logprobs, expected, tolerance=TOLERANCE) is None
+
+    async def nothing(self: ServerAPI, path: str) -> None:
+        """A reload that reloads nothing."""
+
+    monkeypatch.setattr(ServerAPI, "reload_weights", nothing)
+    remote = PolicySync(RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER))
+    with pytest.raises(TrainingError, match="did not move with the trainer's"):
+        await remote.sync(folder, "1")
+
+
+async def test_without_the_reset_old_keys_and_values_are_served(server, api, tmp_path) -> None:
+    await at_first(server)
+    probe = Probe.of_size(5120, 1024)
+    folder = perturbed(tmp_path / "1", 0.05, seed=1)
+    await probe.read(api, server.model_name)
+    await api.reload_weights(str(folder))
+    stale = await probe.read(api, server.model_name)
+    assert stale.cached_tokens > 0
+    fault = find_fault(stale.logprobs, stale.arranged(FolderLogProbs()(folder, stale.rows)), tolerance=TOLERANCE)
+    assert fault is not None
+    assert "through its prefix cache, though not without it" in fault
+    await api.reset_prefix_cache()
+    fresh = await probe.read(api, server.model_name)
+    assert fresh.cached_tokens == 0
+    expected = fresh.arranged(FolderLogProbs()(folder, fresh.rows))
+    assert find_fault(fresh.logprobs, expected, tolerance=TOLERANCE) is None
+
+
+async def test_what_the_server_would_swallow_is_refused_before(server, tmp_path) -> None:
+    """vLLM accepts adapters of another model's shapes, and its engine dies of a path without weights."""
+    await at_first(server)
+    other = write_random_policy(tmp_path / "other")
+    with pytest.raises(TrainingError, match="another model than the served one"):
+        await syncing(server).sync(other, "1")
+    with pytest.raises(TrainingError, match="holds no policy"):
+        await syncing(server).sync(tmp_path / "nowhere", "1")
+    mistaken = adapted(tmp_path / "mistaken", seed=1) / "adapter"
+    text = (mistaken / "adapter_config.json").read_text()
+    text = re.sub(r'"base_model_name_or_path": "[^"]*"', f'"base_model_name_or_path": "{other}"', text)
+    (mistaken / "adapter_config.json").write_text(text)
+    with pytest.raises(TrainingError, match="wrong base model"):
+        await syncing(server).sync(mistaken, "1")
+    assert server.is_healthy()
+
+
+async def test_a_rank_that_is_too_large_is_refused_by_the_server_in_words_that_help(server, tmp_path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    await at_first(server)
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER, dtype=torch.float32)
+    get_peft_model(model, LoraConfig(r=64, target_modules="all-linear", task_type="CAUSAL_LM")).save_pretrained(
+        str(tmp_path / "64")
+    )
+    remote = PolicySync(RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER))
+    with pytest.raises(TrainingError, match=r"rank 64 is greater than max_lora_rank.*--max-lora-rank"):
+        await remote.sync(tmp_path / "64", "1")
+
+
+async def test_a_server_that_broke_is_restarted_with_the_new_weights(server, tmp_path) -> None:
+    """The engine is broken on purpose, by the path that `policy_sync` would have refused."""
+    await at_first(server)
+    async with httpx2.AsyncClient(timeout=60) as client:
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "nowhere")}}
+        assert (await client.post(f"{server.root_url}/collective_rpc", json=body)).status_code == 500
+    folder = perturbed(tmp_path / "1", 0.05, seed=2)
+    served = await syncing(server).sync(folder, "1")
+    assert (served.how, server.model) == (How.RESTART, folder)
+    assert served.gap < TOLERANCE
+    assert len(served.reasons) == 1
+    assert served.reasons[0].startswith("reload: ")
+
+
+async def test_a_reload_leaves_the_old_output_head_where_embeddings_are_tied(vllm_python, tmp_path) -> None:
+    import torch
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    untied = write_random_policy(tmp_path / "untied")
+    config = AutoConfig.from_pretrained(untied, tie_word_embeddings=True)
+    for number in (0, 1):
+        shutil.copytree(untied, tmp_path / f"tied-{number}")
+        torch.manual_seed(number)
+        LlamaForCausalLM(config).save_pretrained(tmp_path / f"tied-{number}")
+    with VLLMServer(tmp_path / "tied-0", log_file=tmp_path / "server.log", dev_mode=True) as tied:
+        remote = RemoteServer(tied.base_url, tied.model_name, model=tmp_path / "tied-0")
+        with pytest.raises(TrainingError, match=r"reload: its embeddings are tied.*Untie them"):
+            await PolicySync(remote).sync(tmp_path / "tied-1", "1")
+        with pytest.raises(TrainingError, match=r"reload: the server's answers are not the new weights'"):
+            await PolicySync(remote, settings=SyncSettings(reload_tied=True)).sync(tmp_path / "tied-1", "1")

@@ -1,0 +1,109 @@
+"""What is settled before the first question: lengths, plans, how long answers may be, and what decides on a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.evaluation import Keys
+
+from memagent_graph.errors import BudgetError, EvaluationError
+from memagent_graph.evaluation.planning import (
+    DEFAULT_LENGTHS,
+    check_plan,
+    completion_tokens,
+    parse_lengths,
+    plan_of,
+    settings_that_count,
+)
+from memagent_graph.evaluation.results import Cell, Plan
+from memagent_graph.evaluation.samples import LengthUnit
+from memagent_graph.evaluation.systems import SystemSettings
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.tokenizers import load_tokenizer
+
+
+class Passages(Keys):
+    name, unit = "passages", LengthUnit.PASSAGES
+
+
+@dataclass
+class FromFile(Keys):
+    """A task whose data has so many samples of each length."""
+
+    counts: dict[int, int]
+    name = "file"
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(self.counts)
+
+    def count(self, length: int) -> int:
+        return self.counts.get(length, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [("1k,8K", (1024, 8192)), ("3.5M, 500", (3_670_016, 500)), ("1k,1024", (1024,)), ("0.25k,", (256,))],
+)
+def test_lengths_are_read_as_people_write_them(text, lengths) -> None:
+    assert parse_lengths(text) == lengths
+
+
+@pytest.mark.parametrize("text", ["", ",", "0", "-1", "8q", "8k 16k", "nan"])
+def test_what_is_no_length_is_refused(text) -> None:
+    with pytest.raises(EvaluationError, match="length"):
+        parse_lengths(text)
+
+
+def test_named_lengths_are_the_same_for_all_tasks() -> None:
+    tasks = {"keys": Keys(), "file": FromFile({100: 3})}
+    assert plan_of(("memagent",), tasks, (10, 20), 5) == Plan.grid(("memagent",), ("keys", "file"), (10, 20), 5)
+
+
+def test_without_lengths_a_data_file_has_all_of_its_own_with_what_it_has_of_each() -> None:
+    tasks = {"keys": Keys(), "passages": Passages(), "file": FromFile({100: 3, 4000: 700})}
+    plan = plan_of(("memagent",), tasks, None, 5)
+    assert [cell for cell in plan.cells if cell.task == "file"] == [Cell("file", 100, 3), Cell("file", 4000, 5)]
+    for name, unit in (("keys", LengthUnit.TOKENS), ("passages", LengthUnit.PASSAGES)):
+        cells = [cell for cell in plan.cells if cell.task == name]
+        assert cells == [Cell(name, length, 5) for length in DEFAULT_LENGTHS[unit]]
+
+
+@given(
+    st.lists(
+        st.builds(Cell, st.sampled_from(["a", "b"]), st.integers(1, 4), st.integers(1, 4)),
+        max_size=6,
+        unique_by=lambda cell: (cell.task, cell.length),
+    )
+)
+def test_a_plan_has_each_question_of_each_cell_once_for_each_system_longest_first(cells) -> None:
+    keys = list(Plan(("x", "y"), tuple(cells)).keys())
+    assert len(keys) == len(set(keys)) == 2 * sum(cell.count for cell in cells)
+    for cell in cells:
+        assert {key[3] for key in keys if key[1:3] == (cell.task, cell.length)} == set(range(cell.count))
+    assert [key[2] for key in keys] == sorted((key[2] for key in keys), reverse=True)
+    assert [key[0] for key in keys] == ["x", "y"] * (len(keys) // 2), "the systems ask about one document together"
+
+
+def test_an_answer_may_be_as_long_as_the_reader_s_budget_or_the_task_allows() -> None:
+    vt = load_task("vt", TaskSettings(load_tokenizer("embedded")))
+    assert vt.answer_tokens == 30, "what RULER publishes, and sets aside in the length"
+    assert completion_tokens(vt, 1024) == 1024
+    assert completion_tokens(vt, 8) == 30
+
+
+async def test_an_answer_that_leaves_no_room_is_refused_with_the_task_s_name(make_reader) -> None:
+    context = await make_reader().aprepare()
+    tight = replace(context, budget=replace(context.budget, answer_tokens=5000))
+    with pytest.raises(BudgetError, match="keys needs more than the policy's window has"):
+        check_plan(Plan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, tight)
+    check_plan(Plan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, context)
+
+
+async def test_how_long_answers_may_be_decides_on_rows(make_reader) -> None:
+    systems = await SystemSettings.of(make_reader())
+    settings = settings_that_count(systems, TaskSettings(systems.context.tokenizer))
+    assert settings["reader"]["answer_tokens"] == systems.context.budget.answer_tokens

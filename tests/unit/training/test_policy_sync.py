@@ -1,0 +1,693 @@
+"""Weights come into a server by one way or another, are verified there, and what fails says why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from memagent_training.errors import TrainingError
+from memagent_training.packing import TokenRow
+from memagent_training.policy_sync import (
+    FolderLogProbs,
+    How,
+    PolicySync,
+    Probe,
+    ProbeRow,
+    RemoteServer,
+    SyncError,
+    SyncSettings,
+)
+from memagent_training.policy_sync.folders import PolicyFolder
+from memagent_training.policy_sync.probe import ProbeLogProbs, Standing, find_fault, largest_gap
+from memagent_training.vllm_server import VLLMServer, VLLMServerError
+
+RANK = 8
+
+
+def logprob(weights: float, token: int) -> float:
+    """What a "model" whose weights are one number says of a token, wherever it stands."""
+    return -2.0 - ((token * 7919) % 97) / 50 - weights
+
+
+def weights_of(policy: Path) -> float:
+    """The number in a policy's folder; adapters add theirs to their base model's."""
+    folder = PolicyFolder.find(policy)
+    if folder.has_weights:
+        return float(load_file(folder.path / "model.safetensors")["model.norm.weight"][0])
+    return added_by(folder.adapter) + weights_of(Path(folder.adapter_base))  # type: ignore[arg-type]
+
+
+def added_by(adapter: Path) -> float:
+    return float(load_file(adapter / "adapter_model.safetensors")["base_model.model.model.layer.lora_A.weight"][0, 0])
+
+
+def trainer(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
+    return [[logprob(weights_of(policy), each) for each in row.completion_ids_T] for row in rows]
+
+
+def write_policy(folder: Path, weights: float, *, width: int = 4, **config: Any) -> Path:
+    folder.mkdir(parents=True)
+    settings = {"model_type": "llama", "vocab_size": 256, "hidden_size": width, "num_attention_heads": 2}
+    settings |= {"tie_word_embeddings": False, **config}
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer.json").write_text("{}")
+    tensors = {"model.norm.weight": numpy.full(width, weights), "model.layer.weight": numpy.zeros((6, width))}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def write_adapter(folder: Path, base: Path, added: float, *, width: int = 4, rank: int = RANK, **config: Any) -> Path:
+    folder.mkdir(parents=True)
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "base_model_name_or_path": str(base), **config}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    half = "base_model.model.model.layer.lora_"
+    tensors = {f"{half}A.weight": numpy.full((rank, width), added), f"{half}B.weight": numpy.zeros((6, rank))}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+class FakeVLLM:
+    """Answers as vLLM 0.31 does, its prefix cache and its traps included.
+
+    `broken` names what does not work: "reload" changes nothing, "reset" keeps the cache, "adapter" adds nothing,
+    "half" changes only half of what it should.
+    """
+
+    def __init__(self, model: Path, *, dev: bool = True, lora: bool = True, key: str | None = None) -> None:
+        self.weights = weights_of(model)
+        self.dev, self.lora, self.key = dev, lora, key
+        self.adapters: dict[str, float] = {}
+        self.cache: dict[tuple[str, tuple[int, ...]], float] = {}
+        self.broken: set[str] = set()
+        self.calls: list[str] = []
+        self.busy = 0
+        self.is_paused = False
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self.port = 0
+
+    def __enter__(self) -> FakeVLLM:
+        threading.Thread(target=self._serve, daemon=True).start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def restarted(self, model: Path) -> None:
+        self.weights, self.adapters, self.cache = weights_of(model), {}, {}
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._start())
+        self._ready.set()
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _start(self) -> None:
+        app = web.Application(middlewares=[self._noted])
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/completions", self._complete)
+        if self.lora:
+            app.router.add_post("/v1/load_lora_adapter", self._load)
+            app.router.add_post("/v1/unload_lora_adapter", self._unload)
+        if self.dev:
+            app.router.add_post("/pause", self._pause)
+            app.router.add_post("/resume", self._resume)
+            app.router.add_post("/collective_rpc", self._reload)
+            app.router.add_post("/reset_prefix_cache", self._reset)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+
+    @web.middleware
+    async def _noted(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.calls.append(request.path)
+        if self.key and request.path.startswith("/v1") and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        try:
+            return await handler(request)  # type: ignore[no-any-return]
+        except web.HTTPNotFound:
+            return web.json_response({"detail": "Not Found"}, status=404)
+
+    @staticmethod
+    def _error(status: int, words: str) -> web.Response:
+        return web.json_response({"error": {"message": words, "code": status}}, status=status)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        entries = [
+            {"id": "policy", "max_model_len": 120},
+            *({"id": name, "parent": "policy"} for name in self.adapters),
+        ]
+        return web.json_response({"data": entries})
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        name, prompt = body["model"], body["prompt"]
+        assert not self.is_paused
+        if name != "policy" and name not in self.adapters:
+            return self._error(404, f"The model `{name}` does not exist.")
+        weights = self.weights + self.adapters.get(name, 0.0)
+        choice: dict[str, Any] = {}
+        if "prompt_logprobs" in body:
+            values = [{str(each): {"logprob": logprob(weights, each)}} for each in prompt]
+            choice["prompt_logprobs"] = [None, *values[1:]]
+        else:
+            remembered = self.cache.get((name, tuple(prompt)), weights)
+            ids = [(each * 3 + 1) % 256 for each in range(body["max_tokens"])]
+            values = [logprob((weights + remembered) / 2, each) for each in ids]
+            choice |= {"token_ids": ids, "logprobs": {"token_logprobs": values}}
+        self.cache.setdefault((name, tuple(prompt)), weights)
+        return web.json_response({"choices": [choice], "usage": {"prompt_tokens_details": None}})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        name, path = body["lora_name"], Path(body["lora_path"])
+        if name in self.adapters:
+            return self._error(400, f"The lora adapter '{name}' has already been loaded.")
+        if not path.is_dir():  # noqa: ASYNC240
+            return self._error(404, f"Loading lora {name} failed: No adapter found for {path}")
+        rank = PolicyFolder.find(path).adapter_rank
+        if rank > RANK:
+            return self._error(500, f"LoRA rank {rank} is greater than max_lora_rank {RANK}.")
+        self.adapters[name] = 0.0 if "adapter" in self.broken else added_by(path)
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        del self.adapters[(await request.json())["lora_name"]]
+        return web.Response(text="Success")
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        assert request.query["mode"] == "wait"
+        if "pause" in self.broken:
+            await asyncio.sleep(5)
+        self.is_paused = True
+        return web.json_response({"status": "paused"})
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        self.is_paused = False
+        return web.json_response({"status": "resumed"})
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        assert self.is_paused
+        body = await request.json()
+        assert body["method"] == "reload_weights"
+        new = weights_of(Path(body["kwargs"]["weights_path"]))
+        if "half" in self.broken:
+            self.weights = (self.weights + new) / 2
+        elif "reload" not in self.broken:
+            self.weights = new
+        return web.json_response({"results": [None]})
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        if self.busy:
+            self.busy -= 1
+            return web.json_response({"success": False})
+        if "reset" not in self.broken:
+            self.cache.clear()
+        return web.json_response({"success": True})
+
+
+class OwnServer(VLLMServer):
+    """A server of one's own whose process is the fake."""
+
+    def __init__(self, fake: FakeVLLM, model: Path, **options: Any) -> None:
+        super().__init__(model, log_file=model / "log", **options)
+        self.fake, self.port, self.restarts = fake, fake.port, 0
+
+    def restart(self, model: Path | None = None) -> None:
+        self.restarts += 1
+        self.model = model or self.model
+        self.fake.restarted(self.model)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write_policy(tmp_path / "policy-0", 0.0)
+
+
+@pytest.fixture
+def fake(base: Path) -> Iterator[FakeVLLM]:
+    with FakeVLLM(base) as running:
+        yield running
+
+
+def own(fake: FakeVLLM, base: Path, *ways: How, **settings: Any) -> PolicySync:
+    server = OwnServer(fake, base, max_lora_rank=settings.pop("max_lora_rank", None))
+    return PolicySync(server, reference=trainer, settings=SyncSettings(ways=ways or tuple(How), **settings))
+
+
+def remote(fake: FakeVLLM, **options: Any) -> PolicySync:
+    settings = SyncSettings(timeout=options.pop("timeout", 10.0))
+    server = RemoteServer(f"http://127.0.0.1:{fake.port}/v1", "policy", **options)
+    return PolicySync(server, reference=trainer, settings=settings)
+
+
+# Three ways
+
+
+async def test_adapters_are_served_under_a_name_of_their_own_per_version(fake, base, tmp_path) -> None:
+    sync = own(fake, base)
+    first = await sync.sync(write_adapter(tmp_path / "1", base, 0.3), "1")
+    second = await sync.sync(write_adapter(tmp_path / "2", base, 0.6), "2")
+    assert (first.how, first.version, first.reasons) == (How.ADAPTER, "1", ())
+    assert first.model != second.model
+    assert fake.adapters == pytest.approx({first.model: 0.3, second.model: 0.6})
+    assert second.gap < 1e-6
+    assert fake.weights == 0.0
+
+
+async def test_other_adapters_never_come_under_a_name_that_the_cache_knows(fake, base, tmp_path) -> None:
+    sync = own(fake, base, How.ADAPTER)
+    first = await sync.sync(write_adapter(tmp_path / "a", base, 0.3), "same")
+    second = await sync.sync(write_adapter(tmp_path / "b", base, 0.6), "same")
+    assert first.model != second.model
+
+
+async def test_the_same_adapters_again_are_no_error(fake, base, tmp_path) -> None:
+    folder = write_adapter(tmp_path / "1", base, 0.3)
+    before = await own(fake, base, How.ADAPTER).sync(folder, "1")
+    assert (await own(fake, base, How.ADAPTER).sync(folder, "1")).model == before.model
+
+
+async def test_whole_weights_are_reloaded_in_a_pause_and_the_cache_is_dropped(fake, base, tmp_path) -> None:
+    sync = own(fake, base)
+    fake.busy = 2
+    new = write_policy(tmp_path / "policy-1", 0.5)
+    served = await sync.sync(new, "1")
+    assert (served.how, served.model, served.reasons) == (How.RELOAD, "policy", ())
+    assert fake.weights == 0.5
+    assert not fake.is_paused
+    assert sync.server.model == new
+    swap = [call for call in fake.calls if not call.startswith("/v1")]
+    assert swap == ["/pause", "/collective_rpc", *["/reset_prefix_cache"] * 3, "/resume"]
+
+
+async def test_adapters_beside_whole_weights_go_first_and_the_weights_stand_in_for_them(fake, base, tmp_path) -> None:
+    policy = write_policy(tmp_path / "1", 0.5)
+    write_adapter(policy / "adapter", base, 0.5)
+    assert (await own(fake, base).sync(policy, "1")).how is How.ADAPTER
+    fake.broken.add("adapter")
+    fake.adapters.clear()
+    served = await own(fake, base).sync(policy, "1")
+    assert served.how is How.RELOAD
+    assert len(served.reasons) == 1
+    assert served.reasons[0].startswith("adapter: the server's answers are not the new weights'")
+    assert not fake.adapters
+
+
+async def test_a_restart_is_the_last_resort_and_says_what_came_before(fake, base, tmp_path, caplog) -> None:
+    sync = own(fake, base)
+    fake.broken.add("reload")
+    served = await sync.sync(write_policy(tmp_path / "policy-1", 0.5), "1")
+    assert served.how is How.RESTART
+    assert re.search(r"reload: .*: -\d\.\d+ against -\d\.\d+, with a tolerance of 0.001", served.reasons[0])
+    assert "version 1 did not come into the server by reload" in caplog.text
+    assert isinstance(sync.server, OwnServer)
+    assert sync.server.restarts == 1
+
+
+async def test_a_server_that_is_gone_is_restarted_with_the_new_weights(fake, base, tmp_path) -> None:
+    sync = own(fake, base)
+    assert isinstance(sync.server, OwnServer)
+    port, sync._api.root_url = sync.server.port, "http://127.0.0.1:9"
+
+    def restart(model: Path | None = None) -> None:
+        fake.restarted(model or base)
+        sync._api.root_url = f"http://127.0.0.1:{port}"
+
+    sync.server.restart = restart  # type: ignore[method-assign]
+    served = await sync.sync(write_policy(tmp_path / "policy-1", 0.5), "1")
+    assert served.how is How.RESTART
+    assert "no connection" in served.reasons[0]
+
+
+# Verification
+
+
+async def test_a_cache_of_older_weights_is_noticed(fake, base, tmp_path) -> None:
+    fake.broken.add("reset")
+    served = await own(fake, base).sync(write_policy(tmp_path / "policy-1", 0.5), "1")
+    assert served.how is How.RESTART
+    assert "through its prefix cache, though not without it" in served.reasons[0]
+
+
+@pytest.mark.parametrize("fault", ["reload", "half"])
+async def test_a_swap_that_changed_nothing_or_half_is_noticed_within_the_tolerance(fake, base, tmp_path, fault) -> None:
+    """One step of training moves log-probs by less than the tolerance."""
+    sync = own(fake, base)
+    assert (await sync.sync(write_policy(tmp_path / "1", 2e-4), "1")).how is How.RELOAD
+    fake.broken.add(fault)
+    served = await sync.sync(write_policy(tmp_path / "2", 6e-4), "2")
+    assert served.how is How.RESTART
+    assert "did not move with the trainer's" in served.reasons[0]
+
+
+async def test_the_same_weights_again_are_no_fault(fake, base, tmp_path) -> None:
+    sync = own(fake, base, How.RELOAD)
+    policy = write_policy(tmp_path / "1", 0.5)
+    await sync.sync(policy, "1")
+    assert (await sync.sync(policy, "1 again")).gap < 1e-6
+
+
+async def test_where_no_way_is_left_both_numbers_and_the_remedy_are_told(fake, base, tmp_path) -> None:
+    fake.broken.add("reload")
+    with pytest.raises(TrainingError, match=r"not served.*unverified: reload: .* against .*tolerance of") as caught:
+        await remote(fake).sync(write_policy(tmp_path / "1", 0.5), "1")
+    assert "restart: the server is not ours" in str(caught.value)
+    assert "restart it with these weights where it runs" in str(caught.value)
+
+
+# Readers
+
+
+async def test_old_adapters_go_after_their_last_reader(fake, base, tmp_path) -> None:
+    sync = own(fake, base, keep_adapters=1)
+    first = await sync.sync(write_adapter(tmp_path / "1", base, 0.1), "1")
+    async with sync.reading(first):
+        second = await sync.sync(write_adapter(tmp_path / "2", base, 0.2), "2")
+        assert set(fake.adapters) == {first.model, second.model}
+    assert set(fake.adapters) == {second.model}
+
+
+async def test_the_newest_adapters_stay(fake, base, tmp_path) -> None:
+    sync = own(fake, base)
+    names = [(await sync.sync(write_adapter(tmp_path / str(k), base, 0.1 * k), str(k))).model for k in range(1, 5)]
+    assert list(fake.adapters) == names[-2:]
+
+
+async def test_adapters_that_a_dead_process_left_go_too_but_not_from_a_server_of_others(fake, base, tmp_path) -> None:
+    fake.adapters |= {"left": 0.1, "older": 0.2}
+    await remote(fake, model=base).sync(write_policy(tmp_path / "1", 0.1), "1")
+    assert set(fake.adapters) == {"left", "older"}
+    await own(fake, tmp_path / "1").sync(base, "2")
+    assert not fake.adapters
+
+
+async def test_whole_weights_do_not_change_under_readers(fake, base, tmp_path) -> None:
+    sync = own(fake, base)
+    served = await sync.sync(write_policy(tmp_path / "1", 0.1), "1")
+    async with sync.reading(served):
+        with pytest.raises(TrainingError, match="1 readers are at work"):
+            await sync.sync(write_policy(tmp_path / "2", 0.2), "2")
+    assert fake.weights == 0.1
+    assert (await sync.sync(tmp_path / "2", "2")).how is How.RELOAD
+
+
+async def test_requests_that_do_not_end_are_not_cut_off(fake, base, tmp_path) -> None:
+    fake.broken.add("pause")
+    sync = own(fake, base, timeout=0.5)
+    with pytest.raises(TrainingError, match="requests are still running"):
+        await sync.sync(write_policy(tmp_path / "1", 0.1), "1")
+    assert isinstance(sync.server, OwnServer)
+    assert sync.server.restarts == 0
+    assert "/resume" in fake.calls
+
+
+async def test_adapters_of_a_server_that_somebody_restarted_are_not_missed(fake, base, tmp_path) -> None:
+    sync = own(fake, base)
+    await sync.sync(write_adapter(tmp_path / "1", base, 0.1), "1")
+    fake.restarted(base)
+    assert (await sync.sync(write_adapter(tmp_path / "2", base, 0.2), "2")).how is How.ADAPTER
+
+
+# What is refused before a server hears of it
+
+
+def untouched(fake: FakeVLLM) -> bool:
+    return not {"/collective_rpc", "/v1/load_lora_adapter", "/pause"} & set(fake.calls)
+
+
+async def test_another_model_is_refused(fake, base, tmp_path) -> None:
+    sync = own(fake, base)
+    with pytest.raises(TrainingError, match=r"another model than the served one.*hidden_size is 8, not 4"):
+        await sync.sync(write_policy(tmp_path / "wide", 0.5, width=8), "1")
+    renamed = write_policy(tmp_path / "renamed", 0.5)
+    tensors = load_file(renamed / "model.safetensors")
+    save_file({"model.norm.weight": tensors["model.norm.weight"]}, renamed / "model.safetensors")
+    with pytest.raises(TrainingError, match=r"it lacks model\.layer\.weight"):
+        await sync.sync(renamed, "1")
+    save_file({**tensors, "model.layer.weight": numpy.zeros((5, 4))}, renamed / "model.safetensors")
+    with pytest.raises(TrainingError, match=r"model\.layer\.weight is \(5, 4\), not \(6, 4\)"):
+        await sync.sync(renamed, "1")
+    assert untouched(fake)
+
+
+async def test_a_folder_without_a_policy_or_with_half_a_file_is_refused(fake, base, tmp_path) -> None:
+    sync = own(fake, base)
+    with pytest.raises(TrainingError, match="holds no policy"):
+        await sync.sync(tmp_path / "nowhere", "1")
+    cut = write_policy(tmp_path / "cut", 0.5)
+    content = (cut / "model.safetensors").read_bytes()
+    (cut / "model.safetensors").write_bytes(content[:-20])
+    with pytest.raises(TrainingError, match=r"cannot be read.*written to its end"):
+        await sync.sync(cut, "1")
+    (cut / "config.json").write_text("{")
+    with pytest.raises(TrainingError, match="cannot be understood"):
+        await sync.sync(cut, "1")
+    assert untouched(fake)
+
+
+async def test_adapters_of_another_base_model_are_refused(fake, base, tmp_path) -> None:
+    other = write_policy(tmp_path / "other", 1.0)
+    with pytest.raises(TrainingError, match=r"wrong base model: the adapters are of .*other"):
+        await own(fake, base, How.ADAPTER).sync(write_adapter(tmp_path / "a", other, 0.1), "1")
+    with pytest.raises(TrainingError, match=r"wrong base model: .* made for 5 features, and model\.layer has 4"):
+        await own(fake, base, How.ADAPTER).sync(write_adapter(tmp_path / "b", base, 0.1, width=5), "1")
+    strange = write_adapter(tmp_path / "c", base, 0.1)
+    save_file({"base_model.model.x.lora_A.weight": numpy.zeros((8, 4))}, strange / "adapter_model.safetensors")
+    with pytest.raises(TrainingError, match="wrong base model: it has none of the modules"):
+        await own(fake, base, How.ADAPTER).sync(strange, "1")
+    assert untouched(fake)
+
+
+async def test_adapters_of_replaced_weights_are_of_a_wrong_base(fake, base, tmp_path) -> None:
+    sync = own(fake, base)
+    await sync.sync(write_policy(tmp_path / "1", 0.5), "1")
+    with pytest.raises(TrainingError, match="wrong base model"):
+        await sync.sync(write_adapter(tmp_path / "2", base, 0.1), "2")
+
+
+async def test_tied_embeddings_are_restarted_not_reloaded(tmp_path) -> None:
+    base = write_policy(tmp_path / "0", 0.0, tie_word_embeddings=True)
+    new = write_policy(tmp_path / "1", 0.5, tie_word_embeddings=True)
+    with FakeVLLM(base) as fake:
+        served = await own(fake, base).sync(new, "1")
+        assert served.how is How.RESTART
+        assert "embeddings are tied" in served.reasons[0]
+        assert untouched(fake)
+        assert (await own(fake, new, reload_tied=True).sync(base, "2")).how is How.RELOAD
+
+
+async def test_a_restart_wants_a_tokenizer(fake, base, tmp_path) -> None:
+    bare = write_policy(tmp_path / "1", 0.5)
+    (bare / "tokenizer.json").unlink()
+    with pytest.raises(TrainingError, match="has no tokenizer"):
+        await own(fake, base, How.RESTART).sync(bare, "1")
+
+
+async def test_ways_that_cannot_serve_a_folder_are_told(fake, base, tmp_path) -> None:
+    with pytest.raises(TrainingError, match=r"only adapters, which none of the chosen ways.*reload"):
+        await own(fake, base, How.RELOAD).sync(write_adapter(tmp_path / "1", base, 0.1), "1")
+
+
+# Servers that are not ours, or not started for this
+
+
+async def test_a_remote_server_is_swapped_over_http_with_its_key(base, tmp_path) -> None:
+    shared = write_policy(tmp_path / "shared" / "1", 0.5)
+    with FakeVLLM(base, key="right") as fake:
+        sync = remote(fake, api_key="right", model=base, path_on_server=lambda path: str(shared.parent / path.name))
+        assert (await sync.sync(write_policy(tmp_path / "1", 0.5), "1")).how is How.RELOAD
+        with pytest.raises(TrainingError, match="refused the key"):
+            await remote(fake, api_key="wrong").sync(tmp_path / "1", "1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [("adapter", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.*--enable-lora"), ("weights", "VLLM_SERVER_DEV_MODE=1")],
+)
+async def test_an_endpoint_that_is_not_there_names_how_to_start_the_server(base, tmp_path, kind, remedy) -> None:
+    policy = write_policy(tmp_path / "1", 0.5) if kind == "weights" else write_adapter(tmp_path / "1", base, 0.5)
+    with FakeVLLM(base, dev=False, lora=False) as fake, pytest.raises(TrainingError, match=f"has no /.*{remedy}"):
+        await remote(fake, model=base).sync(policy, "1")
+
+
+async def test_a_rank_that_is_too_large_names_the_option(fake, base, tmp_path) -> None:
+    policy = write_adapter(tmp_path / "1", base, 0.5, rank=16)
+    with pytest.raises(TrainingError, match=r"rank 16 is greater than max_lora_rank 8.*larger --max-lora-rank"):
+        await remote(fake, model=base).sync(policy, "1")
+    with pytest.raises(TrainingError, match=r"takes 8 at most.*max_lora_rank=16"):
+        await own(fake, base, max_lora_rank=8).sync(policy, "1")
+
+
+async def test_adapters_that_the_server_cannot_see_name_the_paths(fake, base, tmp_path) -> None:
+    sync = remote(fake, model=base, path_on_server=lambda path: "/elsewhere")
+    with pytest.raises(TrainingError, match=r"No adapter found for /elsewhere.*path_on_server"):
+        await sync.sync(write_adapter(tmp_path / "1", base, 0.5), "1")
+
+
+async def test_adapters_of_another_kind_are_refused(fake, base, tmp_path) -> None:
+    with pytest.raises(TrainingError, match="are IA3, and vLLM loads LoRA only"):
+        await remote(fake, model=base).sync(write_adapter(tmp_path / "1", base, 0.5, peft_type="IA3"), "1")
+
+
+async def test_a_server_that_is_not_there_or_serves_something_else_is_told(fake, base, tmp_path) -> None:
+    policy = write_policy(tmp_path / "1", 0.5)
+    nobody = PolicySync(RemoteServer("http://127.0.0.1:9/v1", "policy"), reference=trainer)
+    with pytest.raises(TrainingError, match=r"no connection to http://127\.0\.0\.1:9"):
+        await nobody.sync(policy, "1")
+    other = PolicySync(RemoteServer(f"http://127.0.0.1:{fake.port}/v1", "other"), reference=trainer)
+    with pytest.raises(TrainingError, match="does not serve 'other'; it serves policy"):
+        await other.sync(policy, "1")
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    for wrong in ({"ways": ()}, {"tolerance": 0.0}, {"keep_adapters": 0}, {"timeout": 0.0}):
+        with pytest.raises(TrainingError):
+            SyncSettings(**wrong)  # type: ignore[arg-type]
+    for prompts in ((), ((1,),)):
+        with pytest.raises(ValueError, match="two tokens"):
+            Probe(prompts)
+
+
+# The comparison by itself
+
+values = st.lists(st.floats(-20, 0), min_size=4, max_size=30)
+noise = st.floats(-9e-4, 9e-4)
+
+
+@given(values, st.data())
+def test_differences_within_the_tolerance_are_no_fault_and_one_beyond_it_is(numbers, data) -> None:
+    half = len(numbers) // 2
+    wanted = ProbeLogProbs(tuple(numbers[:half]), tuple(numbers[half:]))
+    seen = [each + data.draw(noise) for each in numbers]
+    near = ProbeLogProbs(tuple(seen[:half]), tuple(seen[half:]))
+    assert find_fault(near, wanted, tolerance=1e-3) is None
+    assert largest_gap(near, wanted) <= 1e-3
+    seen[data.draw(st.integers(0, len(seen) - 1))] += data.draw(st.sampled_from([0.01, -3.0, float("nan")]))
+    far = ProbeLogProbs(tuple(seen[:half]), tuple(seen[half:]))
+    assert find_fault(far, wanted, tolerance=1e-3) is not None
+    assert not largest_gap(far, wanted) <= 1e-3
+
+
+@given(values, st.floats(1e-4, 8e-4), st.floats(0, 1))
+def test_small_moves_are_a_fault_exactly_where_the_server_missed_too_much_of_them(numbers, step, share) -> None:
+    old = tuple(numbers)
+    new = ProbeLogProbs(tuple(each + step for each in numbers), (0.0,))
+    seen = ProbeLogProbs(tuple(each + share * step for each in numbers), (0.0,))
+    fault = find_fault(seen, new, tolerance=1e-3, before=Standing(old, old))
+    if abs(share - 0.6) > 0.01:
+        assert (fault is not None) == (share < 0.6)
+
+
+def test_a_server_in_another_precision_is_not_blamed_for_moves_that_it_cannot_show() -> None:
+    old, new = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
+    rounded = Standing((-1.02, -1.97), old)
+    assert find_fault(ProbeLogProbs((-1.02, -1.97), (0.0,)), new, tolerance=0.1, before=rounded) is None
+
+
+@given(st.integers(64, 200_000), st.none() | st.integers(16, 2048))
+def test_a_probe_fits_vocabulary_and_window(vocabulary, window) -> None:
+    probe = Probe.of_size(vocabulary, window)
+    assert max(map(len, probe.prompts)) + probe.tokens <= (window or 1024)
+    assert all(0 < each < vocabulary for prompt in probe.prompts for each in prompt)
+    assert probe == Probe.of_size(vocabulary, window)
+
+
+# The trainer's side
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    folder = tmp_path_factory.mktemp("llama")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+ROWS = [ProbeRow((3,), (5, 7, 9)), ProbeRow((1, 2), (4, 6))]
+
+
+def test_a_folder_gives_the_log_probs_of_its_weights(llama) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    found = FolderLogProbs()(llama, ROWS)
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    for row, scores in zip(ROWS, found, strict=True):
+        ids = [*row.prompt_ids_P, *row.completion_ids_T]
+        logits = model(torch.tensor([ids])).logits[0].detach().log_softmax(-1)
+        start = len(row.prompt_ids_P)
+        assert scores == pytest.approx([float(logits[at - 1, ids[at]]) for at in range(start, len(ids))], abs=1e-5)
+
+
+def test_adapters_by_themselves_give_those_of_the_merged_weights(llama, tmp_path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    settings = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    torch.manual_seed(1)
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(llama), settings)
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    there, here = FolderLogProbs()(tmp_path / "adapter", ROWS), FolderLogProbs()(tmp_path / "merged", ROWS)
+    assert [*there[0], *there[1]] == pytest.approx([*here[0], *here[1]], abs=1e-5)
+    assert there[0] != pytest.approx(FolderLogProbs()(llama, ROWS)[0], abs=1e-3)
+
+
+def test_a_folder_that_transformers_cannot_load_is_told(base) -> None:
+    (base / "config.json").write_text('{"model_type": "no such"}')
+    with pytest.raises(TrainingError, match="cannot be loaded to verify"):
+        FolderLogProbs()(base, ROWS)
+
+
+# The server's own side
+
+
+def test_the_server_is_started_for_what_is_asked_of_it(base, tmp_path) -> None:
+    plain = VLLMServer(base, log_file=tmp_path / "log")
+    assert "--enable-lora" not in plain._arguments()
+    arguments = VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=9)._arguments()
+    assert arguments[arguments.index("--max-lora-rank") + 1] == "16"
+    for rank in (0, 1000):
+        with pytest.raises(VLLMServerError, match=f"rank {rank} cannot be served"):
+            VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=rank)._arguments()
+
+
+def test_a_restart_that_fails_keeps_the_old_folder(base, tmp_path, monkeypatch) -> None:
+    server = VLLMServer(base, log_file=tmp_path / "log")
+
+    def start() -> None:
+        raise VLLMServerError("no")
+
+    monkeypatch.setattr(server, "start", start)
+    with pytest.raises(VLLMServerError):
+        server.restart(tmp_path)
+    assert server.model == base
+
+
+def test_a_refusal_of_one_way_is_an_error_of_training() -> None:
+    assert issubclass(SyncError, TrainingError)

@@ -1,0 +1,256 @@
+"""Attention node by node: what a dense mask of the same tree gives, from no more than the pairs that see each other."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from memagent_training.packing import lay_out  # noqa: E402
+from memagent_training.prefix_tree import Node, Trie, as_tree, one_after_another  # noqa: E402
+from memagent_training.scoring import completion_logprobs  # noqa: E402
+from memagent_training.tree_attention import NodeMask, attend_by_paths  # noqa: E402
+
+HEADS, WIDTH = 2, 4
+
+few = st.integers(0, 2)
+"""Few different tokens, so that prefixes are shared by chance, and rows are whole prefixes of others."""
+bushes = st.lists(st.lists(few, min_size=1, max_size=6), min_size=1, max_size=10)
+chains = st.integers(1, 8).flatmap(lambda step: st.just([[0] * (step * length) for length in range(1, 7)]))
+combs = st.integers(1, 12).map(lambda length: [[0] * depth + [1] for depth in range(length)])
+duplicates = st.lists(few, min_size=1, max_size=6).map(lambda row: [row] * 4)
+tries = st.builds(
+    lambda rows, is_tree: (as_tree if is_tree else one_after_another)([array("q", row) for row in rows]),
+    st.one_of(bushes, chains, combs, duplicates),
+    st.booleans(),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    prompt_ids_P: Sequence[int]
+    completion_ids_T: Sequence[int]
+
+
+def trie_of(*rows: Sequence[int]) -> Trie:
+    return as_tree([array("q", row) for row in rows])
+
+
+def inputs(trie: Trie, *, dtype: Any = torch.float64, heads: int = HEADS, values: int = WIDTH) -> list[Any]:
+    """Queries, keys and values, laid out as models have them: a view of (batch, tokens, heads, width)."""
+    source = torch.Generator().manual_seed(len(trie.ids))
+    shapes = [(HEADS, WIDTH), (heads, WIDTH), (heads, values)]
+    made = [torch.randn(1, len(trie.ids), *shape, generator=source, dtype=torch.float64) for shape in shapes]
+    return [each.to(dtype).transpose(1, 2).requires_grad_() for each in made]
+
+
+def dense_mask(trie: Trie) -> Any:
+    place = torch.arange(len(trie.ids))
+    return (place[:, None] >= place) & (place[:, None] < torch.tensor(trie.ends))
+
+
+def with_gradients(attended: Any, taken: Sequence[Any]) -> list[Any]:
+    weights = torch.rand(attended.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return [attended, *torch.autograd.grad(attended, taken, weights.to(attended.dtype))]
+
+
+def assert_same(found: Sequence[Any], expected: Sequence[Any], within: float = 1e-12) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=within)
+
+
+def blockwise(query: Any, key: Any, value: Any, trie: Trie, scale: float | None) -> Any:
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=NodeMask(trie.nodes), scale=scale)
+
+
+def by_paths(query: Any, key: Any, value: Any, trie: Trie, scale: float | None) -> Any:
+    return attend_by_paths(query, key, value, trie.nodes, scale=scale)
+
+
+@pytest.mark.parametrize("way", [blockwise, by_paths])
+@settings(max_examples=40, deadline=None)
+@given(trie=tries, scale=st.sampled_from([None, 0.2, 3.0]))
+def test_any_tree_is_attended_as_with_its_dense_mask(way: Callable[..., Any], trie: Trie, scale: float | None) -> None:
+    taken = inputs(trie)
+    expected = functional.scaled_dot_product_attention(*taken, attn_mask=dense_mask(trie), scale=scale)
+    assert_same(with_gradients(way(*taken, trie, scale), taken), with_gradients(expected, taken))
+
+
+@given(trie=tries)
+def test_every_pair_that_sees_each_other_is_computed_once_and_no_other(trie: Trie) -> None:
+    computed = torch.zeros(len(trie.ids), len(trie.ids), dtype=torch.long)
+    for node in trie.nodes:
+        own = slice(node.start, node.end)
+        computed[own, own] += torch.ones(node.end - node.start, node.end - node.start).tril().long()
+        computed[node.end : node.subtree_end, own] += 1
+    assert torch.equal(computed, dense_mask(trie).long())
+
+
+SECTION = [random.Random(0).randrange(50) for _ in range(30)]
+BRANCHES = trie_of(*([*SECTION, 60 + branch, *range(branch)] for branch in range(5)), SECTION[:3], [1, 2])
+
+
+def test_heads_that_share_keys_do_so_here() -> None:
+    taken = inputs(BRANCHES, heads=1)
+    shared = functional.scaled_dot_product_attention(*taken, attn_mask=NodeMask(BRANCHES.nodes), enable_gqa=True)
+    dense = functional.scaled_dot_product_attention(*taken, attn_mask=dense_mask(BRANCHES), enable_gqa=True)
+    assert_same(with_gradients(shared, taken), with_gradients(dense, taken))
+
+
+def test_values_may_be_of_another_width_than_keys() -> None:
+    taken = inputs(BRANCHES, values=3)
+    expected = functional.scaled_dot_product_attention(*taken, attn_mask=dense_mask(BRANCHES))
+    assert_same(with_gradients(blockwise(*taken, BRANCHES, None), taken), with_gradients(expected, taken))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_queries_and_gradients_may_lie_in_memory_as_they_like(transposed: bool) -> None:
+    taken = inputs(BRANCHES)
+    lying = [each.mT.contiguous().mT if transposed else each for each in taken]
+    spread = blockwise(*lying, BRANCHES, None).sum()  # its gradient is one number, seen everywhere
+    expected = functional.scaled_dot_product_attention(*taken, attn_mask=dense_mask(BRANCHES)).sum()
+    assert_same(torch.autograd.grad(spread, taken), torch.autograd.grad(expected, taken))
+
+
+@pytest.mark.parametrize("way", [blockwise, by_paths])
+def test_half_precision_is_as_exact_as_the_numbers_that_it_is_given(way: Callable[..., Any]) -> None:
+    taken = inputs(BRANCHES, dtype=torch.bfloat16)
+    exact = [each.detach().double().requires_grad_() for each in taken]
+    expected = with_gradients(functional.scaled_dot_product_attention(*exact, attn_mask=dense_mask(BRANCHES)), exact)
+    found = with_gradients(way(*taken, BRANCHES, None), taken)
+    assert {each.dtype for each in found} == {torch.bfloat16}
+    for one, other in zip(found, expected, strict=True):
+        assert (one.double() - other).norm() < 0.02 * other.norm()
+
+
+def test_autocast_brings_queries_keys_and_values_to_one_precision() -> None:
+    """Under autocast rotary embeddings make queries and keys float32 again, and values stay bfloat16."""
+    query, key, value = inputs(BRANCHES, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = blockwise(query, key, value.bfloat16(), BRANCHES, None)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), blockwise(query, key, value, BRANCHES, None), rtol=0.02, atol=0.02)
+
+
+def test_dropout_takes_away_what_it_is_asked_to() -> None:
+    torch.manual_seed(0)
+    query, key, value = (each.detach().expand(400, -1, -1, -1) for each in inputs(BRANCHES))
+    mask = NodeMask(BRANCHES.nodes)
+    dropped = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=0.3)
+    whole = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    assert (dropped - whole).abs().mean() > 0.1
+    assert (dropped.mean(0) - whole[0]).abs().mean() < 0.05
+
+
+# In a model.
+
+
+def make_model() -> Any:
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=80, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.2,
+    )  # fmt: skip
+    return transformers.Qwen2ForCausalLM(config).train()
+
+
+def rows_after(section: Sequence[int], seed: int) -> list[Row]:
+    source = random.Random(seed)
+    return [Row([*section, *(source.randrange(80) for _ in range(9))], [1, 2, 3, branch]) for branch in range(6)]
+
+
+def gradient_of(model: Any) -> Any:
+    found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_micro_batches_that_are_alive_at_once_keep_their_own_masks_under_gradient_checkpointing(
+    reentrant: bool,
+) -> None:
+    model = make_model()
+    batches = [lay_out(rows_after(SECTION[:length], length), "prefix_tree", pad_id=0) for length in (30, 11)]
+    for batch in batches:
+        completion_logprobs(model, batch).logprobs_BT.sum().backward()
+    expected = gradient_of(model)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    for one in [completion_logprobs(model, batch).logprobs_BT.sum() for batch in batches]:
+        one.backward()
+    torch.testing.assert_close(gradient_of(model), expected, rtol=1e-4, atol=1e-5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """How many numbers the largest result of any operation had."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for each in results if isinstance(results, tuple | list) else [results]:
+            if isinstance(each, torch.Tensor):
+                self.numbers = max(self.numbers, each.untyped_storage().nbytes() // each.element_size())
+        return results
+
+
+@pytest.mark.parametrize("layout", ["packed", "prefix_tree"])
+def test_no_tensor_grows_with_the_square_of_the_tokens(layout: str) -> None:
+    model = make_model()
+    rows = [row for start in range(20) for row in rows_after([*SECTION[start:], *SECTION], start)]
+    batch = lay_out(rows, layout, pad_id=0)
+    with LargestTensor() as largest:
+        completion_logprobs(model, batch).logprobs_BT.sum().backward()
+    tokens = batch.forwarded_tokens
+    assert tokens > 1500
+    assert largest.numbers < 100 * tokens
+
+
+# What is refused.
+
+
+def test_a_mask_has_a_shape_and_nothing_else_to_compute_with() -> None:
+    mask = NodeMask(BRANCHES.nodes)
+    tokens = len(BRANCHES.ids)
+    assert (mask.shape, mask.dtype, mask.ndim) == ((1, 1, tokens, tokens), torch.bool, 4)
+    assert (mask.size(-1), mask.dim(), mask.is_floating_point()) == (tokens, 4, False)
+    assert repr(mask) == f"NodeMask({len(BRANCHES.nodes)} nodes, {tokens} tokens)"
+    scores = torch.zeros(tokens, tokens)
+    for use in (
+        lambda: scores + mask,
+        lambda: torch.where(mask, scores, 0.0),
+        lambda: mask[:, :, :, :3],
+        lambda: mask.to(torch.float32),
+        lambda: ~mask,
+        mask.tolist,
+    ):
+        with pytest.raises(ValueError, match=r"does not leave its mask to SDPA.*: use the padded layout"):
+            use()
+
+
+def test_keys_that_are_no_token_of_the_sequence_are_refused() -> None:
+    query, key, value = inputs(BRANCHES)
+    longer = [torch.cat([each[:, :, :2], each], dim=2) for each in (key, value)]
+    tokens = len(BRANCHES.ids)
+    with pytest.raises(ValueError, match=f"{tokens} queries and {tokens + 2} keys for {tokens} tokens"):
+        blockwise(query, *longer, BRANCHES, None)
+
+
+def test_a_single_token_is_a_tree() -> None:
+    trie = trie_of([7])
+    assert trie.nodes == (Node(0, 1, 1),)
+    query, key, value = inputs(trie)
+    torch.testing.assert_close(blockwise(query, key, value, trie, None), value)
