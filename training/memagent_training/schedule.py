@@ -18,8 +18,8 @@ from memagent_training.errors import TrainingError
 from memagent_training.planner import Layout, StepPlan, optimizer_steps, plan_step
 from memagent_training.rollouts import RolloutGroup
 
-_PASSES = 1_000_003
-"""More than there are, so that no two seeds have a pass in common."""
+_STRIDE = 1_000_003
+"""Between the seeds of two passes, so that neighbouring seeds have none in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Schedule:
                 f"None of the {len(self.groups)} groups teaches anything ({found or 'there are none'})",
                 hint="Roll out each question several times, and choose questions that are answered only sometimes.",
             )
-        self._pass_order(0)
+        self.pass_order(0)
 
     @property
     def steps_per_pass(self) -> int:
@@ -102,15 +102,16 @@ class Schedule:
         """The step of that number, counted from 0 over all passes."""
         if self._newest is None or self._newest[0] != number:
             which_pass, place = divmod(number, self.steps_per_pass)
-            self._newest = (number, self._scheduled(self._pass_order(which_pass)[place]))
+            self._newest = (number, self._scheduled(self.pass_order(which_pass)[place]))
         return self._newest[1]
 
     def everything(self) -> ScheduledStep:
         """All kept groups as if they were one step: for what is computed once about every row."""
         return self._scheduled(self.kept)
 
-    def _pass_order(self, which_pass: int) -> list[tuple[RolloutGroup, ...]]:
-        return optimizer_steps(self.kept, groups_per_step=self.groups_per_step, seed=_PASSES * self.seed + which_pass)
+    def pass_order(self, which_pass: int) -> list[tuple[RolloutGroup, ...]]:
+        """The groups of each step of a pass, counted from 0."""
+        return optimizer_steps(self.kept, groups_per_step=self.groups_per_step, seed=self.seed + _STRIDE * which_pass)
 
     def _scheduled(self, groups: Sequence[RolloutGroup]) -> ScheduledStep:
         batch = prepare_batch(groups, self.settings)

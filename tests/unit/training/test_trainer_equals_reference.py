@@ -125,7 +125,7 @@ class Reference:
             self.groups, config.advantage_settings, config.groups_per_step, config.seed, Layout.PADDED, 4000, 1
         )
         names = {row.group_index for row in schedule.step(number).rows}
-        order = schedule._pass_order(number // schedule.steps_per_pass)[number % schedule.steps_per_pass]
+        order = schedule.pass_order(number // schedule.steps_per_pass)[number % schedule.steps_per_pass]
         assert names
         model = self.model()
         model.load_state_dict(weights, strict=True)

@@ -26,7 +26,7 @@ from memagent_training.step_rewards import FormatReward
 from memagent_training.training_job import PreparedJob, TrainingJob, prepare, read_groups
 from memagent_training.training_output import find_checkpoints, require_same, write_record
 
-QUIET = {"use_cpu": True, "groups_per_step": 2}
+QUIET = {"use_cpu": True, "groups_per_step": 2, "warmup_steps": 0}
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +108,7 @@ def test_the_plan_names_settings_that_differ_from_the_preset_and_no_others(job) 
     assert {each.name: (each.preset, each.value) for each in found.changed if each.name not in of_the_machine} == {
         "groups_per_step": (32, 2),
         "learning_rate": (1e-6, 0.5),
+        "warmup_steps": (20, 0),
     }
 
 
