@@ -245,9 +245,9 @@ def test_a_folder_that_is_no_model_is_refused(world, job, tmp_path) -> None:
 
 def test_processes_that_did_not_find_each_other_are_refused(monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    training_job._check_ranks(SimpleNamespace(world_size=2))
+    training_job._check_ranks(SimpleNamespace(n_gpu=1, world_size=2))
     with pytest.raises(TrainingError, match="train by itself"):
-        training_job._check_ranks(SimpleNamespace(world_size=1))
+        training_job._check_ranks(SimpleNamespace(n_gpu=1, world_size=1))
 
 
 # The output folder
