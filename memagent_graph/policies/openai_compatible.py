@@ -97,18 +97,29 @@ class OpenAICompatiblePolicy:
             PolicyResponseError: an answer that is no completion.
         """
         as_messages = bool(prompt) and not isinstance(prompt[0], int)
-        body = {**await self._body(sampling), ("messages" if as_messages else "prompt"): list(prompt)}
-        if sampling.logprobs:
-            body["logprobs"] = True if as_messages else 0
         connection = self._connections.get()
         async with connection.slots:
-            version = self.policy_version
+            tells_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
+            if self._model is None:
+                await self.served_model()
+            # From here to the request nothing waits, so that name and version belong together; see `serve`.
+            name, version = self.name, self.policy_version
+            body = {**self._body(sampling, tells_ids), ("messages" if as_messages else "prompt"): list(prompt)}
+            if sampling.logprobs:
+                body["logprobs"] = True if as_messages else 0
             url = f"{self.base_url.rstrip('/')}/{'chat/completions' if as_messages else 'completions'}"
             content, retries = await self._post(connection, url, body)
         try:
-            return decode_completion(content, model=self.name, retries=retries, policy_version=version)
+            return decode_completion(content, model=name, retries=retries, policy_version=version)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._garbage(f"{content[:200]!r} ({error})") from error
+
+    def serve(self, model: str, policy_version: str) -> None:
+        """From the next request on, ask for another model of the server, which has other weights: a new adapter, say.
+
+        Requests that were sent keep the name and version that they were sent with.
+        """
+        self._model, self.policy_version, self._served = model, policy_version, None
 
     async def describe(self) -> ModelInfo:
         """What the server's model list tells: window, and, where it names a folder or a hub id, tokenizer and size."""
@@ -157,9 +168,7 @@ class OpenAICompatiblePolicy:
         if connection := self._connections.pop():
             await connection.close()
 
-    async def _body(self, sampling: SamplingParams) -> dict[str, Any]:
-        if self._model is None:
-            await self.served_model()
+    def _body(self, sampling: SamplingParams, tells_ids: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": sampling.max_tokens,
@@ -170,7 +179,7 @@ class OpenAICompatiblePolicy:
             body["seed"] = sampling.seed
         if sampling.stop:
             body["stop"] = list(sampling.stop)
-        if sampling.logprobs and _is_vllm(await self.served_model()):
+        if tells_ids:
             body["return_token_ids"] = True
         return {**body, **self._extra_body}
 
@@ -193,11 +202,13 @@ class OpenAICompatiblePolicy:
         except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise self._garbage(f"{content[:200]!r}") from error
         names = [model["id"] for model in models]
-        if self._model is None and len(models) == 1:
-            return models[0]
+        bases = [model for model in models if not model.get("parent")]
+        if self._model is None and len(bases) == 1:
+            return bases[0]
         for model in models:
-            if model["id"] == self._model:
-                return model
+            if model["id"] == self._model:  # an adapter has its base's window and tokenizer, and tells neither
+                base = next((each for each in bases if each["id"] == model.get("parent")), {})
+                return {**model, **{name: base[name] for name in ("root", "max_model_len") if name in base}}
         shown = ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")
         if self._model is None:
             raise PolicyRequestError(f"{self.base_url} serves {shown or 'no model'}", hint="Name one with --model.")

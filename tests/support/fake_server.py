@@ -36,6 +36,8 @@ class FakeServer:
         self.key = key
         self.window = window
         self.vllm = vllm
+        self.adapters: list[str] = []
+        """Names that are served beside the model, as vLLM does with adapters."""
         self.requests: list[dict[str, Any]] = []
         self.most_at_once = 0
         self._at_once = 0
@@ -84,7 +86,8 @@ class FakeServer:
         entry = {"id": self.model, "object": "model", "owned_by": "vllm" if self.vllm else "fake"}
         if self.window:
             entry["max_model_len"] = self.window  # type: ignore[assignment]
-        return web.json_response({"object": "list", "data": [entry]})
+        adapters = [{**entry, "id": name, "parent": self.model, "max_model_len": None} for name in self.adapters]
+        return web.json_response({"object": "list", "data": [entry, *adapters]})
 
     async def _complete(self, request: web.Request) -> web.Response:
         if refusal := self._refusal(request):
@@ -95,7 +98,7 @@ class FakeServer:
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:
             await asyncio.sleep(self.delay)
-            if body["model"] != self.model:
+            if body["model"] not in {self.model, *self.adapters}:
                 message = f"The model `{body['model']}` does not exist."
                 return web.json_response({"error": {"message": message, "code": 404}}, status=404)
             reply = self.respond(body, len(self.requests) - 1)
@@ -117,7 +120,7 @@ class FakeServer:
         reply = {
             "id": "x",
             "object": "chat.completion",
-            "model": self.model,
+            "model": body["model"],
             "choices": [choice],
             "usage": {"prompt_tokens": prompt, "completion_tokens": len(words), "total_tokens": prompt + len(words)},
         }

@@ -154,6 +154,36 @@ async def test_a_wrong_key_and_a_wrong_model_are_named() -> None:
         await right.aclose()
 
 
+async def test_beside_its_adapters_a_server_has_one_model() -> None:
+    with FakeServer(says("x")) as server:
+        server.adapters = ["version-1", "version-2"]
+        policy = OpenAICompatiblePolicy(base_url=server.base_url)
+        assert (await ask(policy)).model == "fake"
+        await policy.aclose()
+
+
+async def test_an_adapter_has_the_window_of_its_base() -> None:
+    with FakeServer(says("x"), window=4096) as server:
+        server.adapters = ["version-1"]
+        policy = OpenAICompatiblePolicy("version-1", base_url=server.base_url)
+        assert (await policy.describe()).context_window == 4096
+        await policy.aclose()
+
+
+async def test_weights_change_from_one_request_to_the_next_and_name_and_version_go_together() -> None:
+    with FakeServer(says("x"), delay=0.2) as server:
+        server.adapters = ["version-2"]
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, policy_version="1")
+        sent_before = asyncio.create_task(ask(policy))
+        await asyncio.sleep(0.1)
+        policy.serve("version-2", "2")
+        before, after = await sent_before, await ask(policy)
+        await policy.aclose()
+    assert (before.model, before.policy_version) == ("fake", "1")
+    assert (after.model, after.policy_version) == ("version-2", "2")
+    assert [request["model"] for request in server.requests] == ["fake", "version-2"]
+
+
 async def test_an_unreachable_server_and_a_silent_one_are_told_apart() -> None:
     closed = OpenAICompatiblePolicy("fake", base_url="http://127.0.0.1:9/v1", max_retries=0)
     with pytest.raises(PolicyUnreachableError, match="no connection to"):
