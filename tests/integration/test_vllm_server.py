@@ -15,6 +15,7 @@ from typing import Any
 import openai
 import pytest
 
+from memagent_training import session_watchdog
 from memagent_training.vllm_server import VLLMServer, VLLMServerError
 
 MESSAGES: Any = [{"role": "user", "content": "In 2048 there are 17 names, 3 of them café."}]
@@ -143,7 +144,7 @@ def test_nothing_survives_the_process_that_started_it(tmp_path: Path) -> None:
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
     starter = (
         "import os, subprocess, sys, time\n"
-        f"command = [sys.executable, {str(Path(__file__).with_name('watchdog.py'))!r}, str(os.getpid())]\n"
+        f"command = [sys.executable, {session_watchdog.__file__!r}, str(os.getpid())]\n"
         f"subprocess.Popen([*command, sys.executable, '-c', {child!r}], start_new_session=True)\n"
         "time.sleep(60)\n"
     )
