@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from memagent_graph.errors import EvaluationError, MissingExtraError
 from memagent_graph.evaluation.outcomes import Outcome
-from memagent_graph.evaluation.results import Results, Row
+from memagent_graph.evaluation.results import Results, Row, can_be_pooled
 from memagent_graph.evaluation.statistics import wilson
 from memagent_graph.evaluation.tables import length_label
 
@@ -68,9 +68,10 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
     for unit in units:
         rows = [row for row in results.rows if row.unit == unit]
         ending = f"_{unit}" if len(units) > 1 else ""
-        with _figure() as figure:
-            draw_accuracy(figure, rows, unit)
-            drawn.append(_save(figure, folder / f"accuracy{ending}"))
+        for name, shown in [("", rows)] if can_be_pooled(rows) else _by_task(rows):
+            with _figure() as figure:
+                draw_accuracy(figure, shown, unit)
+                drawn.append(_save(figure, folder / f"accuracy{name}{ending}"))
         with _figure() as figure:
             if draw_cost(figure, rows, unit):
                 drawn.append(_save(figure, folder / f"cost{ending}"))
@@ -81,6 +82,10 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
                     draw_depths(figure, grid, system, unit, _tasks(of_system))
                     drawn.append(_save(figure, folder / f"depth_{system}{ending}"))
     return drawn
+
+
+def _by_task(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    return [(f"_{task}", of_task) for task, of_task in _by(rows, lambda row: row.task)]
 
 
 def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from memagent_graph.evaluation.comparisons import comparison_parts
 from memagent_graph.evaluation.failures import Loss
 from memagent_graph.evaluation.outcomes import Outcome
-from memagent_graph.evaluation.results import Results, Row
+from memagent_graph.evaluation.results import Results, Row, can_be_pooled
 from memagent_graph.evaluation.statistics import Estimate, estimate
 from memagent_graph.evaluation.tables import SCORES, grouped, length_label, markdown
 
@@ -53,7 +53,7 @@ def render_report(results: Results, *, plots: Sequence[Path] = (), log: Path | N
         return "# Evaluation\n\nNo question has been answered yet.\n"
     parts = ["# Evaluation", _introduction(results)]
     parts += [f"![{path.stem.replace('_', ' ')}]({path.name})" for path in plots]
-    parts += ["## Accuracy", _LEGEND, _overview(rows)]
+    parts += ["## Accuracy", _LEGEND, *filter(None, [_overview(rows)])]
     for (task, unit), group in grouped(rows, lambda row: (row.task, row.unit)):
         parts += [f"### {task}", _accuracy_table(group, unit)]
     parts += ["## Cost per question", _COST_LEGEND, _cost_table(rows)]
@@ -101,9 +101,11 @@ def _introduction(results: Results) -> str:
 
 
 def _overview(rows: Sequence[Row]) -> str:
-    """Strict and lenient accuracy of each system at each length, over all tasks."""
+    """Strict and lenient accuracy of each system at each length, over all tasks where they are the same everywhere."""
     parts = []
     for unit, group in grouped(rows, lambda row: row.unit):
+        if not can_be_pooled(group):
+            continue
         lengths = sorted({row.length for row in group})
         cells = {key: each for key, each in grouped(group, lambda row: (row.system, row.length))}  # noqa: C416
         table = [["strict / lenient", *(f"{length_label(each, unit)} {unit}" for each in lengths)]]

@@ -144,6 +144,14 @@ class Results:
         return tuple(dict.fromkeys(row.system for row in self.rows))
 
 
+def can_be_pooled(rows: Iterable[Row]) -> bool:
+    """Whether the same tasks were asked at every length: else a mean over tasks would change with their choice."""
+    tasks_at: dict[int, set[str]] = {}
+    for row in rows:
+        tasks_at.setdefault(row.length, set()).add(row.task)
+    return len({frozenset(tasks) for tasks in tasks_at.values()}) <= 1
+
+
 def write_table(results: Results, path: Path) -> None:
     """Write the Parquet file; it appears whole, or stays as it was.
 

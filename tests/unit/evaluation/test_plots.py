@@ -57,6 +57,12 @@ def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(pict
     assert len(list(folder.iterdir())) == 2 * len(paths), "nothing else is left behind"
 
 
+def test_tasks_that_were_not_asked_at_every_length_are_drawn_apart(names_only, tmp_path) -> None:
+    """Their mean would rise and fall with the choice of tasks."""
+    uneven = [*ROWS, *(row("memagent", 1024, index, task="vt") for index in range(3))]
+    assert [path.name for path in draw_all(results(*uneven), tmp_path)][:2] == ["accuracy_keys.png", "accuracy_vt.png"]
+
+
 def test_equal_results_give_equal_files_without_a_date(pictures, tmp_path) -> None:
     folder, _ = pictures
     draw_all(results(*ROWS), tmp_path)
