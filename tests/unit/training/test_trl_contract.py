@@ -107,7 +107,7 @@ def test_every_option_that_changes_the_loss_is_set_here_or_fixed() -> None:
     of_other_losses = {
         name for name in fields if name.startswith(("sapo_", "vespo_", "entropy_coef_", "entropy_target"))
     }
-    of_generation = {name for name in fields if name.startswith("vllm_")} | {"steps_per_generation"}
+    of_generation = {name for name in fields if name.startswith("vllm_")}
     read = set(re.findall(r"self\.args\.(\w+)", LOSS)) | set(re.findall(r"self\.(\w+)", LOSS)) & fields
     unset = read - set(MultiConvDAPOConfig.__annotations__) - set(_FIXED) - of_other_losses - of_generation
     # The window of a mixture's balancing loss is the model's own; max_completion_length is of another loss.
