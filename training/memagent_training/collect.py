@@ -3,6 +3,9 @@
 Questions are samples of an evaluation task, and what reads them is the public reader. A group in which all rollouts
 earn the same teaches nothing, so further questions are asked until enough groups have variance (DAPO's dynamic
 sampling): as many groups are at work as are still wanted, and each one without variance makes room for another.
+
+A group is whole once all its rewards are in the run log. So a collection that was killed goes on under its name: whole
+groups are taken from the log, the others are read anew.
 """
 
 from __future__ import annotations
@@ -13,14 +16,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from memagent_graph import MemAgent, MemAgentError, ReadResult, RunFilter
+from memagent_graph import MemAgent, MemAgentError, ReadResult, RunFilter, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.scorers import score
 from memagent_training.errors import RewardError, TrainingError
 
 SampleReward: TypeAlias = Callable[[Sample, ReadResult], float]
 """What a read of a sample is worth."""
+
+_SOURCE = "collect"
+_SERVER_GONE = (PolicyUnreachableError, PolicyAuthenticationError)
+"""Errors of which a further question would only be a further case."""
 
 
 def strict_reward(sample: Sample, result: ReadResult) -> float:
@@ -59,6 +67,9 @@ class CollectedGroup:
     """One question's rollouts."""
 
     name: str
+    task: str
+    length: int
+    """The sample's, in the task's unit."""
     run_ids: tuple[str, ...]
     rewards: tuple[float, ...]
 
@@ -78,6 +89,8 @@ class Collected:
     """Groups without."""
     failed: dict[str, MemAgentError] = field(default_factory=dict)
     """Questions of which a read failed for good, each with the first error; the whole group is left out."""
+    usage: Usage = field(default_factory=Usage)
+    """What the reads cost that this call made; FLOPs are not counted."""
 
     @property
     def questions(self) -> int:
@@ -103,6 +116,7 @@ async def collect(
     *,
     name: str,
     reward: SampleReward = strict_reward,
+    resume: bool = False,
 ) -> Collected:
     """Roll questions out until enough groups have variance, or there are no more questions.
 
@@ -112,19 +126,24 @@ async def collect(
         settings: How much.
         name: Of this collection; run ids and groups begin with it, so it must be new to the run log.
         reward: What a read is worth; logged under the name "reward".
+        resume: Go on with a collection of this name, of the same samples and settings, if the log has one.
 
     Raises:
-        TrainingError: The reader keeps no log.
+        TrainingError: The reader keeps no log, or the log has a collection of that name.
+        PolicyUnreachableError, PolicyAuthenticationError: The server is gone, or refuses the key. What is whole by then
+            is in the log.
         MemAgentError: Every question failed; the first error.
     """
     if agent.run_log is None:
         raise TrainingError(
             "The reader keeps no run log", hint="Make it with run_log=..., from which training replays."
         )
-    if list(agent.run_log.runs(RunFilter(run_ids=(f"{name}-0-0",)))):
-        raise TrainingError(f"The run log has a collection {name!r} already", hint="Give this one another name.")
-    collection = _Collection(agent, settings, name, reward, asyncio.Semaphore(settings.concurrency))
+    if not resume and list(agent.run_log.runs(RunFilter(run_ids=(f"{name}-0-0",)))):
+        hint = "Give this one another name, or go on with that one (resume=True)."
+        raise TrainingError(f"The run log has a collection {name!r} already", hint=hint)
     collected = Collected()
+    slots = asyncio.Semaphore(settings.concurrency)
+    collection = _Collection(agent, settings, reward, slots, collected, may_be_logged=resume)
     asked: Iterator[tuple[int, Sample]] = enumerate(samples)
     at_work: dict[asyncio.Task[CollectedGroup], str] = {}
     is_exhausted = False
@@ -142,7 +161,7 @@ async def collect(
                 break
             done, _ = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                _enter(collected, at_work.pop(task), task)
+                collection.enter(at_work.pop(task), task)
     finally:
         for task in at_work:
             task.cancel()
@@ -152,26 +171,33 @@ async def collect(
     return collected
 
 
-def _enter(collected: Collected, name: str, task: asyncio.Task[CollectedGroup]) -> None:
-    try:
-        group = task.result()
-    except MemAgentError as error:
-        collected.failed[name] = error
-        return
-    (collected.groups if group.has_variance else collected.uniform).append(group)
-
-
 @dataclass
 class _Collection:
     agent: MemAgent
     settings: CollectSettings
-    name: str
     reward: SampleReward
     slots: asyncio.Semaphore
+    collected: Collected
+    may_be_logged: bool
     begun: int = 0
+
+    def enter(self, name: str, task: asyncio.Task[CollectedGroup]) -> None:
+        """Enter a group that is done."""
+        try:
+            group = task.result()
+        except _SERVER_GONE:
+            raise
+        except MemAgentError as error:
+            self.collected.failed[name] = error
+            return
+        (self.collected.groups if group.has_variance else self.collected.uniform).append(group)
 
     async def group(self, name: str, sample: Sample) -> CollectedGroup:
         """All rollouts of a question; the document is stored once."""
+        if self.may_be_logged:
+            logged = await asyncio.to_thread(self._logged, name, sample)
+            if logged is not None:
+                return logged
         reference = await asyncio.to_thread(self._store, name, sample)
         reads = [self._rollout(f"{name}-{place}", reference, sample) for place in range(self.settings.rollouts)]
         results = await asyncio.gather(*reads, return_exceptions=True)
@@ -185,7 +211,17 @@ class _Collection:
             broken = run_ids[next(place for place, reward in enumerate(rewards) if not math.isfinite(reward))]
             raise RewardError("The reward is no finite number", run_id=broken, hint="Mend the reward function.")
         await asyncio.to_thread(self._log, run_ids, rewards)
-        return CollectedGroup(name, run_ids, rewards)
+        return CollectedGroup(name, sample.task.name, sample.length, run_ids, rewards)
+
+    def _logged(self, name: str, sample: Sample) -> CollectedGroup | None:
+        """The group as an earlier call logged it; None where it is not whole."""
+        run_ids = tuple(f"{name}-{place}" for place in range(self.settings.rollouts))
+        totals = self._run_log.totals(run_ids)
+        rewards = [totals[run_id].rewards.get("reward") for run_id in run_ids]
+        found = tuple(reward for reward in rewards if reward is not None)
+        if len(found) < len(run_ids):
+            return None
+        return CollectedGroup(name, sample.task.name, sample.length, run_ids, found)
 
     def _store(self, name: str, sample: Sample) -> DocumentRef:
         return self.agent.store.add(Document.from_text("".join(sample.text()), name=name))
@@ -194,13 +230,29 @@ class _Collection:
         for attempt in range(self.settings.retries + 1):
             try:
                 async with self.slots:  # under the same id: the log keeps the run that came to its end
-                    return await self.agent.aread(reference, sample.question, run_id=run_id)
+                    result = await self.agent.aread(reference, sample.question, run_id=run_id)
+                self.collected.usage = _sum(self.collected.usage, result.usage)
+                return result
             except MemAgentError:
                 if attempt == self.settings.retries:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
     def _log(self, run_ids: tuple[str, ...], rewards: tuple[float, ...]) -> None:
-        assert self.agent.run_log is not None  # noqa: S101  collect saw to it
         for run_id, reward in zip(run_ids, rewards, strict=True):
-            self.agent.run_log.reward(run_id, reward, source="collect")
+            self._run_log.reward(run_id, reward, source=_SOURCE)
+
+    @property
+    def _run_log(self) -> RunLog:
+        assert self.agent.run_log is not None  # noqa: S101  collect saw to it
+        return self.agent.run_log
+
+
+def _sum(one: Usage, other: Usage) -> Usage:
+    return Usage(
+        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
+        completion_tokens=one.completion_tokens + other.completion_tokens,
+        cached_tokens=one.cached_tokens + other.cached_tokens,
+        turns=one.turns + other.turns,
+        seconds=one.seconds + other.seconds,
+    )

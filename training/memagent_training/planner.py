@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 
 from memagent_training.advantages import TrainingRow
 from memagent_training.errors import TrainingError
@@ -133,13 +134,14 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
 
 
 def optimizer_steps(
-    groups: Sequence[RolloutGroup], *, groups_per_step: int, seed: int
+    groups: Sequence[RolloutGroup], *, groups_per_step: int, seed: int, steps: int | None = None
 ) -> list[tuple[RolloutGroup, ...]]:
     """Split groups into optimizer steps, whole groups only, each group in exactly one.
 
     The shuffle depends on the seed and the groups' ids alone. What is left over makes a last, smaller step, whose loss
     is a mean over fewer tokens; nothing is dropped. For steps of equally many groups that teach something, leave out
-    those with a `reason_to_drop` before.
+    those with a `reason_to_drop` before. With `steps`, there are so many, of as equally many groups as can be, whatever
+    `groups_per_step`.
 
     Raises:
         TrainingError: Steps of no groups, or two groups of one id.
@@ -152,8 +154,15 @@ def optimizer_steps(
         raise TrainingError(f"{count} groups are named {name}", hint="Join them, or give each its own id.")
     shuffled = sorted(by_id)
     random.Random(seed).shuffle(shuffled)
-    starts = range(0, len(shuffled), groups_per_step)
-    return [tuple(by_id[name] for name in shuffled[start : start + groups_per_step]) for start in starts]
+    if steps is not None:
+        if not 1 <= steps <= len(shuffled):
+            raise TrainingError(
+                f"{len(shuffled)} groups for {steps} optimizer steps", hint="Collect more groups, or take fewer steps."
+            )
+        bounds = [len(shuffled) * number // steps for number in range(steps + 1)]
+    else:
+        bounds = [*range(0, len(shuffled), groups_per_step), len(shuffled)]
+    return [tuple(by_id[name] for name in shuffled[start:end]) for start, end in pairwise(bounds)]
 
 
 _Batch = list[int]

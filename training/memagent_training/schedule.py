@@ -47,6 +47,7 @@ class Schedule:
         ranks: Processes that train together.
         all_rows: Whether rows are forwarded whose advantage is 0. They count in the means in any case, but where the
             loss is the policy gradient alone, without KL and entropy, they have no gradient.
+        steps: Optimizer steps of a pass, in place of `groups_per_step`.
 
     Raises:
         TrainingError: No group is left, a reward is no number, or groups share an id.
@@ -60,6 +61,7 @@ class Schedule:
     token_budget: int
     ranks: int
     all_rows: bool = True
+    steps: int | None = None
     kept: tuple[RolloutGroup, ...] = field(init=False)
     dropped: Mapping[str, DropReason] = field(init=False)
     """The dropped groups' ids, each with its reason."""
@@ -82,12 +84,12 @@ class Schedule:
     @property
     def steps_per_pass(self) -> int:
         """Optimizer steps in which every kept group is trained on once."""
-        return -(-len(self.kept) // self.groups_per_step)
+        return self.steps or -(-len(self.kept) // self.groups_per_step)
 
     @property
     def fingerprint(self) -> str:
         """Of all that decides the steps, but for what only distributes them (ranks, layout, token budget)."""
-        digest = hashlib.sha256(repr((self.settings, self.groups_per_step, self.seed)).encode())
+        digest = hashlib.sha256(repr((self.settings, self.steps or self.groups_per_step, self.seed)).encode())
         for group in sorted(self.kept, key=lambda each: each.group_id):
             for rollout in group.rollouts_G:
                 told = (group.group_id, rollout.run_id, rollout.reward, rollout.step_rewards_K)
@@ -111,7 +113,12 @@ class Schedule:
 
     def pass_order(self, which_pass: int) -> list[tuple[RolloutGroup, ...]]:
         """The groups of each step of a pass, counted from 0."""
-        return optimizer_steps(self.kept, groups_per_step=self.groups_per_step, seed=self.seed + _STRIDE * which_pass)
+        return optimizer_steps(
+            self.kept,
+            groups_per_step=self.groups_per_step,
+            seed=self.seed + _STRIDE * which_pass,
+            steps=self.steps,
+        )
 
     def _scheduled(self, groups: Sequence[RolloutGroup]) -> ScheduledStep:
         batch = prepare_batch(groups, self.settings)

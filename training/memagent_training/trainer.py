@@ -56,7 +56,8 @@ class MultiConvDAPOTrainer(GRPOTrainer):
 
     Args:
         model: A causal language model, or its path or hub id; a peft model, too.
-        groups: All groups, from `replay.load_groups`. The same on every rank.
+        groups: All groups, from `replay.load_groups`. The same on every rank. A subclass that makes them while it
+            trains gives none; `args.max_steps` then says how many steps there are.
         args: The settings.
         processing_class: The tokenizer that is saved with the model; the model's own by default. Nothing is tokenised.
         policy_versions: Names of the weights that wrote the runs, oldest first, for the metric of staleness.
@@ -73,7 +74,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     def __init__(
         self,
         model: Any,
-        groups: Sequence[RolloutGroup],
+        groups: Sequence[RolloutGroup] | None,
         args: MultiConvDAPOConfig,
         *,
         processing_class: PreTrainedTokenizerBase | None = None,
@@ -82,21 +83,15 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         optimizers: tuple[Any, Any] = (None, None),
         peft_config: Any = None,
     ) -> None:
-        self.schedule = Schedule(
-            groups,
-            args.advantage_settings,
-            groups_per_step=args.groups_per_step,
-            seed=args.seed,
-            layout=Layout(args.layout),
-            token_budget=args.token_budget,
-            ranks=args.world_size,
-            all_rows=args.beta != 0 or args.entropy_coef != 0,
-        )
+        steps = args.max_steps
+        if groups is not None:
+            self._begin_schedule(groups, args, args.seed)
+            steps = self.schedule.steps_per_pass
         super().__init__(
             model=model,
             reward_funcs=_rewards_are_logged,
             args=args,
-            train_dataset=Dataset.from_dict({"step": list(range(self.schedule.steps_per_pass))}),
+            train_dataset=Dataset.from_dict({"step": list(range(steps))}),
             processing_class=processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
@@ -111,14 +106,35 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         self.policy_versions = tuple(policy_versions)
         self.logprob_gap: LogProbGap | None = None
         """Logged against recomputed log-probs, once training has begun."""
-        self._recomputed: Mapping[RowKey, Tensor] = {}
-        self._has_begun = False
-        self._reward_of_all = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
         self._scored: LogProbs | None = None
         self._micro_batch: MicroBatch | None = None
         policy: Any = self.model
         self._weights = int(sum(parameter.numel() for parameter in policy.parameters()))
-        check_fit(policy.config, groups)
+        if groups is not None:
+            check_fit(policy.config, groups)
+
+    def _begin_schedule(
+        self, groups: Sequence[RolloutGroup], args: MultiConvDAPOConfig, seed: int, steps: int | None = None
+    ) -> None:
+        """Plan steps over these groups, so many if given; what is known of earlier ones is forgotten."""
+        self.schedule = Schedule(
+            groups,
+            args.advantage_settings,
+            groups_per_step=args.groups_per_step,
+            seed=seed,
+            layout=Layout(args.layout),
+            token_budget=args.token_budget,
+            ranks=args.world_size,
+            all_rows=args.beta != 0 or args.entropy_coef != 0,
+            steps=steps,
+        )
+        self._reward_of_all = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
+        self._recomputed: Mapping[RowKey, Tensor] = {}
+        self._has_begun = False
+
+    def _scheduled_step(self) -> ScheduledStep:
+        """The optimizer step that is next."""
+        return self.schedule.step(self.state.global_step)
 
     # What the Trainer's loop asks for
 
@@ -134,7 +150,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             This rank's part of the loss times the number of ranks, so that their mean is the step's loss.
         """
         model.train()
-        step = self.schedule.step(self.state.global_step)
+        step = self._scheduled_step()
         if not self._has_begun:
             self._begin(model)
         began = time.perf_counter()
@@ -155,7 +171,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
 
     def floating_point_ops(self, inputs: Any) -> int:
         """6 per weight and forwarded token, without attention; for the log."""
-        step = self.schedule.step(self.state.global_step)
+        step = self._scheduled_step()
         return int(6 * self._weights * step.plan.forwarded_tokens / self.accelerator.num_processes)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -340,7 +356,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         gap = self.logprob_gap
         if gap is None:
             return
-        if self.accelerator.is_main_process:
+        if self.accelerator.is_main_process and not self.args.disable_tqdm:
             print(gap, flush=True)
         if not gap.mean <= self.args.max_logprob_gap:
             raise TrainingError(

@@ -29,6 +29,7 @@ from memagent_training.planner import Layout
 from memagent_training.replay import Groups, Replay, load_groups
 from memagent_training.replay_report import Refusal
 from memagent_training.rewards import RewardFunction, StepRewardFunction
+from memagent_training.saved_policy import save_policy
 from memagent_training.schedule import Schedule
 from memagent_training.training_output import Checkpoints
 
@@ -188,7 +189,7 @@ def train(prepared: PreparedJob, *, callbacks: Sequence[TrainerCallback] = ()) -
     if newest is None and trainer.accelerator.is_main_process:
         output.write_record(job.out, prepared.record)
     trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
-    adapter = _save(trainer, prepared)
+    adapter = save_policy(trainer, base, job.out, lora_rank=job.lora_rank)
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     return TrainedPolicy(job.out, adapter, trainer.state.global_step, logged[-1] if logged else {})
 
@@ -289,29 +290,3 @@ def _check_schedule(schedule: Schedule, config: MultiConvDAPOConfig) -> None:
                 hint=f"Raise it (--set token_budget={tokens}), or leave such runs out (--max-tokens).",
                 run_id=row.run_id,
             )
-
-
-def _save(trainer: Any, prepared: PreparedJob) -> Path | None:
-    """The finished policy's folder; returns where the adapters are, if such were trained."""
-    job, base = prepared.job, prepared.base
-    adapter = None if job.lora_rank is None else job.out / output.ADAPTER_FOLDER
-    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    if plugin is not None:
-        plugin.set_state_dict_type("FULL_STATE_DICT")  # checkpoints may be sharded, a policy may not
-    trainer.save_model(str(adapter or job.out))
-    if trainer.accelerator.is_main_process:
-        if adapter is not None:
-            _merge(base, adapter, job.out, prepared.config)
-        output.complete_policy(job.out, base.folder)
-    trainer.accelerator.wait_for_everyone()
-    return adapter
-
-
-def _merge(base: BaseModel, adapter: Path, out: Path, config: MultiConvDAPOConfig) -> None:
-    """Whole weights with the adapters in them, in the precision that was trained in."""
-    from peft import PeftModel  # noqa: PLC0415  optional
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
-
-    options: Any = config.model_init_kwargs or {}
-    model: Any = AutoModelForCausalLM.from_pretrained(base.source, dtype=options.get("dtype", "float32"))
-    PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(out)

@@ -1,0 +1,66 @@
+"""When going on would only make a policy worse: said early, and with what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from memagent_training.errors import TrainingError
+from memagent_training.rl.journal import CollectionRecord
+
+
+class CollapsedError(TrainingError):
+    """The policy got much worse while it was trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollapseSettings:
+    """When a loop stops."""
+
+    window: int = 8
+    """Iterations that are averaged."""
+    share: float = 0.5
+    """Of the best average of the same stage, below which the newest one must not fall."""
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or not 0 <= self.share < 1:
+            raise TrainingError(
+                f"collapse cannot be seen with a window of {self.window} and a share of {self.share}",
+                hint="Give a window of 1 or more, and a share from 0 (never stop) up to 1.",
+            )
+
+
+def check_rewards(records: Sequence[CollectionRecord], settings: CollapseSettings) -> None:
+    """Refuse to go on after rewards fell. Stages are compared with themselves: longer documents earn less at first.
+
+    Raises:
+        CollapsedError: The newest average is too far below the best one before.
+    """
+    if not records or settings.share == 0:
+        return
+    rewards = [each.reward for each in records if each.stage == records[-1].stage]
+    averages = [fmean(rewards[end - settings.window : end]) for end in range(settings.window, len(rewards) + 1)]
+    if averages and averages[-1] < settings.share * max(averages):
+        raise CollapsedError(
+            f"the policy collapsed: the mean reward of the last {settings.window} iterations is {averages[-1]:.3f}, "
+            f"and it was {max(averages):.3f} before",
+            hint="Lower the learning rate, or keep closer to the policy that read (fewer steps per iteration, "
+            "max_grad_norm, beta); the best measured policy is kept.",
+        )
+
+
+def check_metrics(metrics: Mapping[str, float], step: int) -> None:
+    """Refuse to go on with numbers that are none.
+
+    Raises:
+        CollapsedError: Loss or gradient are not finite.
+    """
+    for name in ("loss", "grad_norm"):
+        value = metrics.get(name)
+        if value is not None and not math.isfinite(value):
+            raise CollapsedError(
+                f"training broke down at step {step}: {name} is {value}",
+                hint="Go on from the checkpoint before with a lower learning rate or max_grad_norm.",
+            )

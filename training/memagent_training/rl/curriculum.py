@@ -1,0 +1,49 @@
+"""Which questions an iteration asks: documents grow longer as the policy gets them right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from memagent_graph.evaluation.samples import Sample, Task
+from memagent_training.rl.journal import CollectionRecord
+
+HELD_OUT: Final = 1_000_000_000
+"""Where the indices of samples begin that are measured with. Training takes lower ones."""
+PER_COLLECTION: Final = 100_000
+"""How many indices a collection has for itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    """Lengths, shortest first, of which a stage has the first ones.
+
+    Half of a stage's questions have its longest length, the others any of its lengths. Once reads of the longest one
+    earn enough in some collection, the next stage begins. Stages depend on the journal alone, and questions on the
+    collection and their number: a loop that was killed asks the same ones again.
+    """
+
+    tasks: Sequence[Task]
+    lengths: Sequence[int]
+    advance_at: float
+    """The mean reward, over a collection's reads of the longest length, that begins the next stage."""
+    seed: int = 0
+
+    def stage(self, records: Sequence[CollectionRecord]) -> int:
+        """The stage after these collections, counted from 0."""
+        stage = 0
+        for record in records:
+            longest = record.by_length.get(self.lengths[stage])
+            if record.stage == stage and longest is not None and longest.reward >= self.advance_at:
+                stage = min(stage + 1, len(self.lengths) - 1)
+        return stage
+
+    def questions(self, collection: int, stage: int) -> Iterator[Sample]:
+        """The questions of a collection, as many as it may have."""
+        unlocked = self.lengths[: stage + 1]
+        for number in range(PER_COLLECTION):
+            source = random.Random(f"{self.seed}/{collection}/{number}")
+            length = unlocked[-1] if source.random() < 0.5 else source.choice(unlocked)
+            yield source.choice(self.tasks).sample(length, collection * PER_COLLECTION + number)

@@ -1,0 +1,140 @@
+"""The server that the policy reads on: started if it is ours, given each new version, and put right when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams
+from memagent_graph.errors import PolicyUnreachableError
+from memagent_graph.profile import load_profile
+from memagent_graph.run_log import RunLog
+from memagent_training.policy_sync import PolicySync, RemoteServer, Served, SyncSettings
+from memagent_training.rl.job import POLICIES, RUN_LOG, PreparedLoop
+from memagent_training.vllm_server import VLLMServer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MODEL_NAME: Final = "policy"
+_RESTARTS: Final = 3
+"""How often one piece of work is begun again after the server died."""
+
+
+class Serving:
+    """The policy's newest version behind a server, and readers that ask it.
+
+    Args:
+        prepared: the loop; its server is started by `start`, unless it names one.
+    """
+
+    def __init__(self, prepared: PreparedLoop) -> None:
+        job = prepared.job
+        self._prepared = prepared
+        self._folder = job.out / POLICIES
+        self._own: VLLMServer | None = None
+        if job.base_url is None:
+            self._own = VLLMServer(
+                prepared.base.folder,
+                log_file=job.out / "server.log",
+                model_name=_MODEL_NAME,
+                max_lora_rank=job.lora_rank,
+                dev_mode=job.lora_rank is None,
+                options=job.server_options,
+            )
+        server: VLLMServer | RemoteServer = self._own or RemoteServer(
+            job.base_url or "", _MODEL_NAME, job.api_key, prepared.base.folder
+        )
+        self._sync = PolicySync(server, settings=SyncSettings(tolerance=job.sync_tolerance))
+        self._policy = OpenAICompatiblePolicy(
+            _MODEL_NAME, base_url=server.base_url, api_key=job.api_key, max_concurrency=job.collect.concurrency
+        )
+        self.run_log = RunLog(job.out / RUN_LOG)
+        self.rollouts = self._reader(job.temperature, self.run_log)
+        """Reads for training, at its temperature, and logs."""
+        self.served: Served | None = None
+        """The newest version, once there is one."""
+
+    async def start(self) -> None:
+        """Start the server, if it is ours."""
+        if self._own is not None:
+            await asyncio.to_thread(self._own.start)
+
+    async def close(self) -> None:
+        """Stop the server, if it is ours, and close what readers hold."""
+        await self._policy.aclose()
+        if self._own is not None:
+            await asyncio.to_thread(self._own.stop)
+        self.run_log.close()
+
+    def policy_folder(self, iteration: int) -> Path:
+        """Where the weights are that an iteration begins with."""
+        return self._folder / str(iteration)
+
+    @staticmethod
+    def version(iteration: int) -> str:
+        """What conversations call those weights."""
+        return f"iteration-{iteration}"
+
+    async def serve(self, iteration: int) -> Served:
+        """Bring the weights of an iteration into the server; those of versions before the last go from the disk.
+
+        Raises:
+            TrainingError: the server cannot be made to serve them; says why.
+        """
+        await self._revive()
+        self.served = await self._sync.sync(self.policy_folder(iteration), self.version(iteration))
+        self._policy.serve(self.served.model, self.served.version)
+        for folder in self._folder.iterdir():
+            if folder.name.isdigit() and not iteration - 1 <= int(folder.name) <= iteration:
+                shutil.rmtree(folder, ignore_errors=True)
+        return self.served
+
+    async def reading(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
+        """Do what reads with the weights of `iteration`, which are served; once more where our server died meanwhile.
+
+        Args:
+            iteration: whose weights are served.
+            work: can be begun again.
+
+        Raises:
+            PolicyUnreachableError: the server is somebody else's, or died time and again.
+        """
+        for attempt in range(_RESTARTS + 1):
+            assert self.served is not None  # noqa: S101  serve() was called
+            try:
+                async with self._sync.reading(self.served):
+                    return await work()
+            except PolicyUnreachableError as error:
+                if self._own is None or self._own.is_running or attempt == _RESTARTS:
+                    raise
+                log.warning("the server died (%s); it is started again", error.message)
+            await self.serve(iteration)
+        raise AssertionError("the last attempt returns or raises")
+
+    def reader(self, temperature: float) -> MemAgent:
+        """A reader that keeps no log, to measure with."""
+        return self._reader(temperature, run_log=False)
+
+    async def _revive(self) -> None:
+        if self._own is not None and not self._own.is_running:
+            await asyncio.to_thread(self._own.restart)
+
+    def _reader(self, temperature: float, run_log: RunLog | bool) -> MemAgent:
+        base = self._prepared.base
+        profile = load_profile(base.folder)
+        return MemAgent(
+            self._policy,
+            tokenizer=base.folder,
+            budget=profile.budget if profile else None,
+            prompts=profile.prompts if profile else None,
+            boundary=profile.boundary if profile else None,
+            sampling=SamplingParams(temperature=temperature),
+            run_log=run_log,
+            store=self._prepared.job.out / "documents",
+        )

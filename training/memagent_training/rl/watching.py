@@ -1,0 +1,47 @@
+"""What a loop tells while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from memagent_training.policy_sync import Served
+from memagent_training.rl.journal import CollectionRecord, Measurement
+
+
+class Phase(StrEnum):
+    """What a loop spends its time on."""
+
+    SYNC = "sync"
+    """Weights are written, and brought into the server."""
+    MEASURE = "measure"
+    COLLECT = "collect"
+    """Questions are read; with rollouts one version behind, only what is still waited for."""
+    TRAIN = "train"
+
+
+class Watcher:
+    """Told of a loop's progress; by itself it ignores everything. Calls come from the thread that trains, but for
+    `measured`.
+    """
+
+    def begins(self, iteration: int, phase: Phase) -> None:
+        """A phase of an iteration begins; the one before has ended."""
+
+    def serves(self, iteration: int, served: Served) -> None:
+        """The weights of an iteration are served."""
+
+    def measured(self, measurement: Measurement) -> None:
+        """Held-out questions were read."""
+
+    def collected(self, record: CollectionRecord) -> None:
+        """An iteration's groups are there; also what an earlier call had collected."""
+
+    def trained(self, step: int, metrics: Mapping[str, float]) -> None:
+        """An optimizer step was taken."""
+
+    def saved(self, step: int) -> None:
+        """There is a checkpoint."""
+
+    def ends(self, reason: str) -> None:
+        """The loop ended, for what reason."""
