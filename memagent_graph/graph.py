@@ -13,13 +13,13 @@ from langgraph.types import Checkpointer, Durability
 
 from memagent_graph.documents import Document
 from memagent_graph.errors import BudgetError, MemAgentError
+from memagent_graph.nodes import CHECKPOINTER
 from memagent_graph.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.strategies import Overwrite, Strategy
 
 _RECURSION_LIMIT = 2**31 - 1
 """Every superstep moves the cursor or ends the run, so the document's own end bounds the number of steps."""
 
-_PARENT_CHECKPOINTER = "__pregel_checkpointer"
 _PARENT_DURABILITY = "__pregel_durability"
 
 
@@ -145,7 +145,7 @@ def _has_reference(given: Any) -> bool:
 
 
 def _parent_checkpointer(config: RunnableConfig | None) -> Any:
-    return (config or {}).get("configurable", {}).get(_PARENT_CHECKPOINTER)
+    return (config or {}).get("configurable", {}).get(CHECKPOINTER)
 
 
 def _unbounded(config: RunnableConfig | None) -> RunnableConfig:

@@ -2,17 +2,21 @@
 
 Each step is a pure-looking coroutine from tracked state to a change of it; all input and output goes through the
 `ReaderContext`. `as_runnable` makes a step a graph node that works under both `invoke` and `ainvoke`.
+
+A superstep of LangGraph costs nearly as much processor time as all else that a chunk needs. It is there so that what
+lies between two steps can be saved and seen. Where nobody does either, a step that follows itself does so at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
-from langgraph.runtime import get_runtime
+from langgraph.runtime import Runtime, get_runtime
 
 from memagent_graph.background import run_sync
 from memagent_graph.chunking import Chunk, Chunker, Cursor, start_cursor
@@ -36,6 +40,9 @@ Change: TypeAlias = dict[str, Any]
 Step: TypeAlias = Callable[[ReaderState, ReaderContext], Awaitable[Change]]
 Route: TypeAlias = Callable[[ReaderState], str]
 """Names the node that follows."""
+
+CHECKPOINTER: Final = "__pregel_checkpointer"
+"""Where LangGraph puts a graph's checkpointer, its own or its parent's, in the config."""
 
 
 async def open_document(state: ReaderState, context: ReaderContext) -> Change:
@@ -247,22 +254,42 @@ async def _settle(recording: Recording, change: Change) -> None:
         step["events"].append(event_record(EventKind.LOGGING_STOPPED, step["chunk_index"], recording.failure))
 
 
+def _is_seen(context: ReaderContext, config: RunnableConfig | None) -> bool:
+    """Whether checkpoints or callbacks would tell a superstep that has several steps in it."""
+    checkpointer = (config or {}).get("configurable", {}).get(CHECKPOINTER)
+    return checkpointer is not None or observed(context, config) is not context
+
+
 @dataclass(frozen=True)
 class _Node(Runnable[ReaderState, Change]):
     """A step as a graph node: finds its context, reports progress, and says where in the read an error happened."""
 
     step: Step
+    follows_itself: Callable[[ReaderState], bool] | None = None
 
     async def ainvoke(self, input: ReaderState, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002
         runtime = get_runtime(ReaderContext)
-        change = await self._run(input, runtime.context, config)
-        self._report(change, input, runtime.stream_writer)
-        return change
+        context, state = runtime.context, input
+        change = total = await self._step(state, runtime, config)
+        if self.follows_itself is None or context.pass_by is None or _is_seen(context, config):
+            return change
+        while self.follows_itself(state := cast("ReaderState", {**state, **change})):
+            context.pass_by(change)
+            # As between supersteps, others have their turn, though the policy and all else may never wait.
+            await asyncio.sleep(0)
+            change = await self._step(state, runtime, config)
+            total = {**total, **change}
+        return total
 
     def invoke(self, input: ReaderState, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002
         runtime = get_runtime(ReaderContext)
         change = run_sync(self._run(input, runtime.context, config))
         self._report(change, input, runtime.stream_writer)
+        return change
+
+    async def _step(self, state: ReaderState, runtime: Runtime[ReaderContext], config: RunnableConfig | None) -> Change:
+        change = await self._run(state, runtime.context, config)
+        self._report(change, state, runtime.stream_writer)
         return change
 
     async def _run(self, state: ReaderState, context: ReaderContext, config: RunnableConfig | None) -> Change:
@@ -309,9 +336,16 @@ class _Route(Runnable[ReaderState, str]):
         return self.choose(input)
 
 
-def as_runnable(step: Step) -> Runnable[ReaderState, Change]:
-    """A graph node that runs `step` with the graph's `ReaderContext`."""
-    return _Node(step)
+def as_runnable(
+    step: Step, *, follows_itself: Callable[[ReaderState], bool] | None = None
+) -> Runnable[ReaderState, Change]:
+    """A graph node that runs `step` with the graph's `ReaderContext`.
+
+    Args:
+        step: the step.
+        follows_itself: whether the state that it leaves leads to the same node again; as the graph's edges say.
+    """
+    return _Node(step, follows_itself)
 
 
 def as_route(choose: Route) -> Runnable[ReaderState, str]:

@@ -153,7 +153,7 @@ class MemAgent:
             DocumentError, BudgetError, PolicyError: what went wrong, at which chunk, and what to do. With
                 `checkpoints`, the run can be resumed.
         """
-        async with aclosing(self.astream(document, question, run_id=run_id, limits=limits)) as parts:
+        async with aclosing(self._start(document, question, run_id, limits, shown=False)) as parts:
             async for part in parts:
                 if isinstance(part, ReadResult):
                     return part
@@ -179,12 +179,7 @@ class MemAgent:
         limits: Limits | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Read, giving each memory update as it is made, and the result at the end. Arguments as for `aread`."""
-        graph = await self._graph()
-        check_question(question, graph.reader_context)
-        run_id = run_id or new_run_id()
-        reference = await self._reference(document)
-        given = {"question": question, "document": reference, "run_id": run_id}
-        async with aclosing(self._run(graph, given, given, limits, [])) as parts:
+        async with aclosing(self._start(document, question, run_id, limits)) as parts:
             async for part in parts:
                 yield part
 
@@ -419,6 +414,25 @@ class MemAgent:
             self.store.add, Document.of(document), replace_undecodable=self._wishes.replace_undecodable
         )
 
+    async def _start(
+        self,
+        document: DocumentSource | DocumentRef,
+        question: str,
+        run_id: str | None,
+        limits: Limits | None,
+        *,
+        shown: bool = True,
+    ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
+        """Begin a read and drive it to its end."""
+        graph = await self._graph()
+        check_question(question, graph.reader_context)
+        run_id = run_id or new_run_id()
+        reference = await self._reference(document)
+        given = {"question": question, "document": reference, "run_id": run_id}
+        async with aclosing(self._run(graph, given, given, limits, [], shown=shown)) as parts:
+            async for part in parts:
+                yield part
+
     async def _run(
         self,
         graph: ReaderGraph,
@@ -426,16 +440,29 @@ class MemAgent:
         state: Mapping[str, Any],
         limits: Limits | None,
         done: Sequence[MemoryUpdate],
+        *,
+        shown: bool = True,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Drive the graph from `state` to its end, giving its updates, then the result."""
-        context = replace(graph.reader_context, limits=limits) if limits else graph.reader_context
+        """Drive the graph from `state` to its end, giving its updates, then the result.
+
+        Where the updates are not `shown` to anyone, some are not given, and the result alone has them all.
+        """
         run_id, state, updates = state["run_id"], dict(state), list(done)
+
+        def keep(change: Mapping[str, Any]) -> None:
+            updates.append(update_from_step(change["step"], change["memory"]))
+
+        context = replace(
+            graph.reader_context,
+            limits=limits or graph.reader_context.limits,
+            pass_by=None if shown else keep,
+        )
         async for part in graph.astream(given, thread(run_id), context=context, stream_mode="updates"):
             for change in part.values():
                 state.update(change or {})
                 step = (change or {}).get("step")
                 if step and step["type"] == "memory_update":
-                    updates.append(update_from_step(step, change["memory"]))
+                    keep(change)
                     yield updates[-1]
         result = result_from_state(state, updates, context)
         yield result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NotRequired
 
@@ -209,6 +209,9 @@ class ReaderContext:
     run_log: RunLog | None = field(default=None, repr=False)
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What the log says of how the reader was made."""
+    pass_by: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
+    """Set where a caller sees nothing of a read before its end. A step that follows itself may then do so within one
+    superstep; it hands in here, one by one, the changes that the graph's own streams thus never show."""
     meter: Meter = field(default_factory=Meter)
 
     def for_one_call(self, *, checkpointed: bool) -> ReaderContext:

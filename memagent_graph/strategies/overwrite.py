@@ -25,7 +25,7 @@ class Overwrite:
         """Add the paper's loop."""
         builder.add_node("open_document", as_runnable(open_document))
         builder.add_node("read_chunk", as_runnable(read_chunk))
-        builder.add_node("update_memory", as_runnable(update_memory))
+        builder.add_node("update_memory", as_runnable(update_memory, follows_itself=_has_chunk))
         builder.add_node("answer", as_runnable(answer))
         builder.add_edge(START, "open_document")
         builder.add_edge("open_document", "read_chunk")
@@ -37,8 +37,12 @@ class Overwrite:
 def _after_read_chunk(state: ReaderState) -> str:
     if state.get("stop_reason"):
         return END
-    return "update_memory" if state.get("span") else "answer"
+    return "update_memory" if _has_chunk(state) else "answer"
 
 
 def _after_update(state: ReaderState) -> str:
-    return "update_memory" if state.get("span") else "read_chunk"
+    return "update_memory" if _has_chunk(state) else "read_chunk"
+
+
+def _has_chunk(state: ReaderState) -> bool:
+    return state.get("span") is not None
