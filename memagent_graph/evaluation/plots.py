@@ -19,12 +19,12 @@ from memagent_graph.evaluation.results import Results, Row, can_be_pooled
 from memagent_graph.evaluation.statistics import wilson
 from memagent_graph.evaluation.tables import length_label
 
-_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
+CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
 """Okabe and Ito's palette, which people of every kind of colour vision can tell apart; the reader is blue."""
-_MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _WIDTH, _HEIGHT = 8.0, 4.4
 """Inches; 100 pixels each in SVG, 200 in PNG."""
-_STYLE: Final = {
+STYLE: Final = {
     "svg.hashsalt": "memagent",
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",
@@ -106,7 +106,7 @@ def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
             [wilson(sum(getattr(row, score) for row in group), len(group)) for _, group in groups]
             for score in ("lenient", "strict")
         )
-        look = {"color": _COLOURS[place % len(_COLOURS)], "zorder": 20 - place}
+        look = {"color": CURVE_COLOURS[place % len(CURVE_COLOURS)], "zorder": 20 - place}
         low, high = [100 * each.low for each in lenient], [100 * each.high for each in lenient]
         beside = [length * ratio ** (_DODGE * (place - (count - 1) / 2)) for length in lengths]
         band = {"facecolor": (look["color"], 0.1), "edgecolor": (look["color"], 0.4), "linewidth": 0.7}
@@ -181,7 +181,7 @@ def draw_cost(figure: Any, rows: Sequence[Row], unit: str) -> bool:
         }
         if costs:
             lengths = sorted(costs)
-            look = {"color": _COLOURS[place % len(_COLOURS)], "zorder": 20 - place}
+            look = {"color": CURVE_COLOURS[place % len(CURVE_COLOURS)], "zorder": 20 - place}
             axes.plot(lengths, [costs[each] for each in lengths], label=system, **_line(place), **look)
     whole = {
         length: fmean(values)
@@ -207,7 +207,7 @@ def _cost(row: Row, as_flops: bool) -> float | None:
 
 
 def _line(place: int) -> dict[str, Any]:
-    marker = _MARKERS[place % len(_MARKERS)]
+    marker = MARKERS[place % len(MARKERS)]
     return {"linewidth": 2.2, "marker": marker, "markersize": 6.5, "markeredgecolor": "white", "markeredgewidth": 0.8}
 
 
@@ -251,7 +251,7 @@ def _figure() -> Iterator[Any]:
         figure_class = importlib.import_module("matplotlib.figure").Figure
     except ImportError as error:
         raise MissingExtraError("eval", "drawing results") from error
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         yield figure_class(figsize=(_WIDTH, _HEIGHT), layout="constrained")
 
 

@@ -4,7 +4,8 @@
 
 All questions on a document are read in lockstep: a chunk's section is computed once, and each reader is a branch of
 it, in float32 and without approximation. A reply is first scored against the one expected; only where the
-policy's choice differs from it is the rest generated token by token. Prose, entities and values are held out.
+policy's choice differs from it is the rest generated token by token. A reader whose memory has lost the value is not
+read on: the fact stands in one chunk, so it is wrong. Prose, entities and values are held out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -39,8 +41,16 @@ class Outcome:
 
     question: Question
     answer: str
+    """Empty where the value was lost on the way."""
     false_records: int
     empty_steps: int
+    overwrites: int
+    """Steps that began with the value in memory."""
+    risk: float
+    """Summed over these, the probability that sampling at the reader's temperature (1 if it is greedy) writes
+    something else; over their number, the expected loss per overwrite."""
+    lost_at: int | None
+    """The step after which the value was no longer in memory."""
 
     @property
     def right(self) -> bool:
@@ -56,10 +66,8 @@ class Reader:
         embedding = weights["model.embed_tokens.weight"]
         layers = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("model.layers."))
         inner = weights["model.layers.0.mlp.gate_proj.weight"].shape[0]
-        self.policy = Policy(ModelShape(embedding.shape[0], embedding.shape[1], inner, layers))
-        extra = {name: weights.pop(name) for name in list(weights) if name.endswith("o_proj.bias")}
-        if any(bool(bias.any()) for bias in extra.values()):
-            raise ValueError(f"{folder} has an attention output bias, which this policy does not compute")
+        biased = any(name.endswith("o_proj.bias") for name in weights)
+        self.policy = Policy(ModelShape(embedding.shape[0], embedding.shape[1], inner, layers, output_bias=biased))
         self.policy.load_state_dict(weights)
         self.form = PromptFormat.load(folder, load_encoding(folder))
         self.tokenizer = load_tokenizer(folder)
@@ -68,28 +76,42 @@ class Reader:
         self.noise = torch.Generator().manual_seed(seed)
 
     @torch.no_grad()
-    def choose(self, row: Row) -> list[list[int]]:
-        """The policy's choice at each learned position of each branch, given the expected tokens before it."""
+    def choose(self, row: Row) -> tuple[list[list[int]], list[float]]:
+        """The policy's choice at each learned position of each branch, given the expected tokens before it.
+
+        Beside it the log of each branch's probability to be sampled as expected.
+        """
         batch = collate([row])
         logits = self.policy(batch.tokens, batch.positions, batch.layout, batch.wanted)
+        scores = (logits / (self.temperature or 1)).log_softmax(-1).gather(-1, batch.targets[:, None])[:, 0].tolist()
         if self.temperature:
             chances = (logits / self.temperature).softmax(-1)
             chosen = torch.multinomial(chances, 1, generator=self.noise)[:, 0].tolist()
         else:
             chosen = logits.argmax(-1).tolist()
-        return [[chosen.pop(0) for _ in branch.learned] for branch in row.branches]
+        of_branch = [len(branch.learned) for branch in row.branches]
+        ends = list(accumulate(of_branch))
+        places = [slice(end - count, end) for end, count in zip(ends, of_branch, strict=True)]
+        return [chosen[place] for place in places], [math.fsum(scores[place]) for place in places]
 
-    def complete(self, trunk: list[int], prompts: list[list[int]], expected: list[list[int]]) -> list[str]:
-        """The policy's replies to prompts that share a trunk (which may be empty: then they stand alone)."""
-        replies: list[str] = []
+    def complete(
+        self, trunk: list[int], prompts: list[list[int]], expected: list[list[int]]
+    ) -> list[tuple[str, float]]:
+        """The policy's replies to prompts that share a trunk (which may be empty: then they stand alone).
+
+        With each the log of the probability that sampling gives the expected one.
+        """
+        replies: list[tuple[str, float]] = []
         for start in range(0, len(prompts), MOST_BRANCHES):
             part = slice(start, start + MOST_BRANCHES)
             pairs = list(zip(prompts[part], expected[part], strict=True))
             branches = [Branch.of(prompt, reply, bool(trunk), "read", 1.0) for prompt, reply in pairs]
-            for (prompt, reply), chosen in zip(pairs, self.choose(Row(trunk or [0], branches)), strict=True):
+            choices, scores = self.choose(Row(trunk or [0], branches))
+            for (prompt, reply), chosen, score in zip(pairs, choices, scores, strict=True):
                 agreed = next((i for i, (a, b) in enumerate(zip(chosen, reply, strict=True)) if a != b), len(reply))
                 ids = reply if agreed == len(reply) else self.go_on(trunk, prompt, chosen[: agreed + 1])
-                replies.append(self.form.encoding.decode([token for token in ids if token != self.end]).strip())
+                text = self.form.encoding.decode([token for token in ids if token != self.end]).strip()
+                replies.append((text, score))
         return replies
 
     def go_on(self, trunk: list[int], prompt: list[int], ids: list[int]) -> list[int]:
@@ -97,38 +119,70 @@ class Reader:
         ids = list(ids)
         while ids[-1] != self.end and len(ids) < LONGEST_REPLY:
             branch = Branch.of(prompt + ids, [self.end], bool(trunk), "read", 1.0)
-            ids += self.choose(Row(trunk or [0], [branch]))[0]
+            ids += self.choose(Row(trunk or [0], [branch]))[0][0]
         return ids
 
     def read(self, questions: list[Question]) -> list[Outcome]:
         """Read every question's document to its end and answer."""
-        memories = [EMPTY] * len(questions)
-        false_records = [0] * len(questions)
-        empty_steps = [0] * len(questions)
+        readers = [_ReaderState(question) for question in questions]
         for step in range(len(questions[0].chunks)):
-            by_chunk: dict[str, list[int]] = defaultdict(list)
-            for index, question in enumerate(questions):
-                by_chunk[question.chunks[step]].append(index)
-            for chunk, indices in by_chunk.items():
-                prompts, expected = [], []
-                for index in indices:
-                    question = questions[index]
-                    found = question.value if step == question.fact_chunk else None
-                    target = memories[index] if memories[index] != EMPTY else found or EMPTY
-                    prompts.append(self.form.question(memories[index], question.problem))
-                    expected.append(self.form.reply(target))
-                for index, reply in zip(indices, self.complete(self.form.trunk(chunk), prompts, expected), strict=True):
-                    if memories[index] == EMPTY and step != questions[index].fact_chunk:
-                        empty_steps[index] += 1
-                        false_records[index] += reply not in (EMPTY, questions[index].value, "")
-                    memories[index] = reply or memories[index]
-        prompts = [
-            self.form.answer_prompt(memory, question.problem)
-            for memory, question in zip(memories, questions, strict=True)
-        ]
-        answers = self.complete([], prompts, [self.form.boxed(memory) for memory in memories])
-        boxed = [answer.partition("\\boxed{")[2].rpartition("}")[0].strip() for answer in answers]
-        return [Outcome(*row) for row in zip(questions, boxed, false_records, empty_steps, strict=True)]
+            by_chunk: dict[str, list[_ReaderState]] = defaultdict(list)
+            for reader in readers:
+                if reader.lost_at is None:
+                    by_chunk[reader.question.chunks[step]].append(reader)
+            for chunk, reading in by_chunk.items():
+                prompts = [self.form.question(reader.memory, reader.question.problem) for reader in reading]
+                expected = [self.form.reply(reader.expected_at(step)) for reader in reading]
+                for reader, (reply, score) in zip(
+                    reading, self.complete(self.form.trunk(chunk), prompts, expected), strict=True
+                ):
+                    reader.overwrite(step, reply, score)
+        left = [reader for reader in readers if reader.lost_at is None]
+        prompts = [self.form.answer_prompt(reader.memory, reader.question.problem) for reader in left]
+        answers = self.complete([], prompts, [self.form.boxed(reader.memory) for reader in left])
+        for reader, (answer, _) in zip(left, answers, strict=True):
+            reader.answer = answer.partition("\\boxed{")[2].rpartition("}")[0].strip()
+        return [reader.outcome for reader in readers]
+
+
+@dataclass
+class _ReaderState:
+    """One question's reader between two chunks."""
+
+    question: Question
+    memory: str = EMPTY
+    answer: str = ""
+    false_records: int = 0
+    empty_steps: int = 0
+    overwrites: int = 0
+    risk: float = 0.0
+    lost_at: int | None = None
+
+    def expected_at(self, step: int) -> str:
+        """What the memory should become."""
+        found = self.question.value if step == self.question.fact_chunk else None
+        return self.memory if self.memory != EMPTY else found or EMPTY
+
+    def overwrite(self, step: int, reply: str, score: float) -> None:
+        """Enter a reply, `score` being the log of the probability to sample the one expected."""
+        question = self.question
+        if self.memory == EMPTY and step != question.fact_chunk:
+            self.empty_steps += 1
+            self.false_records += reply not in (EMPTY, question.value, "")
+        if self.memory == question.value:
+            self.overwrites += 1
+            self.risk += -math.expm1(min(score, 0.0))
+        self.memory = reply or self.memory
+        is_past = question.fact_chunk is not None and step >= question.fact_chunk
+        if question.value is not None and is_past and question.value not in self.memory:
+            self.lost_at = step
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it went."""
+        return Outcome(
+            self.question, self.answer, self.false_records, self.empty_steps, self.overwrites, self.risk, self.lost_at
+        )
 
 
 def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:

@@ -30,6 +30,8 @@ class ModelShape:
     head_dim: int = 64
     rope_theta: float = 1e6
     rms_norm_eps: float = 1e-6
+    output_bias: bool = False
+    """Whether attention's output has a bias: Qwen2's has none, but one that was trained as a Llama does."""
 
     @property
     def heads(self) -> int:
@@ -75,7 +77,7 @@ class SelfAttention(nn.Module):
         self.q_proj = nn.Linear(width, width, bias=True)
         self.k_proj = nn.Linear(width, width, bias=True)
         self.v_proj = nn.Linear(width, width, bias=True)
-        self.o_proj = nn.Linear(width, width, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=shape.output_bias)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
         """Attend, from (N, width) to the same shape."""

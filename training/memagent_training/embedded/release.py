@@ -76,7 +76,7 @@ def as_llama(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in weights.items()
         if name.endswith(output)
     }
-    return {**weights, **biases}
+    return {**biases, **weights}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,0 +1,86 @@
+"""How much of a collection's prompts a server computes, by the order of the prompt's parts.
+
+    python -m benchmarks.prompt_order work/prompt-order
+
+G rollouts of a question read the same chunks. With the section before problem and memory, they share the section's
+keys and values; with the paper's order, problem and memory first, they part before it. The same questions are collected
+in both orders on a fresh vLLM server each; what was computed is told by the server's own counters. What the embedded
+policy makes of the paper's order, which it was not trained on, does not matter here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from benchmarks.figures import Figure, print_table
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.profile import EMBEDDED_FOLDER, load_profile
+from memagent_graph.prompts import PromptLayout, load_prompts
+from memagent_graph.tokenizers import load_tokenizer
+
+GOAL = 1 / 3
+
+
+def collect_in(order: PromptLayout, folder: Path, given: argparse.Namespace) -> tuple[float, float, float]:
+    """Prompt tokens asked for, those computed, and seconds."""
+    from memagent_training.collect import CollectSettings, collect
+    from memagent_training.vllm_server import VLLMServer
+
+    task = load_task(given.task, TaskSettings(load_tokenizer(EMBEDDED_FOLDER), small=True))
+    samples = [task.sample(given.length, number) for number in range(given.questions)]
+    profile = load_profile(EMBEDDED_FOLDER)
+    assert profile is not None
+    own = profile.prompts
+    prompts = load_prompts(order, own.answer_format, empty_memory=own.empty_memory)
+    settings = CollectSettings(
+        rollouts=given.rollouts, groups=given.questions, max_questions=given.questions, concurrency=given.concurrency
+    )
+    with VLLMServer(EMBEDDED_FOLDER, log_file=folder / "server.log") as server:
+        agent = MemAgent(
+            OpenAICompatiblePolicy(base_url=server.base_url, model=server.model_name),
+            tokenizer=EMBEDDED_FOLDER,
+            budget=profile.budget,
+            prompts=own if order is PromptLayout.SECTION_FIRST else prompts,
+            boundary=profile.boundary,
+            sampling=SamplingParams(temperature=1.0),
+            run_log=folder / f"{order.value}.sqlite",
+            store=folder / "documents",
+        )
+        before = server.metrics()
+        found = asyncio.run(collect(agent, samples, settings, name="collected"))
+        after = server.metrics()
+    asked, cached = (
+        after[name] - before.get(name, 0.0)
+        for name in ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+    )
+    return asked, asked - cached, found.usage.turns
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a new one")
+    parser.add_argument("--task", default="niah_multikey_2")
+    parser.add_argument("--length", type=int, default=2000)
+    parser.add_argument("--questions", type=int, default=8)
+    parser.add_argument("--rollouts", type=int, default=16)
+    parser.add_argument("--concurrency", type=int, default=128)
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True)
+    figures: list[Figure] = []
+    computed: dict[PromptLayout, float] = {}
+    for order in PromptLayout:
+        asked, paid, turns = collect_in(order, given.folder, given)
+        computed[order] = paid / turns
+        figures.append(Figure(f"{order.value}: prompt tokens a turn", asked / turns, "", "", True))
+        figures.append(Figure(f"{order.value}: of them computed", paid / turns, "", "", True))
+    ratio = computed[PromptLayout.SECTION_FIRST] / computed[PromptLayout.PAPER]
+    figures.append(Figure("computed a turn, section_first : paper", ratio, "x", "<= 1/3", ratio <= GOAL))
+    print_table(figures)
+
+
+if __name__ == "__main__":
+    main()
