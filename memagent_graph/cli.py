@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memagent_graph import cli_eval, cli_mcp, cli_runs, cli_show, cli_train
+from memagent_graph import cli_eval, cli_mcp, cli_rl, cli_runs, cli_show, cli_train
 from memagent_graph.cli_options import (
     AnswerForm,
     AnswerTemplate,
@@ -278,6 +278,7 @@ cli_show.register(app)
 cli_runs.register(app)
 cli_eval.register(app)
 cli_train.register(app)
+cli_rl.register(app)
 cli_mcp.register(app)
 
 

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import json
-import os
 import re
 import sys
-import time
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from memagent_graph.errors import MemAgentError, MissingExtraError
-from memagent_graph.exit_codes import ExitCode, exit_code
+from memagent_graph.cli_training import (
+    LoRARank,
+    OptionNames,
+    Settings,
+    as_options,
+    failures_told,
+    is_main_process,
+    print_json,
+    require_extra,
+)
 
 if TYPE_CHECKING:
     from memagent_training.training_job import PreparedJob, TrainedPolicy, TrainingJob
 
 _WIDTH_WITHOUT_TERMINAL: Final = 160
-_PATIENCE: Final = 15.0
-"""Seconds that a machine's other processes wait with a failure. Nearly always the first one has failed, too, and says
-so; the launcher then ends the others, and would end the first one just as well if they were quicker."""
-_OPTION_OF: Final = (
+_OPTION_NAMES: Final[OptionNames] = (
     (re.compile(r"\bwhole_groups=False"), "--partial-groups"),
     (re.compile(r"\b(tokenizer|template)=\.\.\."), r"--\1 FINGERPRINT"),
     (re.compile(r"\b(tokenizer|template)='(\w*)'"), r"--\1 \2"),
@@ -35,7 +34,6 @@ _OPTION_OF: Final = (
     (re.compile(r"\bpolicy_versions\b"), "--policy-versions"),
     (re.compile(r"\bmax_staleness\b"), "--max-staleness"),
 )
-"""What a hint calls by the name of a function's argument, and the option that it is here."""
 
 
 def register(app: typer.Typer) -> None:
@@ -48,10 +46,7 @@ def train(
     model: Annotated[str, typer.Option(help='The policy that wrote the runs: a folder, a hub id, or "embedded".')],
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and the trained policy.")] = Path("trained-policy"),
     preset: Annotated[str, typer.Option(help="memagent-paper, dapo, or a YAML file of settings.")] = "memagent-paper",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting in place of the preset's. Repeatable."),
-    ] = None,
+    settings: Settings = None,
     reward: Annotated[
         str,
         typer.Option(
@@ -94,7 +89,7 @@ def train(
     trust_tokenizer: Annotated[
         bool, typer.Option("--trust-tokenizer", help="The runs are this model's though its tokenizer is another.")
     ] = False,
-    lora: Annotated[int | None, typer.Option(min=1, help="Train adapters of this rank, not all weights.")] = None,
+    lora: LoRARank = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no weights, write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
@@ -105,8 +100,9 @@ def train(
     training/configs/accelerate.
     """
     given = dict(locals())
-    with _told(as_json=as_json, out=out):
-        _require_extra()
+    interrupted = f"interrupted; go on with the same command and --resume, if {out} has a checkpoint"
+    with failures_told(as_json=as_json, interrupted=interrupted, option_names=_OPTION_NAMES):
+        require_extra()
         prepared = _prepared(given)
         if dry_run:
             _show_plan(prepared, as_json=as_json)
@@ -150,7 +146,7 @@ def _prepared(given: dict[str, Any]) -> PreparedJob:
     from memagent_training.training_job import prepare  # noqa: PLC0415
 
     prepared = prepare(_job(given))
-    if not _is_main_process():
+    if not is_main_process():
         return prepared
     if not given["dry_run"]:
         for line in prepared.replay.report.summary():
@@ -174,7 +170,7 @@ def _trained(prepared: PreparedJob) -> TrainedPolicy:
 
 
 def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
-    if not _is_main_process():
+    if not is_main_process():
         return
     import rich.console  # noqa: PLC0415
 
@@ -182,7 +178,7 @@ def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
 
     found = plan(prepared)
     if as_json:
-        _print_json(found.to_dict())
+        print_json(found.to_dict())
         return
     console = rich.console.Console(highlight=False)
     if not console.is_terminal:
@@ -191,11 +187,11 @@ def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
 
 
 def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
-    if not _is_main_process():
+    if not is_main_process():
         return
     if as_json:
         adapter = None if policy.adapter is None else str(policy.adapter)
-        _print_json(
+        print_json(
             {"folder": str(policy.folder), "adapter": adapter, "steps": policy.steps, "metrics": dict(policy.metrics)}
         )
         return
@@ -207,51 +203,5 @@ def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
     typer.echo(str(policy.folder))
 
 
-def _require_extra() -> None:
-    if importlib.util.find_spec("trl") is None:
-        raise MissingExtraError("train", "training")
-
-
-def _is_main_process() -> bool:
-    """Whether this is the one process of `accelerate launch` that prints; true without a launcher."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-@contextlib.contextmanager
-def _told(*, as_json: bool, out: Path) -> Iterator[None]:
-    """Say what goes wrong within, once per machine, and leave with its exit code."""
-    try:
-        with warnings.catch_warnings():
-            # Names that transformers gives up and TRL still uses; the user can do nothing about them.
-            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-            yield
-    except MemAgentError as error:
-        from memagent_graph.console import Console  # noqa: PLC0415  it is not needed where all goes well
-
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(_PATIENCE)
-        code = exit_code(error)
-        error.message, error.hint = _as_options(error.message), error.hint and _as_options(error.hint)
-        Console(as_json=as_json and _is_main_process()).failure(_with_run(error), code)
-        raise typer.Exit(code) from None
-    except KeyboardInterrupt:
-        if _is_main_process():
-            typer.echo(f"interrupted; go on with the same command and --resume, if {out} has a checkpoint", err=True)
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-def _with_run(error: MemAgentError) -> MemAgentError:
-    """The error with the run in its message: the console shows a run by itself only where it can be resumed."""
-    if error.run_id is not None and error.run_id not in error.message:
-        error.message = f"{error.message} (run {error.run_id})"
-    return error
-
-
 def _as_options(text: str) -> str:
-    for pattern, option in _OPTION_OF:
-        text = pattern.sub(option, text)
-    return text
-
-
-def _print_json(values: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")
+    return as_options(text, _OPTION_NAMES)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from support.training_log import comparable, write_log
 from typer.testing import CliRunner
 
-from memagent_graph import cli_train
+from memagent_graph import cli_training
 from memagent_graph.cli import app
 from memagent_graph.exit_codes import ExitCode
 from memagent_graph.tokenizers import load_tokenizer
@@ -326,4 +326,4 @@ def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(mon
     assert not waited
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert "cannot be read" in memagent(failing, ExitCode.USAGE).stderr
-    assert waited == [cli_train._PATIENCE]
+    assert waited == [cli_training.PATIENCE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from memagent_graph import Budget, MemAgent, PolicyError, ScriptedPolicy
+from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
 from memagent_training.collect import CollectSettings, collect
 from memagent_training.errors import TrainingError
@@ -57,6 +59,14 @@ def reader(folder: Path, reply: Reply) -> MemAgent:
 
 def right(number: int) -> str:
     return rf"\boxed{{{number}}}"
+
+
+def asked_by(agent: MemAgent) -> list[int]:
+    """The documents of which an answer was asked for, once per read."""
+    policy = agent.policy
+    assert isinstance(policy, ScriptedPolicy)
+    found = (re.search(r"number of document (\d+)", prompt) for prompt in policy.prompts if "Its number" not in prompt)
+    return sorted(int(match[1]) for match in found if match)
 
 
 def half(number: int, read: int) -> str:
@@ -144,6 +154,120 @@ async def test_a_reader_without_a_log_is_refused(tmp_path: Path) -> None:
     agent = MemAgent(ScriptedPolicy([]), tokenizer="embedded", run_log=False, store=tmp_path)
     with pytest.raises(TrainingError, match="run_log"):
         await collect(agent, questions(1), CollectSettings(groups=1, max_questions=1), name="x")
+
+
+async def test_what_the_reads_of_this_call_cost_is_counted(tmp_path: Path) -> None:
+    def reply(number: int, read: int) -> str | Exception:
+        return PolicyError("broken") if number == 2 else half(number, read)
+
+    agent = reader(tmp_path, reply)
+    found = await collect(agent, questions(3), CollectSettings(rollouts=2, groups=3, max_questions=3), name="x")
+    assert agent.run_log is not None
+    totals = agent.run_log.totals([f"x-{number}-{place}" for number in range(2) for place in range(2)])
+    assert found.usage.turns == 8  # an update and an answer in each of four reads that came to their end
+    assert found.usage.prompt_tokens == sum(each.prompt_tokens for each in totals.values())
+    assert found.usage.completion_tokens == sum(each.completion_tokens for each in totals.values())
+    again = await collect(
+        agent, questions(2), CollectSettings(rollouts=2, groups=2, max_questions=2), name="x", resume=True
+    )
+    assert (again.usage.turns, again.usage.prompt_tokens) == (0, 0)
+
+
+# Going on
+
+FOUR = CollectSettings(rollouts=2, groups=4, max_questions=4, retries=0)
+
+
+async def test_whole_groups_come_from_the_log_without_a_read(tmp_path: Path) -> None:
+    mixed: Reply = lambda number, read: right(number) if number == 1 else half(number, read)  # noqa: E731
+    wanted = CollectSettings(rollouts=4, groups=3, max_questions=4)
+    first = await collect(reader(tmp_path, mixed), questions(), wanted, name="x")
+    agent = reader(tmp_path, lambda number, read: AssertionError("read again"))  # type: ignore[arg-type,return-value]
+    second = await collect(agent, questions(), wanted, name="x", resume=True)
+    assert asked_by(agent) == []
+    for one, other in ((first.groups, second.groups), (first.uniform, second.uniform)):
+        assert sorted(one, key=lambda each: each.name) == sorted(other, key=lambda each: each.name)
+    assert [each.name for each in second.uniform] == ["x-1"]
+
+
+async def test_a_collection_that_there_is_not_yet_begins(tmp_path: Path) -> None:
+    found = await collect(reader(tmp_path, half), questions(), FOUR, name="x", resume=True)
+    assert len(found.groups) == 4
+
+
+async def test_a_group_of_which_a_reward_is_missing_is_read_anew(tmp_path: Path) -> None:
+    """Its collection was killed while it wrote them; an earlier reward of one read must not be taken for the new."""
+    first = reader(tmp_path, half)
+    await collect(first, questions(3), CollectSettings(rollouts=3, groups=3, max_questions=3), name="x")
+    assert first.run_log is not None
+    _delete_rewards(tmp_path, "x-1-2")
+    agent = reader(tmp_path, lambda number, read: right(number) if read == 0 else r"\boxed{wrong}")
+    wanted = CollectSettings(rollouts=3, groups=3, max_questions=3)
+    found = await collect(agent, questions(3), wanted, name="x", resume=True)
+    assert asked_by(agent) == [1, 1, 1]
+    again = next(group for group in found.groups if group.name == "x-1")
+    assert sorted(again.rewards) == [0, 0, 1]
+    assert agent.run_log is not None
+    for run_id, reward in zip(again.run_ids, again.rewards, strict=True):
+        assert agent.run_log.latest_rewards(run_id)["reward"] == reward
+
+
+def _delete_rewards(folder: Path, run_id: str) -> None:
+    import sqlite3
+
+    with sqlite3.connect(folder / "runs.sqlite") as connection:
+        connection.execute("DELETE FROM rewards WHERE run_id = ?", (run_id,))
+    connection.close()
+
+
+async def test_another_collections_groups_are_not_mistaken_for_ones_own(tmp_path: Path) -> None:
+    """Neither where one's name begins with the other's, nor where a question has the other's number in it."""
+    agent = reader(tmp_path, half)
+    wanted = CollectSettings(rollouts=2, groups=12, max_questions=12)
+    await collect(agent, questions(12), wanted, name="x-1")
+    for name in ("x", "x-11", "x-1-1", "y"):
+        agent = reader(tmp_path, half)
+        found = await collect(agent, questions(12), wanted, name=name, resume=True)
+        assert len(asked_by(agent)) == 24, name
+        assert {run_id.rpartition("-")[0] for run_id in found.group_of} == {f"{name}-{place}" for place in range(12)}
+
+
+@pytest.mark.parametrize("kind", [PolicyUnreachableError, PolicyAuthenticationError])
+async def test_a_server_that_is_gone_ends_the_collection_and_what_is_whole_is_kept(
+    kind: type[PolicyError], tmp_path: Path
+) -> None:
+    """Of no further question is asked, however many there are."""
+
+    def gone_at(number: int, read: int) -> str | Exception:
+        return kind("gone") if number >= 2 else half(number, read)
+
+    wanted = CollectSettings(rollouts=2, groups=2, max_questions=1000, retries=0)
+    asked = itertools.count()
+    samples = (Numbered().sample(100, next(asked)) for _ in range(1000))
+    mixed: Reply = lambda number, read: right(number) if number < 2 else gone_at(number, read)  # noqa: E731
+    agent = reader(tmp_path, mixed)  # the first two have no variance, so further ones are asked
+    with pytest.raises(kind, match="gone"):
+        await collect(agent, samples, wanted, name="x")
+    assert next(asked) <= 4
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and not task.done()]
+
+    agent = reader(tmp_path, half)
+    found = await collect(agent, questions(), wanted, name="x", resume=True)
+    assert asked_by(agent) == [2, 2, 3, 3]
+    assert {group.name for group in found.uniform} == {"x-0", "x-1"}
+    assert {group.name for group in found.groups} == {"x-2", "x-3"}
+
+
+async def test_a_question_that_failed_is_tried_again_when_the_collection_goes_on(tmp_path: Path) -> None:
+    def broken(number: int, read: int) -> str | Exception:
+        return PolicyError("broken") if number == 1 else half(number, read)
+
+    first = await collect(reader(tmp_path, broken), questions(4), FOUR, name="x")
+    assert set(first.failed) == {"x-1"}
+    agent = reader(tmp_path, half)
+    second = await collect(agent, questions(4), FOUR, name="x", resume=True)
+    assert asked_by(agent) == [1, 1]
+    assert not second.failed
 
 
 @pytest.mark.parametrize(

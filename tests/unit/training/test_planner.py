@@ -235,6 +235,30 @@ class TestOptimizerSteps:
         with pytest.raises(TrainingError, match="groups_per_step"):
             self.names(self.GROUPS, groups_per_step=0)
 
+    @given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 9), st.integers())
+    def test_as_many_as_asked_for_hold_every_group_once_and_differ_by_one_at_most(
+        self, groups, steps, groups_per_step, seed
+    ):
+        """Whatever `groups_per_step` says."""
+        given_groups = self.GROUPS[: max(groups, steps)]
+        found = optimizer_steps(given_groups, groups_per_step=groups_per_step, seed=seed, steps=steps)
+        sizes = [len(step) for step in found]
+        assert len(sizes) == steps
+        assert max(sizes) - min(sizes) <= 1
+        assert Counter(group.group_id for step in found for group in step) == Counter(g.group_id for g in given_groups)
+
+    def test_as_many_as_asked_for_are_shuffled_like_others(self):
+        def names(groups, seed):
+            found = optimizer_steps(groups, groups_per_step=1, seed=seed, steps=3)
+            return [[group.group_id for group in step] for step in found]
+
+        assert names(self.GROUPS, 0) == names(self.GROUPS[::-1], 0) != names(self.GROUPS, 1)
+
+    @pytest.mark.parametrize("steps", [0, -1, 8])
+    def test_refuse_steps_for_which_there_are_too_few_groups(self, steps):
+        with pytest.raises(TrainingError, match=rf"7 groups for {steps} optimizer steps.*fewer steps"):
+            optimizer_steps(self.GROUPS, groups_per_step=3, seed=0, steps=steps)
+
 
 class TestPrefixes:
     @given(TOKENS, TOKENS, st.sampled_from([0, 511, 512, 513, 2000]))

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from memagent_graph.evaluation.samples import Sample, Task
+from memagent_training.errors import TrainingError
 from memagent_training.rl.journal import CollectionRecord
 
 HELD_OUT: Final = 1_000_000_000
 """Where the indices of samples begin that are measured with. Training takes lower ones."""
 PER_COLLECTION: Final = 100_000
 """How many indices a collection has for itself."""
+COLLECTIONS: Final = HELD_OUT // PER_COLLECTION
+"""How many collections there can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,16 @@ class Curriculum:
         return stage
 
     def questions(self, collection: int, stage: int) -> Iterator[Sample]:
-        """The questions of a collection, as many as it may have."""
+        """The questions of a collection, as many as it may have.
+
+        Raises:
+            TrainingError: There were too many collections before; their questions would be held-out ones.
+        """
+        if not 0 <= collection < COLLECTIONS:
+            raise TrainingError(
+                f"there is no collection {collection:,}: questions for training end with {COLLECTIONS - 1:,}",
+                hint="Begin another loop with the finished policy, and another seed.",
+            )
         unlocked = self.lengths[: stage + 1]
         for number in range(PER_COLLECTION):
             source = random.Random(f"{self.seed}/{collection}/{number}")

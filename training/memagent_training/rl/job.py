@@ -10,9 +10,11 @@ from typing import Any, Final
 
 from transformers.trainer_utils import SaveStrategy
 
+from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.samples import Task
 from memagent_graph.evaluation.scorers import score
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.run_log import RunLog
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training import training_output as output
 from memagent_training.base_model import BaseModel, find_base_model
@@ -21,7 +23,7 @@ from memagent_training.config import MultiConvDAPOConfig
 from memagent_training.errors import TrainingError
 from memagent_training.job_settings import decisive, make_config
 from memagent_training.rl.collapse import CollapseSettings
-from memagent_training.rl.curriculum import Curriculum
+from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
 
 REWARDS: Final = ("strict", "lenient", "string_match", "token_f1")
 """What a read may earn, by name: the scores of an evaluation."""
@@ -32,6 +34,9 @@ POLICIES: Final = "policies"
 """The folder of the weights that readers have, by iteration."""
 BEST: Final = "best"
 """The policy that was measured best so far."""
+
+_PATIENCE: Final = 86_400
+"""Seconds that the other processes wait for the one that collects and measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +129,10 @@ class PreparedLoop:
         """What decides the weights, but for how long the loop goes on."""
         job = self.job
         collecting = {name: value for name, value in asdict(job.collect).items() if name != "concurrency"}
-        constant = self.config.lr_scheduler_type
-        schedule = (
-            {} if str(getattr(constant, "value", constant)).startswith("constant") else {"iterations": job.iterations}
-        )
+        scheduler = self.config.lr_scheduler_type
+        is_constant = str(getattr(scheduler, "value", scheduler)).startswith("constant")
+        is_share = 0 < self.config.warmup_steps < 1  # of all steps
+        schedule = {} if is_constant and not is_share else {"iterations": job.iterations}
         return {
             "settings": {**decisive(self.config), **schedule},
             "model": {"weights": self.base.version, "lora_rank": job.lora_rank},
@@ -166,15 +171,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     config.max_steps = job.iterations * prepared.steps_per_iteration
     config.save_strategy, config.save_steps = SaveStrategy.STEPS, prepared.steps_per_iteration
     config.check_warm_up(config.max_steps)
-    if job.resume:
-        if (job.out / output.RECORD).exists():
-            output.require_same(job.out, prepared.record)
-    elif (job.out / JOURNAL).exists():
-        raise TrainingError(
-            f"{job.out} already holds a loop", hint="Go on with it (--resume), or name another folder (--out)."
-        )
-    else:
-        output.require_unused(job.out)
+    _check_folder(prepared)
     return prepared
 
 
@@ -189,6 +186,11 @@ def _check(job: RLJob) -> None:
             f"{job.iterations} iterations, {job.steps_behind} steps behind, sampled at {job.temperature}",
             hint="Give 1 iteration or more, 0 or 1 steps behind, and a temperature above 0.",
         )
+    if job.iterations > COLLECTIONS:
+        raise TrainingError(
+            f"{job.iterations:,} iterations ask more questions than there are for training",
+            hint=f"Give {COLLECTIONS:,} at most, with more optimizer steps in each.",
+        )
     if job.lora_rank is not None and job.lora_rank < 1:
         raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
     if job.base_url is not None and job.server_options:
@@ -198,6 +200,23 @@ def _check(job: RLJob) -> None:
         )
 
 
+def _check_folder(prepared: PreparedLoop) -> None:
+    job = prepared.job
+    if not _holds_loop(job.out):
+        output.require_unused(job.out)
+    elif job.resume:
+        output.require_same(job.out, prepared.record)
+    else:
+        raise TrainingError(
+            f"{job.out} already holds a loop", hint="Go on with it (--resume), or name another folder (--out)."
+        )
+
+
+def _holds_loop(out: Path) -> bool:
+    """Whether anything was collected there: a new loop would take runs of the same names for its own."""
+    return (out / JOURNAL).exists() or ((out / RUN_LOG).exists() and RunLog(out / RUN_LOG).counts()[0] > 0)
+
+
 def _config(job: RLJob) -> MultiConvDAPOConfig:
     decided = {"temperature": job.temperature, "step_reward_share": job.evidence_share, "seed": job.seed}
     for name in (*decided, "max_steps", "num_train_epochs"):
@@ -205,8 +224,10 @@ def _config(job: RLJob) -> MultiConvDAPOConfig:
             raise TrainingError(
                 f"{name} cannot be set so", hint="The loop has options of its own for it: see memagent rl --help."
             )
-    config = make_config(job.preset, {**job.settings, **decided, "max_steps": job.iterations}, job.out)
+    machine = {"ddp_timeout": _PATIENCE}
+    config = make_config(job.preset, {**machine, **job.settings, **decided, "max_steps": job.iterations}, job.out)
     config.disable_tqdm = True  # the loop shows its own progress
+    config.logging_nan_inf_filter = False  # or a loss that is no number would not be told
     if job.steps_behind and config.importance_cap is None:
         raise TrainingError(
             "rollouts one version behind are trained on without importance weights",
@@ -228,6 +249,13 @@ def _reward(job: RLJob) -> SampleReward:
 def _check_lengths(task: Task, job: RLJob) -> None:
     for length in job.lengths:
         task.sample(length, 0)
+        try:
+            task.sample(length, HELD_OUT)
+        except EvaluationError as error:
+            raise TrainingError(
+                f"the task {task.name} has too few questions to go on asking new ones: {error.message}",
+                hint="Choose one whose questions are made, such as niah_multikey_2.",
+            ) from error
 
 
 def write_record(prepared: PreparedLoop) -> None:

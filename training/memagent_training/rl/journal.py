@@ -11,10 +11,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from memagent_graph.evaluation.statistics import Estimate
 from memagent_training.errors import TrainingError
+
+_BEGINNING: Final = b'{"kind": "'
+"""Of every line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +108,19 @@ class Journal:
             return
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            with self.path.open("r+b") as file:
-                file.truncate(len(whole))
+        torn = content[len(whole) :]
         try:
             for line in whole.decode().splitlines():
                 self._enter(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
+            if torn[: len(_BEGINNING)] != _BEGINNING[: len(torn)]:
+                raise ValueError(f"its last line begins with {torn[: len(_BEGINNING)]!r}")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TrainingError(
                 f"{self.path} is no journal of a loop: {error!r}", hint="Begin anew in another folder."
             ) from error
+        if torn:  # only now: a file that is none stays as it is
+            with self.path.open("r+b") as file:
+                file.truncate(len(whole))
 
     def collected(self, record: CollectionRecord) -> None:
         """Write what was collected."""

@@ -173,12 +173,12 @@ class _Source:
             reader = self.serving.reader(temperature)
             work = partial(measure, self._prepared, reader, iteration, temperature)
             found.append(await self.serving.reading(iteration, work))
+        firsts = [each for each in self.journal.measurements if each.temperature == found[0].temperature]
+        if all(found[0].mean > each.mean for each in firsts):
+            self._keep_best(iteration)  # before the journal says that this is done
         for measurement in found:  # together, so that a loop that is killed does not measure half of them
             self.journal.measured(measurement)
             self._watcher.measured(measurement)
-        firsts = [each for each in self.journal.measurements if each.temperature == found[0].temperature]
-        if max(firsts, key=lambda each: each.mean).iteration == iteration:
-            self._keep_best(iteration)
 
     def _keep_best(self, iteration: int) -> None:
         """Copy the weights, and the folder with what makes them a policy; the copy appears whole."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from memagent_graph import MemAgent, MemAgentError
-from memagent_graph.errors import PolicyUnreachableError
+from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.statistics import estimate
 from memagent_training.collect import strict_reward
@@ -25,7 +25,7 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
         temperature: at which it reads.
 
     Raises:
-        PolicyUnreachableError: the server is gone.
+        PolicyUnreachableError, PolicyAuthenticationError: the server is gone, or refuses the key.
     """
     job = prepared.job
     slots = asyncio.Semaphore(job.collect.concurrency)
@@ -36,7 +36,7 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
             try:
                 text = await asyncio.to_thread(lambda: "".join(sample.text()))
                 return strict_reward(sample, await agent.aread(text, sample.question))
-            except PolicyUnreachableError:
+            except (PolicyUnreachableError, PolicyAuthenticationError):
                 raise
             except MemAgentError:
                 return None
@@ -47,15 +47,20 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
         for length in prepared.measured_lengths
         for number in range(job.measure.count)
     ]
-    async with asyncio.TaskGroup() as group:
-        reads = [(length, group.create_task(score_of(sample))) for length, sample in asked]
+    reads = [asyncio.create_task(score_of(sample)) for _, sample in asked]
+    try:
+        found = await asyncio.gather(*reads)  # the first error as it is, which a TaskGroup would wrap
+    finally:
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
     scores: dict[int, list[float]] = {}
-    for length, read in reads:
-        scores.setdefault(length, []).append(read.result() or 0.0)
+    for (length, _), score in zip(asked, found, strict=True):
+        scores.setdefault(length, []).append(score or 0.0)
     return Measurement(
         iteration=iteration,
         temperature=temperature,
         accuracy={length: estimate(values) for length, values in scores.items()},
-        failed=sum(read.result() is None for _, read in reads),
+        failed=found.count(None),
         seconds=time.monotonic() - began,
     )

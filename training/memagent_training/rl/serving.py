@@ -111,7 +111,7 @@ class Serving:
                 async with self._sync.reading(self.served):
                     return await work()
             except PolicyUnreachableError as error:
-                if self._own is None or self._own.is_running or attempt == _RESTARTS:
+                if self._own is None or attempt == _RESTARTS or await self._is_well(self._own):
                     raise
                 log.warning("the server died (%s); it is started again", error.message)
             await self.serve(iteration)
@@ -122,8 +122,13 @@ class Serving:
         return self._reader(temperature, run_log=False)
 
     async def _revive(self) -> None:
-        if self._own is not None and not self._own.is_running:
+        if self._own is not None and not await self._is_well(self._own):
             await asyncio.to_thread(self._own.restart)
+
+    @staticmethod
+    async def _is_well(server: VLLMServer) -> bool:
+        """Whether it answers: for a moment after its death, and where only its engine died, it still runs."""
+        return server.is_running and await asyncio.to_thread(server.is_healthy)
 
     def _reader(self, temperature: float, run_log: RunLog | bool) -> MemAgent:
         base = self._prepared.base

@@ -1,0 +1,381 @@
+"""What SIGKILL costs a closed loop: loops whose server, trainer or collector is killed, beside undisturbed ones.
+
+    python -m benchmarks.rl_kills work/rl-kills     # goes on where it was stopped
+
+1. Some loops of the embedded policy run undisturbed, each with another seed. They say how far rewards differ by chance.
+2. For each victim one more loop runs, of which the victim is killed time and again, at random moments:
+   - server: the process of vLLM that answers requests, whatever the loop is at; the loop has to notice by itself;
+   - trainer: the loop's process while it trains; it is begun again with resume=True;
+   - collector: the loop's process while questions are read; likewise.
+3. The journal, the run log and the newest checkpoint tell which groups were trained on, and how often.
+
+Each loop is a process of its own with a vLLM server of its own, one after the other. vLLM's interpreter is looked for
+as `memagent_training.vllm_server.find_vllm_python` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.figures import Figure, print_table
+from memagent_graph.run_log import RunLog
+
+if TYPE_CHECKING:
+    from memagent_training.rl import RLJob
+
+FAILURES_AT_MOST = 3
+"""Ends of one loop that nobody here brought about, after which this gives up."""
+POLL_SECONDS = 0.02
+SETTINGS = {"warmup_steps": 0, "token_budget": 8192, "gradient_checkpointing": False, "report_to": "none"}
+
+
+class Victim(StrEnum):
+    """Who is killed."""
+
+    SERVER = "server"
+    TRAINER = "trainer"
+    COLLECTOR = "collector"
+
+
+PHASES = {Victim.SERVER: ("sync", "collect", "train"), Victim.TRAINER: ("train",), Victim.COLLECTOR: ("collect",)}
+"""In which each is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When something is killed: after this share of what the phase takes at least."""
+
+    iteration: int
+    """Where its phase was over too soon, at the beginning of the next one's."""
+    phase: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A phase begins."""
+
+    pid: int
+    time: float
+    iteration: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a loop."""
+
+    rewards: tuple[float, ...]
+    """The mean reward of each iteration's reads."""
+    trained_twice: int
+    lost: int
+    iterations: int
+    """In the journal, with enough groups."""
+    steps: int
+    """In the newest checkpoint's history."""
+    kills: int
+    seconds: float
+
+    @property
+    def final_reward(self) -> float:
+        """The mean over the last third."""
+        return fmean(self.rewards[-math.ceil(len(self.rewards) / 3) :])
+
+
+class Loop:
+    """One loop's folder: the loop itself, what it told, and what was killed."""
+
+    def __init__(self, folder: Path, given: argparse.Namespace, seed: int) -> None:
+        self.folder = folder
+        self.out = folder / "rl"
+        self.seed = seed
+        self._given = given
+
+    @property
+    def is_done(self) -> bool:
+        return (self.folder / "seconds.json").exists()
+
+    def events(self) -> list[Event]:
+        return [Event(**each) for each in _lines(self.folder / "events.jsonl")]
+
+    def kills(self) -> list[dict[str, Any]]:
+        return list(_lines(self.folder / "kills.jsonl"))
+
+    def run(
+        self, victim: Victim | None = None, moments: Sequence[Moment] = (), usual: Mapping[str, float] = {}
+    ) -> None:
+        """Run it to its end, kill what is to be killed, and begin it again where it does not go on by itself."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        failures = 0
+        while not self.is_done:
+            process = self._start()
+            is_killed = False
+            while process.poll() is None:
+                time.sleep(POLL_SECONDS)
+                done = len(self.kills())
+                if victim is None or done >= len(moments) or is_killed:
+                    continue
+                event = self._due(moments[done], usual)
+                if event is not None and _kill(victim, event.pid):
+                    _append(self.folder / "kills.jsonl", {**asdict(event), "victim": victim, "time": time.time()})
+                    print(f"{self.folder.name}: killed the {victim} in iteration {event.iteration}, {event.phase}")
+                    is_killed = victim is not Victim.SERVER
+            if process.returncode and not is_killed:
+                failures += 1
+                if failures == FAILURES_AT_MOST:
+                    raise SystemExit(f"{self.folder} does not go on; see {self.folder / 'loop.log'}")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        from memagent_training import session_watchdog
+
+        told = {key: value for key, value in vars(self._given).items() if key not in {"folder", "loop", "seed"}}
+        options = [f"--{key.replace('_', '-')}={value}" for key, value in told.items()]
+        command = [sys.executable, "-m", "benchmarks.rl_kills", str(self._given.folder), *options]
+        command += [f"--loop={self.folder.name}", f"--seed={self.seed}"]
+        with (self.folder / "loop.log").open("ab") as log:
+            return subprocess.Popen(  # which ends with this process, however this one ends
+                [sys.executable, session_watchdog.__file__, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _due(self, moment: Moment, usual: Mapping[str, float]) -> Event | None:
+        """The phase in which the moment has come, if it has."""
+        events = self.events()
+        if not events or not Path(f"/proc/{events[-1].pid}").exists():
+            return None
+        newest = events[-1]
+        is_due = newest.iteration >= moment.iteration and newest.phase == moment.phase
+        wait = moment.share * usual[moment.phase] if newest.iteration == moment.iteration else 0
+        return newest if is_due and time.time() - newest.time >= wait else None
+
+    def outcome(self, rollouts: int) -> Outcome:
+        """What journal, run log and checkpoint tell."""
+        from memagent_training.rl.job import JOURNAL, RUN_LOG
+        from memagent_training.rl.journal import Journal
+        from memagent_training.training_output import find_checkpoints
+
+        records = Journal(self.out / JOURNAL).records
+        used = [each for each in records if each.is_enough]
+        times = Counter(group for each in used for group in set(each.group_of.values()))
+        passed_over = {f"collection-{each.number}" for each in records if not each.is_enough}
+        with_variance = {
+            group
+            for group in _groups_with_variance(RunLog(self.out / RUN_LOG), rollouts)
+            if group.rpartition("-")[0] not in passed_over
+        }
+        newest = find_checkpoints(self.out).newest
+        history = json.loads((newest / "trainer_state.json").read_text())["log_history"] if newest else []
+        steps = Counter(each["step"] for each in history if "loss" in each)
+        trained = sum(each["rollouts"] for each in history if "loss" in each) / rollouts
+        return Outcome(
+            rewards=tuple(each.reward for each in used),
+            trained_twice=sum(times.values()) - len(times) + sum(steps.values()) - len(steps),
+            lost=len(with_variance - times.keys()) + max(round(len(times) - trained), 0),
+            iterations=len({each.iteration for each in used}),
+            steps=len(steps),
+            kills=len(self.kills()),
+            seconds=json.loads((self.folder / "seconds.json").read_text()),
+        )
+
+
+def _groups_with_variance(log: RunLog, rollouts: int) -> Iterator[str]:
+    rewards: dict[str, list[float]] = {}
+    for run in log.runs():
+        latest = log.latest_rewards(run.run_id)
+        if "reward" in latest:
+            rewards.setdefault(run.run_id.rpartition("-")[0], []).append(latest["reward"])
+    for group, values in rewards.items():
+        if len(values) == rollouts and not math.isclose(min(values), max(values)):
+            yield group
+
+
+def _kill(victim: Victim, loop: int) -> bool:
+    """SIGKILL the victim; False where it is not there at the moment."""
+    try:
+        if victim is not Victim.SERVER:
+            os.kill(loop, signal.SIGKILL)
+            return True
+        watchdogs = [pid for pid in _children(loop) if "session_watchdog" in Path(f"/proc/{pid}/cmdline").read_text()]
+        servers = [server for pid in watchdogs for server in _children(pid)]
+        for server in servers:
+            os.kill(server, signal.SIGKILL)
+        return bool(servers)
+    except OSError:  # it ended by itself
+        return False
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines; a process that was killed may have left half of one."""
+    if path.exists():
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def _append(path: Path, entry: Mapping[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def job_of(out: Path, given: argparse.Namespace) -> RLJob:
+    from memagent_training.collect import CollectSettings
+    from memagent_training.rl import RLJob
+    from memagent_training.rl.job import MeasureSettings
+
+    return RLJob(
+        tasks=(given.task,),
+        lengths=(given.length,),
+        out=out,
+        settings={**SETTINGS, "learning_rate": given.learning_rate},
+        iterations=given.iterations,
+        collect=CollectSettings(given.rollouts, given.groups, max_questions=16 * given.groups, concurrency=64),
+        measure=MeasureSettings(every=0),
+        small=True,
+        seed=given.seed,
+        resume=True,
+    )
+
+
+def run_loop(folder: Path, given: argparse.Namespace) -> None:
+    """What the process of a loop does."""
+    from memagent_training.rl import run
+    from memagent_training.rl.watching import Phase, Watcher
+
+    class Teller(Watcher):
+        def begins(self, iteration: int, phase: Phase) -> None:
+            tell(iteration, phase.value)
+
+        def ends(self, reason: str) -> None:
+            tell(given.iterations, "end")
+
+    def tell(iteration: int, phase: str) -> None:
+        _append(folder / "events.jsonl", asdict(Event(os.getpid(), time.time(), iteration, phase)))
+
+    run(job_of(folder / "rl", given), Teller())
+    times = [Event(**each).time for each in _lines(folder / "events.jsonl")]
+    (folder / "seconds.json").write_text(json.dumps(time.time() - times[0]))
+
+
+def usual_seconds(loops: Sequence[Loop]) -> dict[str, float]:
+    """What each phase takes at least where nobody disturbs it.
+
+    The first iteration's do not count: it begins with a start of the server.
+    """
+    found: dict[str, float] = {}
+    for loop in loops:
+        for one, following in pairwise(loop.events()):
+            if one.pid == following.pid and one.iteration > 0:
+                found[one.phase] = min(following.time - one.time, found.get(one.phase, math.inf))
+    return found
+
+
+def moments_of(victim: Victim, given: argparse.Namespace) -> list[Moment]:
+    """As many as wished, over all iterations but the first and the last; the same each time this is called."""
+    between = range(1, max(given.iterations - 1, 2))
+    chance = random.Random(f"{victim} {given.kills} {given.iterations}")
+    iterations: list[int] = []
+    while len(iterations) < given.kills:
+        missing = given.kills - len(iterations)
+        iterations += chance.sample(between, min(missing, len(between)))
+    return [Moment(each, chance.choice(PHASES[victim]), chance.uniform(0, 0.9)) for each in sorted(iterations)]
+
+
+def run_all(given: argparse.Namespace) -> list[Figure]:
+    undisturbed = [Loop(given.folder / f"undisturbed-{seed}", given, seed) for seed in range(given.seeds)]
+    for loop in undisturbed:
+        loop.run()
+    usual = usual_seconds(undisturbed)
+    print("seconds of a phase at least: " + ", ".join(f"{name} {value:.1f}" for name, value in usual.items()))
+    disturbed = {victim: Loop(given.folder / victim.value, given, 0) for victim in Victim}
+    for victim, loop in disturbed.items():
+        loop.run(victim, moments_of(victim, given), usual)
+    outcomes = {loop.folder.name: loop.outcome(given.rollouts) for loop in (*undisturbed, *disturbed.values())}
+    for name, outcome in outcomes.items():
+        curve = " ".join(f"{reward:.3f}" for reward in outcome.rewards)
+        print(f"{name}: rewards {curve}; {outcome.kills} kills, {outcome.seconds:.0f} s")
+    finals = [outcomes[loop.folder.name].final_reward for loop in undisturbed]
+    return [
+        figure
+        for victim in Victim
+        for figure in figures_of(victim, outcomes[victim.value], finals, given)
+    ]  # fmt: skip
+
+
+def figures_of(victim: Victim, found: Outcome, finals: Sequence[float], given: argparse.Namespace) -> Iterator[Figure]:
+    counts = {
+        "kills": (found.kills, given.kills),
+        "groups trained twice": (found.trained_twice, 0),
+        "groups lost": (found.lost, 0),
+        "iterations in the journal": (found.iterations, given.iterations),
+        "iterations trained": (found.steps, given.iterations),
+    }
+    for name, (value, goal) in counts.items():
+        yield Figure(f"{victim}: {name}", value, "", str(goal), value == goal)
+    low, high = spread(finals)
+    goal_of_reward = f"{low:.3f} to {high:.3f}" if len(finals) > 1 else ""
+    met = low <= found.final_reward <= high
+    yield Figure(f"{victim}: final reward", found.final_reward, "", goal_of_reward, met)
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Where 95 of 100 further values lie if they are drawn like these: a t prediction interval, within 0 and 1.
+
+    From the lowest to the highest would be too strict: beside few values, a further one of their kind often lies
+    outside.
+    """
+    if len(values) < 2:
+        return 0.0, 1.0
+    from scipy.stats import t
+
+    reach = float(t.ppf(0.975, len(values) - 1)) * stdev(values) * math.sqrt(1 + 1 / len(values))
+    return max(fmean(values) - reach, 0.0), min(fmean(values) + reach, 1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the loops are kept")
+    parser.add_argument("--kills", type=int, default=5, help="of each victim")
+    parser.add_argument("--seeds", type=int, default=3, help="undisturbed loops")
+    parser.add_argument("--iterations", type=int, default=6)
+    parser.add_argument("--groups", type=int, default=8, help="of an iteration")
+    parser.add_argument("--rollouts", type=int, default=8, help="of a group")
+    parser.add_argument("--task", default="niah_multikey_2")
+    parser.add_argument("--length", type=int, default=500, help="tokens of document, question and answer")
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--loop", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.iterations < 2 or given.seeds < 1:
+        parser.error("give 2 iterations or more, and 1 seed or more")
+    if given.loop:
+        run_loop(given.folder / given.loop, given)
+    else:
+        print_table(run_all(given))
+
+
+if __name__ == "__main__":
+    main()

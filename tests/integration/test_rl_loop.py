@@ -1,0 +1,180 @@
+"""A closed loop on a real vLLM server: through, and past the death of each part.
+
+Three server starts in all: the first serves all loops but the one whose server is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.rl_loops import Recorder, small_job
+
+from memagent_graph import LocalPolicy, RunLog, SamplingParams
+from memagent_graph.profile import EMBEDDED_FOLDER
+from memagent_training.collect import CollectSettings
+from memagent_training.rl import RLJob, run
+from memagent_training.rl.job import MeasureSettings
+from memagent_training.rl.journal import Journal
+from memagent_training.rl.watching import Phase
+from memagent_training.training_output import find_checkpoints
+from memagent_training.vllm_server import VLLMServer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+    log_file = tmp_path_factory.mktemp("vllm") / "server.log"
+    with VLLMServer(EMBEDDED_FOLDER, log_file=log_file, dev_mode=True) as running:
+        yield running
+
+
+def versions_of(out: Path) -> dict[str, set[str]]:
+    """The weights that wrote each run."""
+    log = RunLog(out / "runs.sqlite")
+    return {record.run_id: {each.policy_version for each in log.conversations(record.run_id)} for record in log.runs()}
+
+
+def assert_whole(out: Path, iterations: int = 3, gap: float = 1e-2) -> None:
+    """Each iteration is in the journal once, each step was taken once, and no run was trained on twice.
+
+    Args:
+        out: the loop's folder, of one optimizer step an iteration.
+        iterations: how many there should be.
+        gap: the most that the server's log-probs may differ from the trainer's on average, in nats.
+    """
+    journal = Journal(out / "journal.jsonl")
+    assert [each.iteration for each in journal.records if each.is_enough] == list(range(iterations))
+    assert [each.number for each in journal.records] == list(range(len(journal.records)))
+    trained = Counter(run_id for each in journal.records if each.is_enough for run_id in each.group_of)
+    assert set(trained.values()) == {1}
+    assert trained.keys() <= versions_of(out).keys()
+    newest = find_checkpoints(out).newest
+    assert newest is not None
+    history = json.loads((newest / "trainer_state.json").read_text())["log_history"]
+    assert [each["step"] for each in history if "loss" in each] == list(range(1, iterations + 1))
+    assert all(each["logprob_gap/mean"] < gap for each in history if "loss" in each)
+
+
+def test_it_runs_through(server, tmp_path) -> None:
+    watcher = Recorder()
+    measured = MeasureSettings(every=2, lengths=(500,), count=4)
+    found = run(small_job(tmp_path / "rl", base_url=server.base_url, measure=measured), watcher)
+    assert (found.steps, found.policy) == (3, tmp_path / "rl")
+    assert_whole(found.policy)
+
+    journal = Journal(found.policy / "journal.jsonl")
+    assert {each.iteration: each.version for each in journal.records} == {0: 0, 1: 1, 2: 2}
+    for run_id, versions in versions_of(found.policy).items():
+        assert versions == {f"iteration-{run_id.split('-')[1]}"}
+    assert {each.name for each in found.policy.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (1, 2, 3)}
+    assert [each.iteration for each in found.measurements] == [0, 2, 3]
+    assert all(set(each.accuracy) == {500} and each.accuracy[500].n == 4 for each in found.measurements)
+    assert found.best is not None
+    assert watcher.served == ["iteration-0", "iteration-1", "iteration-2", "iteration-3"]
+    assert watcher.steps == [1, 2, 3]
+    phases = [Phase.SYNC, Phase.MEASURE, Phase.COLLECT, Phase.TRAIN]
+    assert [phase for iteration, phase in watcher.phases if iteration == 0] == phases
+    assert watcher.reason == found.reason == "all 3 iterations are done"
+
+    finished, original = weights(found.policy), weights(EMBEDDED_FOLDER)
+    assert finished.keys() == original.keys()
+    assert any((finished[name] != original[name]).any() for name in original)
+    completion = asyncio.run(LocalPolicy(found.policy).complete([700, 701], SamplingParams(max_tokens=2)))
+    assert completion.usage.completion_tokens > 0
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return {name: each.float() for name, each in load_file(folder / "model.safetensors").items()}
+
+
+def test_a_server_that_is_killed_while_it_reads_is_started_again(vllm_python, tmp_path) -> None:
+    out = tmp_path / "rl"
+    killed: list[int] = []
+    others = set(children(os.getpid()))
+
+    class Killer(Recorder):
+        def begins(self, iteration: int, phase: Phase) -> None:
+            super().begins(iteration, phase)
+            if (iteration, phase) == (1, Phase.COLLECT) and not killed:
+                threading.Timer(0.3, lambda: killed.append(kill_server(others))).start()
+
+    watcher = Killer()
+    at_once = CollectSettings(rollouts=4, groups=4, max_questions=64, concurrency=32, retries=0)
+    found = run(small_job(out, iterations=2, collect=at_once), watcher)
+    assert killed
+    assert found.steps == 2
+    assert_whole(out, 2)
+    assert all(versions == {f"iteration-{run_id.split('-')[1]}"} for run_id, versions in versions_of(out).items())
+    log = (out / "server.log").read_text(errors="replace")
+    assert log.count("ending the session") == 1
+    assert log.count("Application startup complete") == 2
+
+
+def kill_server(others: set[int]) -> int:
+    """SIGKILL the process that answers requests: the child of the watchdog, which is a child of ours."""
+    ours = set(children(os.getpid())) - others
+    (watchdog,) = [pid for pid in ours if "session_watchdog" in Path(f"/proc/{pid}/cmdline").read_text()]
+    (server,) = children(watchdog)
+    os.kill(server, signal.SIGKILL)
+    return server
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def test_a_loop_that_is_killed_while_it_reads_and_while_it_trains_goes_on(server, tmp_path) -> None:
+    out = tmp_path / "rl"
+
+    def process(kill: str, number: int) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-m", "support.rl_loops", str(out), server.base_url, kill, str(number)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+    first = process("collect", 2)
+    assert first.returncode == -signal.SIGKILL, first.stderr[-3000:]
+    log = RunLog(out / "runs.sqlite")
+    before = {each.run_id: log.rewards(each.run_id) for each in log.runs()}
+    assert sum(map(bool, before.values())) >= 8
+    assert not Journal(out / "journal.jsonl").records
+
+    second = process("step", 2)
+    assert second.returncode == -signal.SIGKILL, second.stderr[-3000:]
+    assert [each.iteration for each in Journal(out / "journal.jsonl").records if each.is_enough] == [0, 1]
+    assert {each.name for each in out.glob("checkpoint-*")} == {"checkpoint-1"}
+    whole = [run_id for run_id, rewards in before.items() if rewards]
+    assert {run_id: log.rewards(run_id) for run_id in whole} == {run_id: before[run_id] for run_id in whole}
+
+    third = process("never", 0)
+    assert third.returncode == 0, third.stderr[-3000:]
+    assert third.stdout.strip() == "all 3 iterations are done"
+    assert_whole(out)
+    assert (out / "model.safetensors").is_file()
+
+
+def test_rollouts_may_be_one_version_behind(server, tmp_path) -> None:
+    job: RLJob = small_job(tmp_path / "rl", base_url=server.base_url, steps_behind=1)
+    assert run(job).steps == 3
+    assert_whole(job.out, gap=0.5)  # what a step of training makes
+    versions = {each.iteration: each.version for each in Journal(job.out / "journal.jsonl").records if each.is_enough}
+    assert versions == {0: 0, 1: 0, 2: 1}
+    for each in Journal(job.out / "journal.jsonl").records:
+        for run_id in each.group_of:
+            assert versions_of(job.out)[run_id] == {f"iteration-{each.version}"}

@@ -1,0 +1,147 @@
+"""Small closed loops: their settings, what a process of their own runs, and what they left behind.
+
+    python -m support.rl_loops OUT BASE_URL KILL NUMBER
+
+begins a loop in OUT or goes on with it, and kills itself. KILL is "collect": in the first collection, once NUMBER
+groups are whole; "step": before the checkpoint of that step is there; or "never".
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from memagent_graph import ReadResult, RunLog
+from memagent_graph.evaluation.samples import Sample
+from memagent_graph.evaluation.statistics import Estimate
+from memagent_training.collect import CollectSettings, strict_reward
+from memagent_training.policy_sync import Served
+from memagent_training.rl import RLJob, run
+from memagent_training.rl.curriculum import PER_COLLECTION
+from memagent_training.rl.job import RUN_LOG, MeasureSettings
+from memagent_training.rl.journal import CollectionRecord, LengthReward, Measurement
+from memagent_training.rl.watching import Phase, Watcher
+
+SETTINGS = {
+    "learning_rate": 1e-4,
+    "warmup_steps": 0,
+    "token_budget": 8192,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+}
+
+
+def small_job(out: Path, **changes: Any) -> RLJob:
+    """The embedded policy on a task that it gets right now and then, 4 groups of 4 rollouts an iteration."""
+    wanted: dict[str, Any] = {
+        "tasks": ("niah_multikey_2",),
+        "lengths": (500,),
+        "iterations": 3,
+        "settings": SETTINGS,
+        "collect": CollectSettings(rollouts=4, groups=4, max_questions=64, concurrency=32),
+        "measure": MeasureSettings(every=0),
+        "small": True,
+    }
+    return RLJob(out=out, **(wanted | changes))
+
+
+def record(number: int = 0, **changes: Any) -> CollectionRecord:
+    """What a collection came to."""
+    wanted: dict[str, Any] = {
+        "number": number,
+        "iteration": number,
+        "is_enough": True,
+        "version": number,
+        "stage": 0,
+        "group_of": {f"collection-{number}-0-{place}": f"collection-{number}-0" for place in range(2)},
+        "by_length": {500: LengthReward(0.5, 8)},
+        "all_right": 1,
+        "other_uniform": 2,
+        "failed": 0,
+        "prompt_tokens": 1000,
+        "cached_tokens": 100,
+        "completion_tokens": 50,
+        "turns": 20,
+        "seconds": 1.5,
+    }
+    return CollectionRecord(**(wanted | changes))
+
+
+def measurement(iteration: int = 0, mean: float = 0.5, **changes: Any) -> Measurement:
+    """How right questions were answered."""
+    wanted: dict[str, Any] = {
+        "iteration": iteration,
+        "temperature": 0.0,
+        "accuracy": {500: Estimate(mean=mean, low=0.2, high=0.8, n=8)},
+        "failed": 0,
+        "seconds": 2.0,
+    }
+    return Measurement(**(wanted | changes))
+
+
+class Recorder(Watcher):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[int, Phase]] = []
+        self.steps: list[int] = []
+        self.served: list[str] = []
+        self.records: list[CollectionRecord] = []
+        self.reason = ""
+
+    def begins(self, iteration: int, phase: Phase) -> None:
+        self.phases.append((iteration, phase))
+
+    def serves(self, iteration: int, served: Served) -> None:
+        self.served.append(served.version)
+
+    def collected(self, record: CollectionRecord) -> None:
+        self.records.append(record)
+
+    def trained(self, step: int, metrics: Any) -> None:
+        self.steps.append(step)
+
+    def ends(self, reason: str) -> None:
+        self.reason = reason
+
+
+class _Fatal(Recorder):
+    """Kills its process when a step has been taken and its checkpoint is not yet there."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._step = step
+
+    def trained(self, step: int, metrics: Any) -> None:
+        if step == self._step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """See above."""
+    out, base_url, kill, number = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+
+    def reward(sample: Sample, result: ReadResult) -> float:
+        """Of the question after those that are to be whole, it does not come before they are."""
+        if kill == "collect" and sample.index % PER_COLLECTION == number:
+            while any(not is_whole(out, f"collection-0-{place}") for place in range(number)):
+                time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return strict_reward(sample, result)
+
+    job = small_job(out, base_url=base_url, reward=reward, resume=True)
+    print(run(job, _Fatal(number) if kill == "step" else None).reason)
+
+
+def is_whole(out: Path, group: str) -> bool:
+    """Whether all rewards of a group of four are logged."""
+    totals = RunLog(out / RUN_LOG).totals(f"{group}-{place}" for place in range(4))
+    return all(each.rewards for each in totals.values())
+
+
+if __name__ == "__main__":
+    main()

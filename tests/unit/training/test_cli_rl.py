@@ -1,0 +1,380 @@
+"""`memagent rl` as a user meets it: what arrives in the job, what is refused in words, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import logging
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from memagent_graph import cli_rl, cli_training
+from memagent_graph.cli import app
+from memagent_graph.errors import PolicyUnreachableError
+from memagent_graph.evaluation.statistics import wilson
+from memagent_graph.exit_codes import ExitCode
+from memagent_training import rl
+from memagent_training.collect import CollectSettings
+from memagent_training.errors import TrainingError
+from memagent_training.rl.collapse import CollapsedError
+from memagent_training.rl.dashboard import Dashboard
+from memagent_training.rl.job import BEST, JOURNAL, MeasureSettings, RLJob, prepare
+from memagent_training.rl.journal import Measurement
+from memagent_training.vllm_server import VLLMNotInstalledError, VLLMServerError
+
+ROOT = Path(__file__).parents[3]
+LEAST = ["--task", "niah_single_1", "--lengths", "500"]
+MEASUREMENT = Measurement(2, 0.0, {500: wilson(3, 8), 2000: wilson(1, 8)}, 1, 12.5)
+
+
+class Loop:
+    """In place of the loop: remembers what it was given, and ends as it is told."""
+
+    def __init__(self) -> None:
+        self.job: RLJob | None = None
+        self.watcher: Any = None
+        self.best: Path | None = None
+        self.error: BaseException | None = None
+
+    def __call__(self, job: RLJob, watcher: Any = None) -> rl.Finished:
+        self.job, self.watcher = job, watcher
+        print("what a library prints")
+        logging.getLogger("httpx").info("HTTP Request: POST")
+        if self.error is not None:
+            raise self.error
+        return rl.Finished(job.out, 12, "all 3 iterations are done", (MEASUREMENT,), self.best)
+
+
+@pytest.fixture
+def loop(monkeypatch, tmp_path) -> Loop:
+    made = Loop()
+    monkeypatch.setattr(rl, "run", made)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return made
+
+
+def memagent(*arguments: str, code: int = 0, least: bool = True) -> Any:
+    done = CliRunner().invoke(app, ["rl", *(LEAST if least else ()), *arguments])
+    assert done.exit_code == code, (done.output, done.exception)
+    assert "Traceback" not in done.output
+    return done
+
+
+# What arrives
+
+
+def test_what_is_not_given_is_as_the_job_has_it(loop) -> None:
+    memagent()
+    assert loop.job == RLJob(tasks=("niah_single_1",), lengths=(500,), out=Path("rl-policy"))
+
+
+def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
+    memagent(
+        *(
+            "--task",
+            "niah_multikey_2",
+            "--task",
+            "vt",
+            "--task",
+            "vt",
+            "--lengths",
+            "500, 1k,2000",
+            "--model",
+            "a/model",
+        ),
+        *("--out", "somewhere", "--preset", "memagent-paper", "--set", "beta=0.5", "--set", "report_to=none"),
+        *("--iterations", "7", "--rollouts", "4", "--groups", "5", "--max-questions", "33", "--concurrency", "12"),
+        *("--temperature", "0.9", "--reward", "token_f1", "--evidence-share", "0.25", "--steps-behind", "1"),
+        *("--advance-at", "0.7", "--measure-every", "3", "--measure-lengths", "4k", "--measure-count", "9"),
+        *("--measure-temperatures", "0,1", "--small", "--haystack", "hay", "--seed", "11", "--sync-tolerance", "0.5"),
+        *("--base-url", "http://server/v1", "--api-key", "secret", "--lora", "8", "--resume"),
+        *("--server-option", "--max-model-len 4096", "--server-option=--dtype='float 32'"),
+        least=False,
+    )
+    assert loop.job == RLJob(
+        tasks=("niah_multikey_2", "vt"), lengths=(500, 1024, 2000), out=Path("somewhere"), model="a/model",
+        preset="memagent-paper", settings={"beta": 0.5, "report_to": "none"}, iterations=7,
+        collect=CollectSettings(rollouts=4, groups=5, max_questions=33, concurrency=12), temperature=0.9,
+        reward="token_f1", evidence_share=0.25, steps_behind=1, advance_at=0.7,
+        measure=MeasureSettings(every=3, lengths=(4096,), count=9, temperatures=(0.0, 1.0)), small=True,
+        haystack=Path("hay"), seed=11, base_url="http://server/v1", api_key="secret",
+        server_options=("--max-model-len", "4096", "--dtype=float 32"), sync_tolerance=0.5, lora_rank=8, resume=True,
+    )  # fmt: skip
+
+
+def test_every_field_of_the_job_that_a_command_line_can_give_has_an_option(loop) -> None:
+    plain = {each.name for kind in (RLJob, CollectSettings) for each in dataclasses.fields(kind)}
+    options = set(cli_rl.rl.__annotations__) - {"return"}
+    named_otherwise = {"tasks": "task", "server_options": "server_option", "lora_rank": "lora"}
+    apart = {"collect", "measure", "collapse", "retries"}
+    assert {named_otherwise.get(name, name) for name in plain - apart} <= options
+    assert {f"measure_{each.name}" for each in dataclasses.fields(MeasureSettings)} <= options
+
+
+def test_the_defaults_that_help_names_are_the_job_s(loop) -> None:
+    import typer.main
+
+    command: Any = typer.main.get_command(app)
+    shown = {
+        each.name: each.show_default for each in command.commands["rl"].params if isinstance(each.show_default, str)
+    }
+    job = RLJob(tasks=(), lengths=(), out=Path())
+    values = {name: getattr(job, name) for name in shown if hasattr(job, name)}
+    values |= {name: getattr(job.collect, name) for name in shown if hasattr(job.collect, name)}
+    values |= {
+        name: getattr(job.measure, name.removeprefix("measure_"))
+        for name in ("measure_every", "measure_count", "measure_temperatures")
+    }
+    values["measure_temperatures"] = ",".join(map(str, values["measure_temperatures"]))
+    in_words = {name: shown[name] for name, value in values.items() if value is None or value == ()}
+    assert {name: shown[name] for name in values.keys() - in_words.keys()} == {
+        name: str(value) for name, value in values.items() if name not in in_words
+    }
+    assert in_words == {
+        "haystack": "Python's docs", "base_url": "starts its own", "api_key": "$OPENAI_API_KEY",
+    }  # fmt: skip
+    assert len(shown) == len(values) + 1 and "measure_lengths" in shown
+
+
+def test_the_key_of_the_environment_is_for_somebody_else_s_server_alone(loop, monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of the environment")
+    memagent()
+    assert loop.job.api_key is None
+    memagent("--base-url", "http://server/v1")
+    assert loop.job.api_key == "of the environment"
+
+
+def test_a_reward_of_the_user_s_own_arrives_as_a_function(loop) -> None:
+    Path("judging.py").write_text("def short(sample, result):\n    return 1 / len(result.answer)\n")
+    memagent("--reward", "judging.py:short")
+    assert loop.job.reward.__name__ == "short"
+    assert "Did you mean short" in memagent("--reward", "judging.py:shirt", code=ExitCode.USAGE).stderr
+    Path("judging.py").write_text("short = 3\n")
+    assert "takes a Sample and its ReadResult" in memagent("--reward", "judging.py:short", code=ExitCode.USAGE).stderr
+
+
+# Who watches
+
+
+@pytest.mark.parametrize("more", [[], ["--quiet"]])
+def test_the_loop_is_watched_by_a_dashboard(loop, more) -> None:
+    memagent("--iterations", "42", *more)
+    assert isinstance(loop.watcher, Dashboard)
+    assert loop.watcher.progress.iterations == 42
+    loop.watcher.measured(MEASUREMENT)
+
+
+def test_progress_is_on_standard_error_and_quiet_leaves_it_out(loop, monkeypatch) -> None:
+    def told(job: RLJob, watcher: Any) -> rl.Finished:
+        watcher.measured(MEASUREMENT)
+        return loop(job, watcher)
+
+    monkeypatch.setattr(rl, "run", told)
+    done = memagent()
+    assert "accuracy after 2 iterations" in done.stderr and done.stdout == "rl-policy\n"
+    assert "accuracy" not in memagent("--quiet").stderr
+
+
+def test_only_the_main_process_shows_and_prints(loop, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    done = memagent()
+    loop.watcher.measured(MEASUREMENT)
+    assert done.stdout == "" and "policy" not in done.stderr
+
+
+def test_what_libraries_say_does_not_reach_standard_output_or_the_screen(loop) -> None:
+    with contextlib.ExitStack() as stack:
+        handler = logging.StreamHandler(sys.stderr)
+        logging.getLogger().addHandler(handler)
+        stack.callback(logging.getLogger().removeHandler, handler)
+        logging.getLogger("httpx").setLevel(logging.INFO)
+        stack.callback(logging.getLogger("httpx").setLevel, logging.NOTSET)
+        done = memagent()
+        assert logging.getLogger("httpx").level == logging.INFO, "as it was before"
+    assert done.stdout == "rl-policy\n"
+    assert "what a library prints" in done.stderr
+    assert "HTTP Request" not in done.stderr
+
+
+def test_bars_and_warnings_of_libraries_are_off_while_the_loop_runs(loop, monkeypatch) -> None:
+    import transformers.utils.logging as transformers_log
+
+    seen: dict[str, Any] = {}
+
+    def looked(job: RLJob, watcher: Any) -> rl.Finished:
+        seen["bars"] = transformers_log.is_progress_bar_enabled()
+        for module in ("transformers.trainer", "trl.trainer.utils", "my_code"):
+            warnings.warn_explicit(f"from {module}", FutureWarning, "file.py", 1, module=module)
+        return loop(job, watcher)
+
+    monkeypatch.setattr(rl, "run", looked)
+    transformers_log.enable_progress_bar()
+    with pytest.warns(FutureWarning) as caught:
+        memagent()
+    assert [str(each.message) for each in caught] == ["from my_code"]
+    assert seen["bars"] is False and transformers_log.is_progress_bar_enabled()
+
+
+# How it ends
+
+
+def test_a_loop_that_is_done_names_the_policy_and_what_to_do_with_it(loop) -> None:
+    loop.best = Path("rl-policy/best")
+    done = memagent()
+    assert done.stdout == "rl-policy\n"
+    assert "all 3 iterations are done; trained for 12 steps" in done.stderr
+    assert "measured best is in rl-policy/best" in done.stderr and "memagent read" in done.stderr
+
+
+@pytest.mark.parametrize("best", [None, Path("rl-policy/best")])
+def test_json_is_one_object_on_standard_output(loop, best) -> None:
+    loop.best = best
+    found = json.loads(memagent("--json").stdout)
+    assert found.keys() == {"policy", "steps", "reason", "best", "measurements"}
+    assert (found["policy"], found["steps"], found["reason"]) == ("rl-policy", 12, "all 3 iterations are done")
+    assert found["best"] == (None if best is None else str(best))
+    [measured] = found["measurements"]
+    assert measured["accuracy"]["2000"]["mean"] == 0.125 and measured["mean"] == 0.25
+    assert (measured["iteration"], measured["temperature"], measured["failed"]) == (2, 0.0, 1)
+
+
+def test_an_interrupt_says_how_to_go_on(loop) -> None:
+    loop.error = KeyboardInterrupt()
+    told = memagent("--out", "mine", code=ExitCode.INTERRUPTED).stderr
+    assert "interrupted" in told and "mine" in told and "--resume" in told
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TrainingError("no", hint="do"), ExitCode.USAGE),
+        (CollapsedError("the policy collapsed", hint="do"), ExitCode.STOPPED),
+        (VLLMNotInstalledError("vLLM is not installed here", hint="do"), ExitCode.SETTINGS),
+        (VLLMServerError("the vLLM server ended while starting", hint="do"), ExitCode.POLICY),
+        (PolicyUnreachableError("nobody answers", hint="do"), ExitCode.POLICY),
+    ],
+)
+def test_an_error_is_told_and_leaves_with_its_code(loop, error, code) -> None:
+    loop.error = error
+    done = memagent(code=code)
+    assert error.message in done.stderr and "what to do:" in done.stderr and done.stdout == ""
+    found = json.loads(memagent("--json", code=code).stdout)
+    assert found["error"]["type"] == type(error).__name__
+
+
+def test_after_a_collapse_the_best_policy_is_named_if_there_is_one(loop) -> None:
+    loop.error = CollapsedError("the policy collapsed")
+    assert "--model" not in memagent(code=ExitCode.STOPPED).stderr
+    Path("rl-policy", BEST).mkdir(parents=True)
+    assert f"--model rl-policy/{BEST}" in memagent(code=ExitCode.STOPPED).stderr
+
+
+def test_when_the_server_is_gone_what_is_kept_is_named_if_there_is_something(loop) -> None:
+    loop.error = PolicyUnreachableError("nobody answers")
+    assert "--resume" not in memagent(code=ExitCode.POLICY).stderr
+    Path("rl-policy").mkdir()
+    Path("rl-policy", JOURNAL).touch()
+    assert "--resume" in memagent(code=ExitCode.POLICY).stderr
+
+
+def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(loop, monkeypatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    loop.error = TrainingError("no")
+    memagent(code=ExitCode.USAGE)
+    assert not waited
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    memagent(code=ExitCode.USAGE)
+    assert waited == [cli_training.PATIENCE]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--rollouts", "1"], "--rollouts"),
+        (["--iterations", "0"], "--iterations"),
+        (["--steps-behind", "2"], "--steps-behind"),
+        (["--evidence-share", "1.5"], "--evidence-share"),
+        (["--measure-every", "-1"], "--measure-every"),
+        (["--measure-count", "0"], "--measure-count"),
+        (["--lora", "0"], "--lora"),
+        (["--learning-rate", "1"], "--learning-rate"),
+        (["--groups", "100"], "--max-questions"),
+        (["--measure-temperatures", "hot"], "--measure-temperatures 0,1"),
+        (["--measure-temperatures", "-1"], "--measure-temperatures 0,1"),
+        (["--measure-temperatures", ","], "--measure-temperatures 0,1"),
+        (["--measure-temperatures", "inf"], "--measure-temperatures 0,1"),
+        (["--server-option", "'open"], "--server-option"),
+        (["--set", "learning_rate"], "NAME=VALUE"),
+        (["--set", "learning_rate=fast"], "a number"),
+        (["--set", "output_dir=elsewhere"], "--out"),
+        (["--reward", "judging.py:short"], "judging.py"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_with_what_to_do(loop, more, words) -> None:
+    done = memagent(*more, code=ExitCode.USAGE)
+    assert words in " ".join(done.stderr.replace("│", " ").split())
+    assert loop.job is None
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (["--lengths", "long"], ExitCode.SETTINGS, "500,8k"),
+        (["--lengths", "1000,500"], ExitCode.USAGE, "--lengths that grow"),
+        (["--task", "no_such_task"], ExitCode.SETTINGS, "no_such_task"),
+        (["--model", "nowhere"], ExitCode.USAGE, "there is no model"),
+        (["--preset", "grpo"], ExitCode.USAGE, "dapo or memagent-paper"),
+        (["--set", "group_per_step=2"], ExitCode.USAGE, "Did you mean groups_per_step"),
+        (["--set", "temperature=2"], ExitCode.USAGE, "memagent rl --help"),
+        (["--reward", "fluent"], ExitCode.USAGE, "Choose strict"),
+        (["--temperature", "0"], ExitCode.USAGE, "a temperature above 0"),
+        (["--base-url", "http://server/v1", "--server-option", "--seed 1"], ExitCode.USAGE, "leave --base-url out"),
+    ],
+)
+def test_a_loop_that_cannot_be_had_is_refused_before_anything_begins(loop, monkeypatch, more, code, words) -> None:
+    monkeypatch.setattr(rl, "run", lambda job, watcher: prepare(job))
+    told = memagent(*more, code=code).stderr
+    assert words in told and "what to do:" in told
+    assert not Path("rl-policy").exists()
+
+
+def test_a_task_and_lengths_must_be_named(loop) -> None:
+    assert "--task" in memagent("--lengths", "500", least=False, code=ExitCode.USAGE).stderr
+    assert "--lengths" in memagent("--task", "vt", least=False, code=ExitCode.USAGE).stderr
+
+
+def test_without_the_extra_it_is_named(loop, monkeypatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "trl" else find(name, *more))
+    assert "memagent-graph[train]" in memagent(code=ExitCode.SETTINGS).stderr
+    assert loop.job is None
+
+
+# Help
+
+
+def test_help_names_every_option(loop, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    told = memagent("--help", least=False).stdout
+    for name in cli_rl.rl.__annotations__.keys() - {"return", "settings", "as_json"}:
+        assert f"--{name.replace('_', '-')}" in told, name
+    assert "--set" in told and "--json" in told
+
+
+def test_the_command_line_itself_needs_no_torch() -> None:
+    code = "import sys, memagent_graph.cli_rl; assert not {'torch', 'trl', 'transformers'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

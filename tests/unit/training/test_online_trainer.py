@@ -1,0 +1,272 @@
+"""One training over many iterations: what a loop written by hand would do, from wherever it was resumed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+from support import online_world  # noqa: E402
+from support.online_world import FAILURES, GROUPS, ITERATIONS, Training  # noqa: E402
+from transformers import LlamaForCausalLM  # noqa: E402
+
+from memagent_graph.errors import MemAgentError  # noqa: E402
+from memagent_training.errors import TrainingError  # noqa: E402
+from memagent_training.rl.online_trainer import EndOfLoop  # noqa: E402
+from memagent_training.rollouts import RolloutGroup  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+STEPS = [1, 3]
+World = tuple[Path, list[list[RolloutGroup]]]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    return folder, online_world.make_world(folder)
+
+
+@pytest.fixture(scope="module")
+def trained(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Training, Path]]:
+    """Trainings from the first iteration to the last, by optimizer steps per iteration."""
+    torch.set_num_threads(1)
+    found = {}
+    for steps in STEPS:
+        output = tmp_path_factory.mktemp("trained")
+        training = online_world.make_training(world[0], output, steps)
+        training.trainer.train()
+        found[steps] = (training, output)
+    return found
+
+
+# What is learnt
+
+
+def plain() -> Any:
+    path = ROOT / "examples" / "multi_conv_dapo.py"
+    spec = importlib.util.spec_from_file_location("multi_conv_dapo_by_hand", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, Any]]:
+    """The weights before each iteration and after the last, with the example's loss and torch's own AdamW."""
+    example = plain()
+    folder, iterations = world
+    settings = replace(example.DAPO, importance_cap=2.0)
+    model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    rate = online_world.SMALL["learning_rate"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    found = []
+    for number, groups in enumerate(iterations):
+        found.append(copied(model))
+        with torch.no_grad():
+            old = {
+                (rollout.run_id, k): example.logprobs_and_entropies(model, each, 1.0)[0]
+                for group in groups
+                for rollout in group.rollouts_G
+                for k, each in enumerate(rollout.conversations_K)
+            }
+        for names in order[number * steps : (number + 1) * steps]:
+            optimizer.zero_grad()
+            example.step_loss(model, [each for each in groups if each.group_id in names], settings, old=old).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    return [*found, copied(model)]
+
+
+def copied(model: Any) -> dict[str, Any]:
+    return {name: each.detach().clone() for name, each in model.named_parameters()}
+
+
+def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    assert one.keys() == other.keys()
+    return float(max((each - other[name]).abs().max().item() for name, each in one.items()))
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_it_is_one_training_by_hand_with_the_optimizers_state_carried_on(
+    steps: int, world: World, trained: dict[int, tuple[Training, Path]]
+) -> None:
+    """AdamW divides by the root of past gradients: a small difference there is a large one in a weight's step."""
+    training, _ = trained[steps]
+    expected = by_hand(world, training.steps.groups, steps)
+    found = [training.policies[number] for number in range(ITERATIONS)] + [training.weights()]
+    moved = largest_difference(expected[0], expected[-1])
+    assert moved > 0.005
+    for one, other in zip(found, expected, strict=True):
+        assert largest_difference(one, other) < 0.01 * moved
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_every_group_is_in_exactly_one_step_of_its_iteration(
+    steps: int, world: World, trained: dict[int, tuple[Training, Path]]
+) -> None:
+    training, _ = trained[steps]
+    found = training.steps.groups
+    assert [len(names) for names in found] == [GROUPS // steps] * (ITERATIONS * steps)
+    for number, groups in enumerate(world[1]):
+        names = [name for step in found[number * steps : (number + 1) * steps] for name in step]
+        assert Counter(names) == Counter(each.group_id for each in groups)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_the_source_is_asked_once_an_iteration_after_its_policy_was_saved(
+    steps: int, trained: dict[int, tuple[Training, Path]]
+) -> None:
+    training, _ = trained[steps]
+    assert training.source.asked == list(range(ITERATIONS))
+    assert training.source.seen == [list(range(number + 1)) for number in range(ITERATIONS)]
+    initial = training.policies[0]
+    assert all(largest_difference(initial, training.policies[number]) > 0 for number in range(1, ITERATIONS))
+
+
+def test_ratios_compare_with_the_weights_that_an_iteration_began_with(
+    world: World, trained: dict[int, tuple[Training, Path]]
+) -> None:
+    training, _ = trained[3]
+    example = plain()
+    for step, old in enumerate(training.steps.old):
+        groups = world[1][step // 3]
+        runs = {rollout.run_id: rollout for group in groups for rollout in group.rollouts_G}
+        assert {run_id for run_id, _ in old} == set(runs)  # nothing of the iteration before
+        model = LlamaForCausalLM.from_pretrained(world[0] / "model", dtype=torch.float32).eval()
+        model.load_state_dict(training.policies[step // 3], strict=True)
+        for (run_id, place), logprobs in list(old.items())[:4]:
+            with torch.no_grad():
+                conversation = runs[run_id].conversations_K[place]
+                expected = example.logprobs_and_entropies(model, conversation, 1.0)[0]
+            assert torch.allclose(logprobs, expected, atol=1e-5)
+    logs = [entry for entry in training.trainer.state.log_history if "loss" in entry]
+    ratios = [entry["ratio/mean"] for entry in logs]
+    assert ratios[::3] == pytest.approx([1.0] * ITERATIONS, abs=1e-5)
+    assert all(abs(ratio - 1) > 1e-5 for ratio in ratios[1::3])
+
+
+def test_what_was_collected_is_logged_with_an_iterations_first_step(
+    trained: dict[int, tuple[Training, Path]],
+) -> None:
+    for steps, (training, _) in trained.items():
+        logs = [entry for entry in training.trainer.state.log_history if "loss" in entry]
+        assert [entry.get("collect/reward") for entry in logs[::steps]] == [0.0, 1.0, 2.0]
+        assert sum("collect/reward" in entry for entry in logs) == ITERATIONS
+        staleness = [entry.get("staleness/mean") for entry in logs[::steps]]
+        assert staleness == [None, 0.0, 1.0]  # the runs are of v1: unheard of, newest, and one behind
+
+
+# Going on
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_resumed_from_any_checkpoint_it_ends_with_the_same_bits(
+    iteration: int, steps: int, world: World, trained: dict[int, tuple[Training, Path]], tmp_path: Path
+) -> None:
+    whole, output = trained[steps]
+    resumed = online_world.make_training(world[0], tmp_path, steps)
+    resumed.trainer.train(resume_from_checkpoint=str(output / f"checkpoint-{iteration * steps}"))
+    assert resumed.source.asked == list(range(iteration, ITERATIONS))
+    assert largest_difference(resumed.policies[iteration], whole.policies[iteration]) == 0
+    assert all(torch.equal(each, whole.weights()[name]) for name, each in resumed.weights().items())
+    assert resumed.steps.groups == whole.steps.groups[iteration * steps :]
+    volatile = {"step_time"}
+    histories = [
+        [{k: v for k, v in entry.items() if k not in volatile} for entry in each.trainer.state.log_history[:-1]]
+        for each in (whole, resumed)
+    ]
+    assert histories[0] == histories[1]
+
+
+def test_iterations_may_be_added(world: World, trained: dict[int, tuple[Training, Path]], tmp_path: Path) -> None:
+    """A loop of two that goes on for a third ends as one of three."""
+    short = online_world.make_training(world[0], tmp_path, 1, iterations=2)
+    short.trainer.train()
+    longer = online_world.make_training(world[0], tmp_path, 1)
+    longer.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert longer.source.asked == [2]
+    assert all(torch.equal(each, trained[1][0].weights()[name]) for name, each in longer.weights().items())
+
+
+def test_a_finished_training_asks_for_nothing(
+    world: World, trained: dict[int, tuple[Training, Path]], tmp_path: Path
+) -> None:
+    whole, output = trained[1]
+    again = online_world.make_training(world[0], tmp_path, 1)
+    again.trainer.train(resume_from_checkpoint=str(output / f"checkpoint-{ITERATIONS}"))
+    assert again.source.asked == []
+    assert all(torch.equal(each, whole.weights()[name]) for name, each in again.weights().items())
+
+
+def test_a_checkpoint_within_an_iteration_is_refused(
+    world: World, trained: dict[int, tuple[Training, Path]], tmp_path: Path
+) -> None:
+    """It was saved by a loop of fewer steps an iteration."""
+    training = online_world.make_training(world[0], tmp_path, 3)
+    with pytest.raises(TrainingError, match=r"checkpoint-2 was saved within an iteration of 3.*settings"):
+        training.trainer.train(resume_from_checkpoint=str(trained[1][1] / "checkpoint-2"))
+
+
+# How it ends
+
+
+def test_fewer_groups_than_steps_and_groups_of_another_model_are_refused(world: World, tmp_path: Path) -> None:
+    training = online_world.make_training(world[0], tmp_path, 3)
+    training.source.groups[0] = training.source.groups[0][:2]
+    with pytest.raises(TrainingError, match=r"2 groups for 3 optimizer steps"):
+        training.trainer.train()
+    training = online_world.make_training(world[0], tmp_path, 3)
+    first = training.source.groups[0][0]
+    rollout = first.rollouts_G[0]
+    foreign = replace(
+        rollout.conversations_K[0], prompt_ids_P=type(rollout.conversations_K[0].prompt_ids_P)("I", [999])
+    )
+    rollout = replace(rollout, conversations_K=(foreign, *rollout.conversations_K[1:]))
+    training.source.groups[0][0] = replace(first, rollouts_G=(rollout, *first.rollouts_G[1:]))
+    with pytest.raises(MemAgentError, match="token id 999"):
+        training.trainer.train()
+
+
+def test_two_ranks_train_as_one_and_end_together(
+    world: World, trained: dict[int, tuple[Training, Path]], tmp_path: Path
+) -> None:
+    """Only the main process asks the source; the other is told what came of it, the end and errors too."""
+    script = ROOT / "tests" / "support" / "online_world.py"
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+        "HF_HUB_OFFLINE": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command += [str(script), str(world[0]), str(tmp_path), *FAILURES]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    main, other = (torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2))
+
+    whole = trained[1][0]
+    assert largest_difference(main["whole"]["weights"], whole.weights()) < 1e-4
+    for case in FAILURES:
+        assert largest_difference(main[case]["weights"], other[case]["weights"]) == 0
+        assert main[case]["steps"] == other[case]["steps"] == (ITERATIONS if case == "whole" else 1)
+        assert main[case]["saved"] == other[case]["saved"]  # on every process, as sharded weights need it
+        assert (main[case]["asked"], other[case]["asked"]) == (main[case]["saved"], [])
+    for rank in (main, other):
+        assert rank["whole"]["ended"] is None
+        assert isinstance(rank["end"]["ended"], EndOfLoop)
+        assert str(rank["end"]["ended"]) == "all is learnt"
+        error = rank["error"]["ended"]
+        assert (error.message, error.hint, error.run_id) == ("the server is gone", "Start it.", "run-7")

@@ -1,0 +1,96 @@
+"""A policy that got much worse is noticed, one that has only longer documents to read is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.rl_loops import record
+
+from memagent_training.errors import TrainingError
+from memagent_training.rl.collapse import CollapsedError, CollapseSettings, check_metrics, check_rewards
+from memagent_training.rl.journal import CollectionRecord, LengthReward
+
+REWARDS = st.lists(st.floats(0, 1), max_size=20)
+WINDOW = st.integers(1, 5)
+
+
+def records(*rewards: float, stages: Sequence[int] = ()) -> list[CollectionRecord]:
+    stages = stages or [0] * len(rewards)
+    return [
+        record(number, stage=stage, by_length={500: LengthReward(reward, 8)})
+        for number, (reward, stage) in enumerate(zip(rewards, stages, strict=True))
+    ]
+
+
+def has_collapsed(of: Sequence[CollectionRecord], **settings: float) -> bool:
+    try:
+        check_rewards(of, CollapseSettings(**settings))  # type: ignore[arg-type]
+    except CollapsedError:
+        return True
+    return False
+
+
+def test_a_fall_below_half_the_best_average_is_said_with_both_and_a_remedy() -> None:
+    with pytest.raises(CollapsedError, match=r"last 2 iterations is 0\.200, and it was 0\.700.*learning rate"):
+        check_rewards(records(0.6, 0.8, 0.3, 0.1), CollapseSettings(window=2))
+
+
+def test_one_bad_iteration_is_no_fall() -> None:
+    assert not has_collapsed(records(0.8, 0.8, 0.8, 0.0), window=4)
+    assert has_collapsed(records(0.8, 0.8, 0.8, 0.0), window=1)
+
+
+def test_the_best_average_counts_however_long_ago() -> None:
+    """A policy that fades slowly was better once."""
+    fading = [0.9, 0.9, 0.7, 0.7, 0.5, 0.5]
+    assert not has_collapsed(records(*fading), window=2)
+    assert has_collapsed(records(*fading, 0.4, 0.4), window=2)
+
+
+def test_stages_are_compared_with_themselves() -> None:
+    rewards, stages = [0.9] * 4 + [0.2] * 4, [0] * 4 + [1] * 4
+    assert not has_collapsed(records(*rewards, stages=stages), window=2)
+    assert has_collapsed(records(*rewards), window=2)
+    assert has_collapsed(records(*rewards, 0.05, 0.05, stages=[*stages, 1, 1]), window=2)
+
+
+@given(REWARDS, WINDOW)
+def test_nothing_is_said_before_there_is_something_to_compare_with(rewards: list[float], window: int) -> None:
+    assert not has_collapsed(records(*rewards[:window]), window=window)
+
+
+@given(REWARDS, WINDOW)
+def test_growing_rewards_never_collapse_and_a_share_of_0_never_stops(rewards: list[float], window: int) -> None:
+    assert not has_collapsed(records(*sorted(rewards)), window=window)
+    assert not has_collapsed(records(*rewards), window=window, share=0)
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=6, max_size=20), st.floats(0.05, 0.95))
+def test_what_decides_is_the_newest_average_over_the_best(rewards: list[float], share: float) -> None:
+    window = 3
+    averages = [sum(rewards[end - window : end]) / window for end in range(window, len(rewards) + 1)]
+    ratio = averages[-1] / max(averages)
+    if not math.isclose(ratio, share, rel_tol=1e-6):
+        assert has_collapsed(records(*rewards), window=window, share=share) == (ratio < share)
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_or_gradient_that_is_no_number_is_said_with_its_step(name: str, value: float) -> None:
+    with pytest.raises(CollapsedError, match=rf"step 7: {name} is .*checkpoint before"):
+        check_metrics({"loss": 0.1, "grad_norm": 1.0, name: value}, 7)
+
+
+def test_other_metrics_may_be_missing_or_no_numbers() -> None:
+    check_metrics({"loss": 0.1, "entropy": math.nan}, 1)
+    check_metrics({}, 1)
+
+
+@pytest.mark.parametrize("changes", [{"window": 0}, {"share": 1.0}, {"share": -0.1}, {"share": math.nan}], ids=str)
+def test_settings_that_cannot_be(changes: dict[str, float]) -> None:
+    with pytest.raises(TrainingError, match=r"window of 1 or more"):
+        CollapseSettings(**changes)  # type: ignore[arg-type]

@@ -1,0 +1,139 @@
+"""Questions of a loop depend on where it is and nothing else, none is asked twice, and documents only grow longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.rl_loops import record
+
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+from memagent_training.errors import TrainingError
+from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, PER_COLLECTION, Curriculum
+from memagent_training.rl.journal import LengthReward
+
+LENGTHS = (500, 1000, 2000)
+COLLECTION = st.integers(0, COLLECTIONS - 1)
+STAGE = st.integers(0, len(LENGTHS) - 1)
+
+
+class Named:
+    """A task that any length and index are a question of."""
+
+    metric, unit, answer_tokens = Metric.ALL, LengthUnit.TOKENS, 8
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def sample(self, length: int, index: int) -> Sample:
+        def text() -> Iterator[str]:
+            yield "nothing"
+
+        return Sample(self, length, index, "What is it?", ("it",), text)
+
+
+def curriculum(seed: int = 0, advance_at: float = 0.8) -> Curriculum:
+    return Curriculum([Named("one"), Named("other")], LENGTHS, advance_at, seed)
+
+
+def asked(of: Curriculum, collection: int, stage: int, count: int = 40) -> list[str]:
+    return [each.id for each in islice(of.questions(collection, stage), count)]
+
+
+# Questions
+
+
+@given(st.integers(), COLLECTION, STAGE)
+def test_questions_depend_on_seed_collection_and_place_alone(seed: int, collection: int, stage: int) -> None:
+    """However many were taken before, and whoever else asked."""
+    one, again = curriculum(seed), curriculum(seed)
+    asked(again, (collection + 1) % COLLECTIONS, stage)
+    asked(again, collection, stage, 3)
+    assert asked(one, collection, stage) == asked(again, collection, stage)
+
+
+def test_other_seeds_and_other_collections_ask_otherwise() -> None:
+    lengths_and_tasks = {
+        tuple((each.length, each.task.name) for each in islice(curriculum(seed).questions(collection, 2), 40))
+        for seed in range(3)
+        for collection in range(3)
+    }
+    assert len(lengths_and_tasks) == 9
+
+
+@given(st.lists(COLLECTION, min_size=2, max_size=5, unique=True), STAGE)
+def test_no_question_is_asked_twice_and_none_that_is_measured_with(collections: list[int], stage: int) -> None:
+    of = curriculum()
+    indices = [each.index for number in collections for each in islice(of.questions(number, stage), 40)]
+    assert len(set(indices)) == len(indices)
+    assert 0 <= min(indices) <= max(indices) < HELD_OUT
+
+
+def test_the_last_collection_ends_where_held_out_questions_begin_and_there_is_none_after_it() -> None:
+    assert next(curriculum().questions(COLLECTIONS - 1, 0)).index + PER_COLLECTION == HELD_OUT
+    with pytest.raises(TrainingError, match=r"no collection 10,000.*another loop"):
+        next(curriculum().questions(COLLECTIONS, 0))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_half_of_the_questions_at_least_have_the_longest_length(stage: int) -> None:
+    """Half by themselves, and the others' share of it: lengths of the other half are drawn evenly."""
+    lengths = [each.length for each in islice(curriculum().questions(7, stage), 4000)]
+    unlocked = LENGTHS[: stage + 1]
+    assert set(lengths) == set(unlocked)
+    expected = 0.5 + 0.5 / len(unlocked)
+    assert lengths.count(unlocked[-1]) / len(lengths) == pytest.approx(expected, abs=0.03)
+    for shorter in unlocked[:-1]:
+        assert lengths.count(shorter) / len(lengths) == pytest.approx(0.5 / len(unlocked), abs=0.03)
+
+
+def test_tasks_are_asked_equally_often() -> None:
+    tasks = [each.task.name for each in islice(curriculum().questions(0, 0), 2000)]
+    assert tasks.count("one") / len(tasks) == pytest.approx(0.5, abs=0.04)
+
+
+# Stages
+
+REWARD = st.floats(0, 1)
+REWARDS = st.lists(st.dictionaries(st.sampled_from(LENGTHS), REWARD, max_size=3), max_size=30)
+
+
+def journal_of(of: Curriculum, rewards: list[dict[int, float]]) -> Iterator[tuple[int, list]]:  # type: ignore[type-arg]
+    """The records as a loop would write them, each with the stage it was asked at; and the stage before each."""
+    records: list[object] = []
+    for number, by_length in enumerate(rewards):
+        stage = of.stage(records)  # type: ignore[arg-type]
+        yield stage, list(records)
+        found = {length: LengthReward(value, 8) for length, value in by_length.items()}
+        records.append(record(number, stage=stage, by_length=found))
+    yield of.stage(records), list(records)  # type: ignore[arg-type]
+
+
+@given(REWARDS, REWARD)
+def test_stages_go_on_by_one_when_the_longest_length_earned_enough_and_never_back(
+    rewards: list[dict[int, float]], advance_at: float
+) -> None:
+    stages = [stage for stage, _ in journal_of(curriculum(advance_at=advance_at), rewards)]
+    assert stages[0] == 0
+    for by_length, (before, after) in zip(rewards, pairwise(stages), strict=True):
+        earned = by_length.get(LENGTHS[before], -1.0) >= advance_at
+        assert after == min(before + earned, len(LENGTHS) - 1)
+
+
+@given(REWARDS)
+def test_the_stage_is_in_the_journal_alone(rewards: list[dict[int, float]]) -> None:
+    """A loop that was killed is where it was: the stage of every beginning of the journal is the one it had then."""
+    of = curriculum()
+    steps = list(journal_of(of, rewards))
+    _, records = steps[-1]
+    assert [curriculum().stage(records[:end]) for end in range(len(records) + 1)] == [stage for stage, _ in steps]
+
+
+def test_a_collection_of_an_earlier_stage_ends_none() -> None:
+    """Rollouts one version behind were asked before the stage began."""
+    of = curriculum()
+    enough = {500: LengthReward(0.9, 8), 1000: LengthReward(0.9, 8)}
+    assert of.stage([record(0, stage=0, by_length=enough), record(1, stage=0, by_length=enough)]) == 1

@@ -1,0 +1,148 @@
+"""What happens around the training of an iteration: collections until there is enough, and the best policy kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+from support.rl_loops import Recorder, measurement, record, small_job
+
+from memagent_graph import Usage
+from memagent_training.collect import Collected, CollectedGroup
+from memagent_training.policy_sync import How, Served
+from memagent_training.rl import loop
+from memagent_training.rl.job import prepare
+from memagent_training.rl.journal import Journal, LengthReward, Measurement
+from memagent_training.rl.online_trainer import EndOfLoop
+from memagent_training.rl.serving import Serving
+
+
+class Sync:
+    """Every version is served at once."""
+
+    async def sync(self, policy: Path, version: str) -> Served:
+        return Served("policy", version, How.RELOAD, 0.1, 1e-5)
+
+    @asynccontextmanager
+    async def reading(self, served: Served) -> AsyncIterator[None]:
+        yield
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[loop._Source]:
+    prepared = prepare(small_job(tmp_path, lengths=(500, 1000), base_url="http://127.0.0.1:9/v1"))
+    serving = Serving(prepared)
+    serving._sync = Sync()  # type: ignore[assignment]
+    serving.policy_folder(0).mkdir(parents=True)
+    asyncio.run(serving.serve(0))
+    for number in range(4):
+        serving.policy_folder(number).mkdir(exist_ok=True)
+        (serving.policy_folder(number) / "weights").write_text(str(number))
+    yield loop._Source(prepared, serving, Journal(tmp_path / "journal.jsonl"), Recorder())
+    serving.run_log.close()
+
+
+def measured_as(monkeypatch: pytest.MonkeyPatch, mean: float) -> None:
+    async def measure(prepared: Any, agent: Any, iteration: int, temperature: float) -> Any:
+        return measurement(iteration, mean, temperature=temperature)
+
+    monkeypatch.setattr(loop, "measure", measure)
+
+
+async def test_the_best_policy_is_kept_and_only_a_better_one_takes_its_place(
+    source: loop._Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = tmp_path / "best" / "weights"
+    for iteration, mean, expected in ((0, 0.5, "0"), (1, 0.4, "0"), (2, 0.5, "0"), (3, 0.6, "3")):
+        measured_as(monkeypatch, mean)
+        await source._measure(iteration)
+        assert best.read_text() == expected
+    assert [each.mean for each in source.journal.measurements] == [0.5, 0.4, 0.5, 0.6]
+
+
+async def test_a_measurement_is_in_the_journal_only_when_its_policy_is_kept(
+    source: loop._Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in between, the loop measures once more; the other way round it would never keep that policy."""
+    there: list[bool] = []
+    original = Journal.measured
+
+    def measured(journal: Journal, found: Measurement) -> None:
+        there.append((tmp_path / "best").is_dir())
+        original(journal, found)
+
+    monkeypatch.setattr(Journal, "measured", measured)
+    measured_as(monkeypatch, 0.5)
+    await source._measure(0)
+    assert there == [True]
+
+
+# Collections
+
+
+def collected_as(monkeypatch: pytest.MonkeyPatch, *rewards_of_groups: tuple[float, ...]) -> list[str]:
+    """What every collection finds; the names of those that were begun."""
+    names: list[str] = []
+
+    async def collect(agent: Any, samples: Any, settings: Any, *, name: str, **_: Any) -> Collected:
+        names.append(name)
+        found = Collected(usage=Usage(prompt_tokens=10, completion_tokens=2, turns=1))
+        for number, rewards in enumerate(rewards_of_groups):
+            run_ids = tuple(f"{name}-{number}-{place}" for place in range(len(rewards)))
+            group = CollectedGroup(f"{name}-{number}", "task", 500, run_ids, rewards)
+            (found.groups if group.has_variance else found.uniform).append(group)
+        return found
+
+    monkeypatch.setattr(loop, "collect", collect)
+    return names
+
+
+async def test_what_was_collected_is_counted_in_the_journal(
+    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected_as(monkeypatch, (0.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
+    found = await source._collect(3, 2)
+    assert source.journal.records == [found]
+    assert (found.iteration, found.version, found.stage, found.is_enough) == (3, 2, 0, True)
+    assert (found.groups, found.all_right, found.other_uniform, found.failed) == (1, 1, 2, 0)
+    assert found.by_length == {500: LengthReward(3 / 8, 8)}
+    assert (found.prompt_tokens, found.completion_tokens, found.turns) == (10, 2, 1)
+
+
+async def test_reads_that_no_longer_differ_end_the_loop_after_three_collections(
+    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = collected_as(monkeypatch, (0.0, 0.0), (0.0, 0.0))
+    with pytest.raises(EndOfLoop, match=r"of 2 questions, 0 were always answered right, 2 never"):
+        await source._collect(0, 0)
+    assert names == ["collection-0", "collection-1", "collection-2"]
+    with pytest.raises(EndOfLoop):  # resumed: one more try
+        await source._collect(0, 0)
+    assert names[3:] == ["collection-3"]
+
+
+async def test_while_the_curriculum_goes_on_the_loop_does(
+    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short documents that are always answered right are no reason to end before long ones were tried."""
+    names = collected_as(monkeypatch, (1.0, 1.0))
+    with pytest.raises(EndOfLoop, match=r"1 were always answered right"):
+        await source._collect(0, 0)
+    assert [each.stage for each in source.journal.records] == [0, 1, 1, 1]
+    assert len(names) == 4
+
+
+async def test_a_collection_that_an_earlier_iteration_had_too_little_of_has_another_name(
+    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.journal.collected(record(0, is_enough=False, group_of={}))
+    names = collected_as(monkeypatch, (0.0, 1.0))
+    assert (await source._collect(0, 0)).number == 1
+    assert names == ["collection-1"]

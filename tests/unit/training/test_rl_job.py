@@ -1,0 +1,251 @@
+"""What cannot be is refused before anything is served or trained, each time with what to do instead."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+from support.rl_loops import SETTINGS, record, small_job
+
+from memagent_graph import MemAgentError, RunLog
+from memagent_graph.evaluation.samples import Sample
+from memagent_graph.profile import EMBEDDED_FOLDER
+from memagent_graph.results import ReadResult
+from memagent_training.collect import CollectSettings
+from memagent_training.errors import TrainingError
+from memagent_training.rl import RLJob
+from memagent_training.rl.curriculum import HELD_OUT
+from memagent_training.rl.job import MeasureSettings, prepare, write_record
+from memagent_training.rl.journal import Journal
+
+
+def setting(**changes: Any) -> dict[str, Any]:
+    return {"settings": SETTINGS | changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": ()}, r"\(none\).*Name a task"),
+        ({"tasks": ("niah_multikey_9",)}, r"niah_multikey_9"),
+        ({"lengths": ()}, r"lengths \[\].*lengths that grow"),
+        ({"lengths": (1000, 500)}, r"\[1000, 500\].*lengths that grow"),
+        ({"lengths": (500, 500)}, r"lengths that grow"),
+        ({"lengths": (20,)}, r"20"),
+        ({"iterations": 0}, r"0 iterations.*1 iteration or more"),
+        ({"iterations": 10_001}, r"10,001 iterations.*10,000 at most"),
+        ({"steps_behind": 2}, r"2 steps behind.*0 or 1"),
+        ({"steps_behind": 1} | setting(importance_cap=None), r"without importance weights.*importance_cap=2"),
+        ({"temperature": 0.0}, r"temperature above 0"),
+        ({"temperature": float("nan")}, r"temperature above 0"),
+        ({"lora_rank": 0}, r"LoRA rank of 0.*1 or more"),
+        ({"base_url": "http://x/v1", "server_options": ("--no",)}, r"--no.*leave --base-url out"),
+        ({"reward": "kindness"}, r"'kindness'.*strict, lenient, string_match, token_f1"),
+        ({"evidence_share": 1.5}, r"step_reward_share is 1.5.*0 to 1"),
+        ({"model": "nowhere"}, r"no model 'nowhere'"),
+        ({"preset": "dap"}, r"no preset 'dap'"),
+        (setting(seed=1), r"seed cannot be set so.*options of its own"),
+        (setting(temperature=1.0), r"temperature cannot be set so"),
+        (setting(max_steps=9), r"max_steps cannot be set so"),
+        (setting(num_train_epochs=2), r"num_train_epochs cannot be set so"),
+        (setting(step_reward_share=0.5), r"step_reward_share cannot be set so"),
+        (setting(learning_rat=1e-4), r"learning_rate"),
+        (setting(warmup_steps=3), r"warms up over 3 optimizer steps, and the training has 3.*warmup_steps lower"),
+        ({"temperature": 0.7}, r"before temperature.*importance_cap"),
+        ({"haystack": Path("nowhere"), "tasks": ("niah_single_2",)}, r"nowhere"),
+    ],
+    ids=str,
+)
+def test_a_job_that_cannot_be(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(MemAgentError, match=message):
+        prepare(small_job(tmp_path / "rl", **changes))
+    assert not (tmp_path / "rl").exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"every": -1}, {"count": 0}, {"temperatures": ()}, {"temperatures": (1.0, -0.5)}], ids=str
+)
+def test_measuring_that_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(TrainingError, match=r"Give every of 0 or more"):
+        MeasureSettings(**changes)
+
+
+def test_a_task_of_which_there_are_too_few_questions_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "few.py").write_text(
+        "from memagent_graph.errors import EvaluationError\n"
+        "from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample\n"
+        "class Few:\n"
+        "    name, metric, unit, answer_tokens = 'few', Metric.ALL, LengthUnit.TOKENS, 8\n"
+        "    def sample(self, length, index):\n"
+        "        if index >= 5:\n"
+        "            raise EvaluationError(f'there are 5 questions, and no {index}')\n"
+        "        return Sample(self, length, index, 'What?', ('it',), lambda: iter(['it']))\n"
+    )
+    with pytest.raises(TrainingError, match=rf"few has too few questions.*no {HELD_OUT}.*niah_multikey_2"):
+        prepare(small_job(tmp_path / "rl", tasks=(f"{tmp_path / 'few.py'}:Few",)))
+
+
+def test_the_models_own_folder_is_refused() -> None:
+    with pytest.raises(TrainingError, match=r"folder of the model to train.*--out"):
+        prepare(small_job(EMBEDDED_FOLDER))
+
+
+# What follows from a job
+
+
+@pytest.mark.parametrize(("groups", "per_step", "steps"), [(4, 32, 1), (4, 2, 2), (5, 2, 3), (4, 1, 4)])
+def test_an_iterations_groups_make_steps_and_a_checkpoint_follows_each_iteration(
+    groups: int, per_step: int, steps: int, tmp_path: Path
+) -> None:
+    wanted = CollectSettings(rollouts=4, groups=groups)
+    prepared = prepare(small_job(tmp_path, collect=wanted, iterations=7, **setting(groups_per_step=per_step)))
+    assert prepared.steps_per_iteration == steps
+    assert (prepared.config.max_steps, prepared.config.save_steps) == (7 * steps, steps)
+
+
+def test_losses_are_told_as_they_are_and_processes_wait_for_the_one_that_collects(tmp_path: Path) -> None:
+    """The Trainer would show the mean of earlier losses in place of one that is no number, and wait half an hour."""
+    config = prepare(small_job(tmp_path)).config
+    assert config.logging_nan_inf_filter is False
+    assert config.ddp_timeout == 24 * 3600
+    chosen = prepare(small_job(tmp_path, **setting(ddp_timeout=60))).config
+    assert chosen.ddp_timeout == 60
+
+
+def test_measured_lengths_are_the_curriculums_and_four_times_its_longest(tmp_path: Path) -> None:
+    job = small_job(tmp_path, lengths=(500, 1000))
+    assert prepare(job).measured_lengths == (500, 1000, 4000)
+    chosen = dataclasses.replace(job, measure=MeasureSettings(lengths=(800,)))
+    assert prepare(chosen).measured_lengths == (800,)
+
+
+@pytest.mark.parametrize(("name", "value"), [("strict", 0.0), ("lenient", 1.0), ("string_match", 1.0)])
+def test_a_reward_is_a_score_of_an_evaluation(name: str, value: float, tmp_path: Path) -> None:
+    prepared = prepare(small_job(tmp_path, reward=name))
+    sample: Sample = prepared.curriculum.tasks[0].sample(500, 0)
+    said = f"I think it is {sample.gold[0]}, surely"
+    result = dataclasses.replace(_read(), answer=said, raw_answer=said)
+    assert prepared.reward(sample, result) == value
+
+
+def _read() -> ReadResult:
+    from memagent_graph import Budget, MemAgent, ScriptedPolicy
+
+    budget = Budget(context_window=2048, question_tokens=64, memory_tokens=64, chunk_tokens=256, answer_tokens=64)
+    agent = MemAgent(ScriptedPolicy(["noted", "said"]), tokenizer="embedded", budget=budget, run_log=False)
+    return agent.read("A short text.", "What?")
+
+
+# Folders
+
+
+def begun(out: Path, **changes: Any) -> RLJob:
+    """A loop that collected once and was killed."""
+    job = small_job(out, iterations=3, **changes)
+    prepared = prepare(job)
+    write_record(prepared)
+    Journal(out / "journal.jsonl").collected(record())
+    return job
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tasks": ("niah_multikey_1",)}, r"tasks was \['niah_multikey_2'\] and is \['niah_multikey_1'\]"),
+        ({"lengths": (600,)}, r"lengths was \[500\] and is \[600\]"),
+        ({"reward": "lenient"}, "reward was 'strict' and is 'lenient'"),
+        ({"reward": lambda *_: 1.0}, "reward was 'strict' and is 'a function'"),
+        ({"seed": 1}, "loop_seed was 0 and is 1"),
+        ({"evidence_share": 0.5}, "evidence_share was 0.0 and is 0.5"),
+        ({"steps_behind": 1}, "steps_behind was 0 and is 1"),
+        ({"advance_at": 0.9}, "advance_at was 0.8 and is 0.9"),
+        ({"small": False}, "small was True and is False"),
+        ({"lora_rank": 8}, "lora_rank was None and is 8"),
+        ({"temperature": 0.9} | setting(importance_cap=None), "sampled_at was 1.0 and is 0.9"),
+        ({"collect": CollectSettings(rollouts=8, groups=4)}, "rollouts was 4 and is 8"),
+        ({"collect": CollectSettings(rollouts=4, groups=5)}, "groups was 4 and is 5"),
+        ({"collect": CollectSettings(rollouts=4, groups=4, max_questions=9)}, "max_questions was 64 and is 9"),
+        (setting(learning_rate=1e-5), "learning_rate was 0.0001 and is 1e-05"),
+        (setting(groups_per_step=2), "groups_per_step was 4 and is 2"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_going_on_with_other_settings_is_refused_and_says_which(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    job = begun(tmp_path)
+    with pytest.raises(TrainingError, match=rf"began otherwise: .*{said}.*Resume with the same"):
+        prepare(dataclasses.replace(job, resume=True, **changes))
+
+
+def test_what_does_not_decide_the_weights_may_change(tmp_path: Path) -> None:
+    job = begun(tmp_path)
+    collect = dataclasses.replace(job.collect, concurrency=1)
+    changes: dict[str, Any] = {"measure": MeasureSettings(every=1), "collect": collect, "base_url": "http://x/v1"}
+    prepare(dataclasses.replace(job, resume=True, **changes, **setting(token_budget=4096)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "may_grow"),
+    [
+        ({}, True),
+        ({"lr_scheduler_type": "constant"}, True),
+        ({"lr_scheduler_type": "cosine"}, False),
+        ({"lr_scheduler_type": "linear"}, False),
+        ({"warmup_steps": 0.5}, False),
+    ],
+    ids=str,
+)
+def test_iterations_may_grow_where_the_learning_rate_does_not_depend_on_them(
+    settings: dict[str, Any], may_grow: bool, tmp_path: Path
+) -> None:
+    job = begun(tmp_path, **setting(**settings))
+    longer = dataclasses.replace(job, resume=True, iterations=30)
+    if may_grow:
+        assert prepare(longer).config.max_steps == 30
+    else:
+        with pytest.raises(TrainingError, match="iterations was 3 and is 30"):
+            prepare(longer)
+
+
+def test_a_folder_with_a_loop_is_refused_without_resume(tmp_path: Path) -> None:
+    job = begun(tmp_path)
+    with pytest.raises(TrainingError, match=r"already holds a loop.*--resume.*--out"):
+        prepare(job)
+    prepare(dataclasses.replace(job, resume=True))
+
+
+def test_so_is_one_that_was_killed_before_its_first_collection_was_whole(tmp_path: Path) -> None:
+    """Another loop would take the runs for its own: they have the names that it would give."""
+    job = small_job(tmp_path)
+    write_record(prepare(job))
+    log = RunLog(tmp_path / "runs.sqlite")
+    prepare(job)  # there is nothing in it
+    document: Any = {"key": "sha256:" + "0" * 64, "name": "book", "size": 10, "media_type": "text/plain"}
+    log.wait(log.begin("collection-0-0-0", "What?", document, {}))
+    log.close()
+    with pytest.raises(TrainingError, match="already holds a loop"):
+        prepare(job)
+    with pytest.raises(TrainingError, match="lengths was"):
+        prepare(dataclasses.replace(job, resume=True, lengths=(600,)))
+    prepare(dataclasses.replace(job, resume=True))
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_another_trainings_folder_is_no_loop_to_go_on_with(resume: bool, tmp_path: Path) -> None:
+    job = small_job(tmp_path, resume=resume)
+    found = prepare(job).record
+    (tmp_path / "training.json").write_text(json.dumps({part: found[part] for part in ("settings", "model")}))
+    (tmp_path / "checkpoint-4").mkdir()
+    with pytest.raises(TrainingError, match="already holds checkpoint-4"):
+        prepare(job)
+
+
+def test_an_empty_folder_may_be_resumed(tmp_path: Path) -> None:
+    prepare(small_job(tmp_path / "new", resume=True))

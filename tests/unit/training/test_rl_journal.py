@@ -1,0 +1,157 @@
+"""The journal holds what was written, whenever the writing process was killed, and nothing of others' files is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.rl_loops import measurement, record
+
+from memagent_graph.evaluation.statistics import Estimate
+from memagent_training.errors import TrainingError
+from memagent_training.rl.journal import CollectionRecord, Journal, LengthReward, Measurement
+
+COUNT = st.integers(0, 10**12)
+FLOAT = st.floats(allow_nan=False, allow_infinity=False)
+BY_LENGTH = st.dictionaries(st.integers(1, 10**6), st.builds(LengthReward, FLOAT, COUNT), max_size=3)
+ESTIMATES = st.dictionaries(st.integers(1, 10**6), st.builds(Estimate, FLOAT, FLOAT, FLOAT, COUNT), max_size=3)
+RECORD = st.builds(
+    CollectionRecord,
+    number=st.just(0),
+    iteration=COUNT,
+    is_enough=st.booleans(),
+    version=COUNT,
+    stage=COUNT,
+    group_of=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    by_length=BY_LENGTH,
+    all_right=COUNT,
+    other_uniform=COUNT,
+    failed=COUNT,
+    prompt_tokens=COUNT,
+    cached_tokens=COUNT,
+    completion_tokens=COUNT,
+    turns=COUNT,
+    seconds=FLOAT,
+)
+MEASUREMENT = st.builds(
+    Measurement, iteration=COUNT, temperature=FLOAT, accuracy=ESTIMATES, failed=COUNT, seconds=FLOAT
+)
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(entries=st.lists(RECORD | MEASUREMENT, max_size=5))
+def test_what_is_written_is_read_back(entries: list[CollectionRecord | Measurement], tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.unlink(missing_ok=True)
+    journal = Journal(path)
+    records: list[CollectionRecord] = []
+    for entry in entries:
+        if isinstance(entry, CollectionRecord):
+            records.append(dataclasses.replace(entry, number=len(records)))
+            journal.collected(records[-1])
+        else:
+            journal.measured(entry)
+    for each in (journal, Journal(path)):
+        assert each.records == records
+        assert each.measurements == [entry for entry in entries if isinstance(entry, Measurement)]
+
+
+def test_there_is_no_file_until_something_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    assert Journal(path).records == []
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("last", [record(1), measurement(1)], ids=["collected", "measured"])
+def test_a_torn_last_line_is_cut_off_wherever_it_was_torn(last: CollectionRecord | Measurement, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.collected(record(0))
+    kept = path.read_bytes()
+
+    def write(to: Journal) -> None:
+        to.collected(last) if isinstance(last, CollectionRecord) else to.measured(last)
+
+    write(journal)
+    whole = path.read_bytes()
+    for end in range(len(kept), len(whole)):
+        path.write_bytes(whole[:end])
+        torn = Journal(path)
+        assert (torn.records, torn.measurements) == ([record(0)], []), end
+        assert path.read_bytes() == kept
+        write(torn)  # it can be continued
+        assert path.read_bytes() == whole
+
+
+def test_the_first_line_can_be_torn(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    Journal(path).collected(record(0))
+    path.write_bytes(path.read_bytes()[:20])
+    journal = Journal(path)
+    assert journal.records == []
+    journal.collected(record(0))
+    assert Journal(path).records == [record(0)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"Dear diary,\n",
+        b"Dear diary",
+        b"Dear diary,\ntoday I",
+        b'{"name": "a file of another program"',
+        b"\n",
+        b"[1]\n",
+        b'"text"\n',
+        b"5\n",
+        b'{"kind": "noted"}\n',
+        b'{"kind": "measured"}\n',
+        b'{"kind": "collected", "by_length": {"far": {}}}\n',
+        b'{"kind": "collected", "by_length": [1]}\n',
+        b"\xff\xfe\n",
+    ],
+)
+def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(TrainingError, match=r"no journal of a loop.*another folder"):
+        Journal(path)
+    assert path.read_bytes() == content
+
+
+def test_a_gap_between_collections_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    for number in range(3):
+        Journal(path).collected(record(number))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[2])
+    with pytest.raises(TrainingError, match="collection 2 follows 0"):
+        Journal(path)
+
+
+def test_an_iteration_is_trained_on_the_collection_that_was_enough(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    for each in (record(0), record(1, iteration=1, is_enough=False), record(2, iteration=1)):
+        journal.collected(each)
+    assert journal.of_iteration(0) == record(0)
+    assert journal.of_iteration(1) == record(2, iteration=1)
+    assert journal.of_iteration(2) is None
+
+
+def test_measurements_belong_to_the_weights_that_an_iteration_begins_with(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    found = [measurement(0), measurement(2, temperature=0.0), measurement(2, temperature=1.0)]
+    for each in found:
+        journal.measured(each)
+    assert journal.measurements_before(2) == found[1:]
+    assert journal.measurements_before(1) == []
+
+
+def test_the_mean_reward_is_over_reads_and_not_over_lengths() -> None:
+    found = record(by_length={500: LengthReward(1.0, 30), 1000: LengthReward(0.0, 10)})
+    assert found.reward == 0.75
+    assert found.groups == 1
+    assert record(by_length={}, group_of={}).reward == 0

@@ -1,0 +1,184 @@
+"""What reads goes on past the death of a server of one's own, and what a measurement counts as wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+from support.rl_loops import small_job
+
+from memagent_graph import Budget, MemAgent, PolicyError, ScriptedPolicy
+from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
+from memagent_training.policy_sync import How, Served
+from memagent_training.rl.curriculum import HELD_OUT
+from memagent_training.rl.job import MeasureSettings, PreparedLoop, prepare
+from memagent_training.rl.measuring import measure
+from memagent_training.rl.serving import Serving
+
+
+class Server:
+    """Of one's own, as far as it is asked whether it is well."""
+
+    def __init__(self) -> None:
+        self.is_running = False
+        self.answers = False
+        self.starts = 0
+
+    def is_healthy(self) -> bool:
+        return self.answers
+
+    def restart(self) -> None:
+        self.is_running = self.answers = True
+        self.starts += 1
+
+    def stop(self) -> None:
+        self.is_running = self.answers = False
+
+
+class Sync:
+    """Notes what is served, and how many read."""
+
+    def __init__(self) -> None:
+        self.versions: list[str] = []
+        self.readers = 0
+
+    async def sync(self, policy: Path, version: str) -> Served:
+        assert self.readers == 0
+        self.versions.append(version)
+        return Served("policy", version, How.RELOAD, 0.1, 1e-5)
+
+    @asynccontextmanager
+    async def reading(self, served: Served) -> AsyncIterator[None]:
+        assert served.version == self.versions[-1]
+        self.readers += 1
+        try:
+            yield
+        finally:
+            self.readers -= 1
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    made = Serving(prepare(small_job(tmp_path)))
+    made._own, made._sync = Server(), Sync()  # type: ignore[assignment]
+    for number in range(6):
+        (made.policy_folder(number)).mkdir(parents=True)
+    yield made
+    made.run_log.close()
+
+
+def parts(of: Serving) -> tuple[Server, Sync]:
+    server, sync = of._own, of._sync
+    assert isinstance(server, Server)
+    assert isinstance(sync, Sync)
+    return server, sync
+
+
+@pytest.mark.parametrize("still_runs", [False, True], ids=["dead", "runs without an answer"])
+async def test_work_is_begun_again_on_a_server_that_was_started_again(serving: Serving, still_runs: bool) -> None:
+    """A process tree is gone only a moment after its server; and an engine may die without its server."""
+    server, sync = parts(serving)
+    await serving.serve(1)
+    begun: list[str] = []
+
+    async def work() -> str:
+        begun.append(sync.versions[-1])
+        if len(begun) == 1:
+            server.is_running, server.answers = still_runs, False
+            raise PolicyUnreachableError("no answer")
+        return "read"
+
+    assert await serving.reading(1, work) == "read"
+    assert begun == ["iteration-1", "iteration-1"]
+    assert (server.starts, sync.versions, sync.readers) == (2, ["iteration-1", "iteration-1"], 0)
+
+
+async def test_a_server_that_dies_time_and_again_ends_it(serving: Serving) -> None:
+    server, _ = parts(serving)
+    await serving.serve(0)
+
+    async def work() -> None:
+        server.stop()
+        raise PolicyUnreachableError("no answer")
+
+    with pytest.raises(PolicyUnreachableError):
+        await serving.reading(0, work)
+    assert server.starts == 4
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(serving: Serving, is_ours: bool) -> None:
+    server, _ = parts(serving)
+    await serving.serve(0)
+    if not is_ours:
+        serving._own = None
+
+    async def work() -> None:
+        raise PolicyUnreachableError("a read took too long")
+
+    with pytest.raises(PolicyUnreachableError, match="too long"):
+        await serving.reading(0, work)
+    assert server.starts == 1
+
+
+async def test_the_policies_that_may_still_be_needed_stay_on_the_disk(serving: Serving) -> None:
+    await serving.serve(3)
+    assert sorted(folder.name for folder in serving.policy_folder(0).parent.iterdir()) == ["2", "3"]
+
+
+# Measuring
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> PreparedLoop:
+    return prepare(small_job(tmp_path / "rl", measure=MeasureSettings(lengths=(300, 400), count=3)))
+
+
+def reader(tmp_path: Path, answer: Any) -> MemAgent:
+    def script(prompt: str) -> Any:
+        return "noted" if "<section>" in prompt else answer(prompt)
+
+    return MemAgent(
+        ScriptedPolicy(script),
+        tokenizer="embedded",
+        budget=Budget(context_window=2048, question_tokens=64, memory_tokens=64, chunk_tokens=1024, answer_tokens=64),
+        run_log=False,
+        store=tmp_path / "documents",
+    )
+
+
+async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wrong(
+    prepared: PreparedLoop, tmp_path: Path
+) -> None:
+    task = prepared.curriculum.tasks[0]
+    gold = {task.sample(length, HELD_OUT + number).gold[0] for length in (300, 400) for number in range(3)}
+    assert len(gold) == 6
+    of_question = {task.sample(length, HELD_OUT + n).question: (length, n) for length in (300, 400) for n in range(3)}
+
+    def answer(prompt: str) -> Any:
+        length, number = next(place for question, place in of_question.items() if question in prompt)
+        if number == 2:
+            return PolicyError("broken")
+        sample = task.sample(length, HELD_OUT + number)
+        return rf"\boxed{{{sample.gold[0]}}}" if number == 0 or length == 300 else r"\boxed{wrong}"
+
+    found = await measure(prepared, reader(tmp_path, answer), 4, 0.5)
+    assert (found.iteration, found.temperature, found.failed) == (4, 0.5, 2)
+    assert {length: each.n for length, each in found.accuracy.items()} == {300: 3, 400: 3}
+    assert [found.accuracy[length].mean for length in (300, 400)] == pytest.approx([2 / 3, 1 / 3])
+    assert found.mean == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("kind", [PolicyUnreachableError, PolicyAuthenticationError])
+async def test_a_server_that_is_gone_measures_nothing(
+    kind: type[PolicyError], prepared: PreparedLoop, tmp_path: Path
+) -> None:
+    """Otherwise all answers would be wrong; and what starts it again has to know the error."""
+    with pytest.raises(kind, match="gone"):
+        await measure(prepared, reader(tmp_path, lambda prompt: kind("gone")), 0, 0.0)

@@ -1,0 +1,70 @@
+"""Steps of a schedule: each group that teaches something once a pass, and as many steps as are asked for."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memagent_training.advantages import AdvantageSettings
+from memagent_training.errors import TrainingError
+from memagent_training.planner import Layout
+from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.schedule import Schedule
+
+DROPPING = AdvantageSettings(drop_zero_variance=True)
+
+
+def group(number: int, *rewards: float) -> RolloutGroup:
+    conversation = TrainingConversation(array("I", [1, number]), array("I", [3]), array("f", [-1.0]), True, False, "v")
+    rollouts = (Rollout(f"{number}-{place}", (conversation,), reward) for place, reward in enumerate(rewards))
+    return RolloutGroup(f"g{number}", tuple(rollouts))
+
+
+def schedule(groups: list[RolloutGroup], **changes: Any) -> Schedule:
+    wanted = {"groups_per_step": 2, "seed": 0, "layout": Layout.PADDED, "token_budget": 100, "ranks": 1}
+    return Schedule(groups, DROPPING, **(wanted | changes))  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
+def test_a_pass_of_so_many_steps_has_each_group_that_teaches_something_once(teaches: list[bool], data: Any) -> None:
+    groups = [group(number, 0.0, float(each)) for number, each in enumerate(teaches)]
+    useful = {f"g{number}" for number, each in enumerate(teaches) if each}
+    if not useful:
+        with pytest.raises(TrainingError, match="teaches anything"):
+            schedule(groups, steps=1)
+        return
+    steps = data.draw(st.integers(1, len(useful)))
+    found = schedule(groups, steps=steps)
+    assert found.steps_per_pass == steps
+    for which_pass in range(2):
+        each_step = [found.step(which_pass * steps + place).groups for place in range(steps)]
+        assert Counter(one.group_id for one in itertools.chain(*each_step)) == Counter(useful)
+        sizes = [len(one) for one in each_step]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_too_few_groups_that_teach_something_are_refused_before_the_first_step() -> None:
+    groups = [group(0, 0.0, 1.0), group(1, 0.0, 1.0), group(2, 1.0, 1.0)]
+    assert schedule(groups, steps=2).dropped.keys() == {"g2"}
+    with pytest.raises(TrainingError, match=r"2 groups for 3 optimizer steps.*Collect more groups"):
+        schedule(groups, steps=3)
+
+
+def test_without_steps_groups_per_step_decides() -> None:
+    groups = [group(number, 0.0, 1.0) for number in range(5)]
+    assert schedule(groups).steps_per_pass == 3
+    assert schedule(groups, steps=1).steps_per_pass == 1
+
+
+def test_the_fingerprint_tells_numbers_of_steps_apart() -> None:
+    groups = [group(number, 0.0, 1.0) for number in range(4)]
+    prints = {schedule(groups, steps=steps).fingerprint for steps in (1, 3, 4)}
+    assert len(prints) == 3
+    assert schedule(groups, steps=3, groups_per_step=1).fingerprint in prints  # it decides nothing then
