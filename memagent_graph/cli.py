@@ -1,7 +1,8 @@
 """The command line: `memagent read | resume | doctor | demo`, and the run log's commands from their own modules.
 
 Exit codes: 0 answered, 2 wrong usage, 3 the document, 4 the policy or its server, 5 stopped at a limit and resumable,
-6 no such run or another one, 7 settings that do not fit, 8 read to the end without an answer, 130 interrupted.
+6 no such run or another one, 7 settings that do not fit, 8 read to the end without an answer, 9 a policy that
+collapsed while it was trained, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _OPTION_NAMES: Final[OptionNames] = (
     (re.compile(r"\btakes a TrainingRun\b"), "takes a Sample and its ReadResult"),
 )
 _CODES: Final = {
-    "CollapsedError": ExitCode.STOPPED,
+    "CollapsedError": ExitCode.COLLAPSED,
     "VLLMNotInstalledError": ExitCode.SETTINGS,
     "VLLMServerError": ExitCode.POLICY,
 }

@@ -33,6 +33,7 @@ class ExitCode(IntEnum):
     RUN = 6
     SETTINGS = 7
     NO_ANSWER = 8
+    COLLAPSED = 9
     INTERRUPTED = 130
 
 

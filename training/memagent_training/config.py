@@ -101,6 +101,10 @@ class MultiConvDAPOConfig(GRPOConfig):
     importance_cap: float | None = None
     """Where given, each token's policy gradient is multiplied with min(p_old / p_logged, cap): token-level truncated
     importance sampling for runs that older weights, or another engine's arithmetic, sampled."""
+    skip_certain: float = 0.0
+    """Conversations whose completion the sampler gave a probability above 1 minus this are not forwarded, though they
+    count in the means. The gradient of such a row is at most about that small a part of an uncertain one's: with 0.001,
+    a copied memory costs nothing. 0 forwards every row that has a gradient."""
     max_logprob_gap: float = 1.0
     """Mean absolute difference per token, in nats, between logged and recomputed log-probs above which training does
     not begin: the runs are then another model's."""
@@ -140,6 +144,7 @@ class MultiConvDAPOConfig(GRPOConfig):
                 f"The runs' log-probs are those before temperature, and temperature is {self.temperature}",
                 hint="Train without importance_cap and with old_logprobs: recomputed, or on runs sampled at 1.",
             )
+        self._check_skipping()
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
         if self.delta is not None and self.delta <= 1 + high:
             raise TrainingError(
@@ -147,6 +152,16 @@ class MultiConvDAPOConfig(GRPOConfig):
                 hint="Give more than that (the dual clip is usually 3), or None.",
             )
         self.advantage_settings  # noqa: B018  it checks
+
+    def _check_skipping(self) -> None:
+        if not 0 <= self.skip_certain < 1:
+            raise TrainingError(f"skip_certain is {self.skip_certain}", hint="Give 0 (skip none) to less than 1.")
+        if self.skip_certain and (self.temperature != 1 or self.beta != 0 or self.entropy_coef != 0):
+            raise TrainingError(
+                f"skip_certain is {self.skip_certain} at temperature {self.temperature}, with beta {self.beta} and "
+                f"entropy_coef {self.entropy_coef}, where it cannot be told which rows have hardly a gradient",
+                hint="Sample at temperature 1 without KL and entropy bonus, or set skip_certain=0.",
+            )
 
     def check_warm_up(self, steps: int) -> None:
         """Refuse a training that ends before its learning rate is up; in the first step of a warm-up it is 0.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,6 +49,8 @@ class Schedule:
         all_rows: Whether rows are forwarded whose advantage is 0. They count in the means in any case, but where the
             loss is the policy gradient alone, without KL and entropy, they have no gradient.
         steps: Optimizer steps of a pass, in place of `groups_per_step`.
+        skip_certain: With `all_rows` off, rows are not forwarded either whose completion the sampler gave a probability
+            above 1 minus this.
 
     Raises:
         TrainingError: No group is left, a reward is no number, or groups share an id.
@@ -62,6 +65,7 @@ class Schedule:
     ranks: int
     all_rows: bool = True
     steps: int | None = None
+    skip_certain: float = 0.0
     kept: tuple[RolloutGroup, ...] = field(init=False)
     dropped: Mapping[str, DropReason] = field(init=False)
     """The dropped groups' ids, each with its reason."""
@@ -89,7 +93,8 @@ class Schedule:
     @property
     def fingerprint(self) -> str:
         """Of all that decides the steps, but for what only distributes them (ranks, layout, token budget)."""
-        digest = hashlib.sha256(repr((self.settings, self.steps or self.groups_per_step, self.seed)).encode())
+        decisive = (self.settings, self.steps or self.groups_per_step, self.seed, self.skip_certain)
+        digest = hashlib.sha256(repr(decisive).encode())
         for group in sorted(self.kept, key=lambda each: each.group_id):
             for rollout in group.rollouts_G:
                 told = (group.group_id, rollout.run_id, rollout.reward, rollout.step_rewards_K)
@@ -124,8 +129,10 @@ class Schedule:
         batch = prepare_batch(groups, self.settings)
         rows = batch.rows
         if not self.all_rows:
-            rows = (
-                tuple(row for row in rows if row.advantage != 0) or rows[:1]
-            )  # a step must have something to wait for
+            # A step must have something to wait for.
+            rows = tuple(row for row in rows if row.advantage != 0 and self._is_uncertain(row)) or rows[:1]
         plan = plan_step(rows, ranks=self.ranks, token_budget=self.token_budget, layout=self.layout)
         return ScheduledStep(tuple(groups), batch, rows, plan)
+
+    def _is_uncertain(self, row: TrainingRow) -> bool:
+        return -math.expm1(min(math.fsum(row.conversation.logprobs_T), 0.0)) >= self.skip_certain

@@ -127,6 +127,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             ranks=args.world_size,
             all_rows=args.beta != 0 or args.entropy_coef != 0,
             steps=steps,
+            skip_certain=args.skip_certain,
         )
         self._reward_of_all = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
         self._recomputed: Mapping[RowKey, Tensor] = {}

@@ -156,6 +156,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
         token_budget=config.token_budget,
         ranks=config.world_size,
         all_rows=config.beta != 0 or config.entropy_coef != 0,
+        skip_certain=config.skip_certain,
     )
     _check_schedule(schedule, config)
     prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)

@@ -258,7 +258,7 @@ def test_an_interrupt_says_how_to_go_on(loop) -> None:
     ("error", "code"),
     [
         (TrainingError("no", hint="do"), ExitCode.USAGE),
-        (CollapsedError("the policy collapsed", hint="do"), ExitCode.STOPPED),
+        (CollapsedError("the policy collapsed", hint="do"), ExitCode.COLLAPSED),
         (VLLMNotInstalledError("vLLM is not installed here", hint="do"), ExitCode.SETTINGS),
         (VLLMServerError("the vLLM server ended while starting", hint="do"), ExitCode.POLICY),
         (PolicyUnreachableError("nobody answers", hint="do"), ExitCode.POLICY),
@@ -274,9 +274,9 @@ def test_an_error_is_told_and_leaves_with_its_code(loop, error, code) -> None:
 
 def test_after_a_collapse_the_best_policy_is_named_if_there_is_one(loop) -> None:
     loop.error = CollapsedError("the policy collapsed")
-    assert "--model" not in memagent(code=ExitCode.STOPPED).stderr
+    assert "--model" not in memagent(code=ExitCode.COLLAPSED).stderr
     Path("rl-policy", BEST).mkdir(parents=True)
-    assert f"--model rl-policy/{BEST}" in memagent(code=ExitCode.STOPPED).stderr
+    assert f"--model rl-policy/{BEST}" in memagent(code=ExitCode.COLLAPSED).stderr
 
 
 def test_when_the_server_is_gone_what_is_kept_is_named_if_there_is_something(loop) -> None:

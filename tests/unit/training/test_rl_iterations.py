@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from array import array
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from memagent_training.rl.job import prepare
 from memagent_training.rl.journal import Journal, LengthReward, Measurement
 from memagent_training.rl.online_trainer import EndOfLoop
 from memagent_training.rl.serving import Serving
+from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
 
 
 class Sync:
@@ -87,8 +89,13 @@ async def test_a_measurement_is_in_the_journal_only_when_its_policy_is_kept(
 # Collections
 
 
-def collected_as(monkeypatch: pytest.MonkeyPatch, *rewards_of_groups: tuple[float, ...]) -> list[str]:
-    """What every collection finds; the names of those that were begun."""
+CONVERSATION = TrainingConversation(array("I", [1]), array("I", [2]), array("f", [-0.5]), True, False, "iteration-0")
+
+
+def collected_as(
+    monkeypatch: pytest.MonkeyPatch, *rewards_of_groups: tuple[float, ...], refused: Collection[str] = ()
+) -> list[str]:
+    """What every collection finds, but for groups that replay refuses; the names of those that were begun."""
     names: list[str] = []
 
     async def collect(agent: Any, samples: Any, settings: Any, *, name: str, **_: Any) -> Collected:
@@ -100,7 +107,19 @@ def collected_as(monkeypatch: pytest.MonkeyPatch, *rewards_of_groups: tuple[floa
             (found.groups if group.has_variance else found.uniform).append(group)
         return found
 
+    def load(source: loop._Source, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
+        """What training finds in the log: reads that earned 0, 1, and so on."""
+        members: dict[str, list[str]] = {}
+        for run_id, group in group_of.items():
+            members.setdefault(group, []).append(run_id)
+        return [
+            RolloutGroup(group, tuple(Rollout(run, (CONVERSATION,), float(at)) for at, run in enumerate(runs)))
+            for group, runs in members.items()
+            if group not in refused
+        ]
+
     monkeypatch.setattr(loop, "collect", collect)
+    monkeypatch.setattr(loop._Source, "_load", load)
     return names
 
 
@@ -146,3 +165,13 @@ async def test_a_collection_that_an_earlier_iteration_had_too_little_of_has_anot
     names = collected_as(monkeypatch, (0.0, 1.0))
     assert (await source._collect(0, 0)).number == 1
     assert names == ["collection-1"]
+
+
+async def test_groups_that_cannot_be_trained_on_do_not_count_as_enough(
+    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the iteration would be trained on too few, and fail at every resume in the same way."""
+    names = collected_as(monkeypatch, (0.0, 1.0), refused={"collection-0-0"})
+    found = await source._collect(0, 0)
+    assert [each.is_enough for each in source.journal.records] == [False, True]
+    assert (found.number, names) == (1, ["collection-0", "collection-1"])

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -74,6 +75,13 @@ class Dashboard(Watcher, AbstractContextManager["Dashboard"]):
             self.progress.begins(iteration, phase, self._clock())
             if was_trained and before is not None:
                 self._tell(iteration_line(self.progress, before, self._clock()))
+
+    def resumes(self, checkpoint: Path | None, passed_over: Sequence[Path]) -> None:
+        """See `Watcher`."""
+        for folder in passed_over:
+            self._tell(f"passed over {folder}, which was not written to its end")
+        if checkpoint is not None:
+            self._tell(f"going on from {checkpoint}")
 
     def serves(self, iteration: int, served: Served) -> None:
         """See `Watcher`."""

@@ -48,7 +48,7 @@ class CollectionRecord:
     by_length: Mapping[int, LengthReward]
     """Over all reads, those of groups without variance included."""
     all_right: int
-    """Groups in which every read earned the most that one earned in this iteration."""
+    """Groups in which every read earned 1 or more."""
     other_uniform: int
     """Groups without variance that earned less."""
     failed: int

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from transformers import PrinterCallback, TrainerCallback
 from memagent_graph.background import background_loop, run_sync
 from memagent_graph.run_log import RunFilter
 from memagent_training import training_output as output
+from memagent_training.advantages import reason_to_drop
 from memagent_training.answer_matching import GoldAnswers
 from memagent_training.collect import Collected, collect
 from memagent_training.memory_estimate import lora_of_rank
@@ -73,7 +74,7 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
             source,
             prepared.config,
             steps_per_iteration=prepared.steps_per_iteration,
-            save_policy=lambda trainer, iteration: _export(trainer, prepared, source.serving, iteration),
+            save_policy=source.export,
             callbacks=[_Told(watcher)],
             peft_config=None if job.lora_rank is None else lora_of_rank(job.lora_rank),
         )
@@ -82,13 +83,16 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
         if is_main:
             write_record(prepared)
         reason = f"all {job.iterations} iterations are done"
+        newest = checkpoints.newest
+        if newest is not None or checkpoints.passed_over:
+            watcher.resumes(newest, checkpoints.passed_over)
+        source.tell_measurements()
         try:
-            newest = checkpoints.newest
             trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
         except EndOfLoop as end:
             reason = str(end)
         reached = trainer.state.global_step // prepared.steps_per_iteration
-        _export(trainer, prepared, source.serving, reached)
+        source.export(trainer, reached)
         if is_main:
             source.measure_at_end(reached)
         save_policy(trainer, prepared.base, job.out, lora_rank=job.lora_rank)
@@ -99,12 +103,6 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
     return Finished(
         job.out, trainer.state.global_step, reason, tuple(source.journal.measurements), best if best.is_dir() else None
     )
-
-
-def _export(trainer: OnlineTrainer, prepared: PreparedLoop, serving: Serving, iteration: int) -> None:
-    """Write the weights that an iteration begins with where its readers' server looks for them."""
-    folder = serving.policy_folder(iteration)
-    save_policy(trainer, prepared.base, folder, lora_rank=prepared.job.lora_rank, merged=False)
 
 
 class _Source:
@@ -118,12 +116,25 @@ class _Source:
         self._watcher = watcher
         self._ahead: Future[CollectionRecord] | None = None
         self._told = 0
+        self._loaded: tuple[int, list[RolloutGroup]] | None = None
+        """The newest collection's groups, by its number."""
 
     def close(self) -> None:
         """Stop what is under way, and the server."""
         if self._ahead is not None:
             self._ahead.cancel()
         run_sync(self.serving.close())
+
+    def export(self, trainer: OnlineTrainer, iteration: int) -> None:
+        """Write the weights that an iteration begins with where its readers' server looks for them."""
+        self._watcher.begins(iteration, Phase.SYNC)
+        folder = self.serving.policy_folder(iteration)
+        save_policy(trainer, self._prepared.base, folder, lora_rank=self._job.lora_rank, merged=False)
+
+    def tell_measurements(self) -> None:
+        """Tell what an earlier call measured."""
+        for measurement in self.journal.measurements:
+            self._watcher.measured(measurement)
 
     def groups_of(self, iteration: int) -> CollectedIteration:
         """See `GroupSource`."""
@@ -200,10 +211,12 @@ class _Source:
             stage = self._prepared.curriculum.stage(self.journal.records)
             began = time.monotonic()
             found = await self.serving.reading(version, partial(self._read, number, stage))
+            groups = await asyncio.to_thread(self._load, number, stage, found.group_of) if found.groups else []
+            self._loaded = (number, groups)
             record = CollectionRecord(
                 number=number,
                 iteration=iteration,
-                is_enough=len(found.groups) >= self._prepared.steps_per_iteration,
+                is_enough=self._teaching(groups) >= self._prepared.steps_per_iteration,
                 version=version,
                 stage=stage,
                 group_of=found.group_of,
@@ -238,36 +251,46 @@ class _Source:
         latest = self.journal.records[-_COLLECTIONS_AT_MOST:]
         is_stuck = len(latest) == _COLLECTIONS_AT_MOST and not any(each.is_enough for each in latest)
         if is_stuck and latest[0].stage == self._prepared.curriculum.stage(self.journal.records):
-            asked = record.groups + record.all_right + record.other_uniform
+            asked = record.groups + record.all_right + record.other_uniform + record.failed
             raise EndOfLoop(
                 f"reads of a question no longer differ: of {asked} questions, {record.all_right} were always answered "
-                f"right, {record.other_uniform} never or all the same, and {record.groups} now and then"
+                f"right, {record.other_uniform} never or all the same, {record.groups} now and then, and "
+                f"{record.failed} failed"
             )
 
     def _groups(self, record: CollectionRecord) -> list[RolloutGroup]:
-        """The groups as the run log has them."""
-        share = self._job.evidence_share
+        """What an iteration is trained on."""
+        if self._loaded is not None and self._loaded[0] == record.number:
+            return self._loaded[1]
+        return self._load(record.number, record.stage, record.group_of)
+
+    def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
+        """A collection's groups as the run log has them."""
         replay = load_groups(
             self.serving.run_log,
-            step_reward=self._evidence(record) if share else None,
-            chosen=RunFilter(run_ids=tuple(record.group_of)),
-            groups=record.group_of,
+            step_reward=self._evidence(number, stage, group_of) if self._job.evidence_share else None,
+            chosen=RunFilter(run_ids=tuple(group_of)),
+            groups=group_of,
             max_tokens=self._prepared.base.window,
         )
-        groups = replay.require_groups()
         if replay.report.refused:
             log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.summary()))
-        return groups
+        return replay.require_groups()
 
-    def _evidence(self, record: CollectionRecord) -> EvidenceInMemory:
-        asked = {int(name.rpartition("-")[2]): name for name in set(record.group_of.values())}
-        questions = self._prepared.curriculum.questions(record.number, record.stage)
+    def _teaching(self, groups: Sequence[RolloutGroup]) -> int:
+        """How many of these groups have something to teach; penalties and step rewards count, too."""
+        settings = self._prepared.config.advantage_settings
+        return sum(reason_to_drop(group, settings) is None for group in groups)
+
+    def _evidence(self, number: int, stage: int, group_of: Mapping[str, str]) -> EvidenceInMemory:
+        asked = {int(name.rpartition("-")[2]): name for name in set(group_of.values())}
+        questions = self._prepared.curriculum.questions(number, stage)
         gold_of = {
-            asked[number]: sample.gold
-            for number, sample in enumerate(islice(questions, max(asked) + 1))
-            if number in asked
+            asked[place]: sample.gold
+            for place, sample in enumerate(islice(questions, max(asked) + 1))
+            if place in asked
         }
-        answers: Mapping[str, tuple[str, ...]] = {run: gold_of[group] for run, group in record.group_of.items()}
+        answers: Mapping[str, tuple[str, ...]] = {run: gold_of[group] for run, group in group_of.items()}
         return EvidenceInMemory(GoldAnswers(answers), alternatives=False, store=self.serving.rollouts.store)
 
     # Time

@@ -13,6 +13,7 @@ from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.profile import load_profile
 from memagent_graph.run_log import RunLog
+from memagent_training.errors import TrainingError
 from memagent_training.policy_sync import PolicySync, RemoteServer, Served, SyncSettings
 from memagent_training.rl.job import POLICIES, RUN_LOG, PreparedLoop
 from memagent_training.vllm_server import VLLMServer
@@ -88,7 +89,14 @@ class Serving:
             TrainingError: the server cannot be made to serve them; says why.
         """
         await self._revive()
-        self.served = await self._sync.sync(self.policy_folder(iteration), self.version(iteration))
+        folder, version = self.policy_folder(iteration), self.version(iteration)
+        try:
+            self.served = await self._sync.sync(folder, version)
+        except TrainingError:
+            if self._own is None or await self._is_well(self._own):
+                raise
+            await self._revive()  # it died meanwhile
+            self.served = await self._sync.sync(folder, version)
         self._policy.serve(self.served.model, self.served.version)
         for folder in self._folder.iterdir():
             if folder.name.isdigit() and not iteration - 1 <= int(folder.name) <= iteration:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 
 from memagent_training.policy_sync import Served
 from memagent_training.rl.journal import CollectionRecord, Measurement
@@ -24,6 +25,9 @@ class Watcher:
     """Told of a loop's progress; by itself it ignores everything. Calls come from the thread that trains, but for
     `measured`.
     """
+
+    def resumes(self, checkpoint: Path | None, passed_over: Sequence[Path]) -> None:
+        """The loop goes on from a checkpoint, if there is a whole one; newer ones were not written to their end."""
 
     def begins(self, iteration: int, phase: Phase) -> None:
         """A phase of an iteration begins; the one before has ended."""
