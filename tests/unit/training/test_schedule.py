@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections import Counter
 from typing import Any
@@ -68,3 +69,31 @@ def test_the_fingerprint_tells_numbers_of_steps_apart() -> None:
     prints = {schedule(groups, steps=steps).fingerprint for steps in (1, 3, 4)}
     assert len(prints) == 3
     assert schedule(groups, steps=3, groups_per_step=1).fingerprint in prints  # it decides nothing then
+
+
+def sure(number: int, probability: float, reward: float) -> Rollout:
+    logprob = array("f", [math.log(probability)])
+    conversation = TrainingConversation(array("I", [1]), array("I", [3]), logprob, True, False, "v")
+    return Rollout(f"{number}", (conversation,), reward)
+
+
+def test_rows_that_the_sampler_was_sure_of_are_not_forwarded_but_count_in_the_means() -> None:
+    rollouts = (sure(0, 0.9999, 1.0), sure(1, 0.9, 1.0), sure(2, 0.5, 0.0))
+    groups = [RolloutGroup("g", rollouts)]
+    whole = schedule(groups, all_rows=False).step(0)
+    step = schedule(groups, all_rows=False, skip_certain=0.001).step(0)
+    assert [row.run_id for row in step.rows] == ["1", "2"]
+    weights = {row.run_id: row.weight for row in whole.rows}
+    assert {row.run_id: row.weight for row in step.rows} == {"1": weights["1"], "2": weights["2"]}
+    assert step.batch.report.conversations == 3
+
+
+def test_where_every_row_was_sure_one_is_forwarded_all_the_same() -> None:
+    groups = [RolloutGroup("g", (sure(0, 0.9999, 1.0), sure(1, 0.9998, 0.0)))]
+    assert len(schedule(groups, all_rows=False, skip_certain=0.01).step(0).rows) == 1
+
+
+def test_other_rows_of_a_loss_with_kl_or_entropy_are_all_forwarded() -> None:
+    groups = [RolloutGroup("g", (sure(0, 0.9999, 1.0), sure(1, 0.5, 0.0)))]
+    assert len(schedule(groups, all_rows=True, skip_certain=0.01).step(0).rows) == 2
+    assert schedule(groups, skip_certain=0.01).fingerprint != schedule(groups).fingerprint
