@@ -357,14 +357,17 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         gap = self.logprob_gap
         if gap is None:
             return
-        if self.accelerator.is_main_process and not self.args.disable_tqdm:
-            print(gap, flush=True)
+        if self.accelerator.is_main_process:
+            self._tell_gap(gap)
         if not gap.mean <= self.args.max_logprob_gap:
             raise TrainingError(
                 f"The runs were not sampled by this model: {gap}",
                 hint="Name the model that wrote them, or raise max_logprob_gap if it changed that much since.",
                 run_id=gap.worst_run,
             )
+
+    def _tell_gap(self, gap: LogProbGap) -> None:
+        print(gap, flush=True)
 
     # Metrics
 

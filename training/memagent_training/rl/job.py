@@ -24,7 +24,6 @@ from memagent_training.errors import TrainingError
 from memagent_training.job_settings import decisive, make_config
 from memagent_training.rl.collapse import CollapseSettings
 from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
-from memagent_training.vllm_server import find_vllm_python
 
 REWARDS: Final = ("strict", "lenient", "string_match", "token_f1")
 """What a read may earn, by name: the scores of an evaluation."""
@@ -158,11 +157,8 @@ def prepare(job: RLJob) -> PreparedLoop:
 
     Raises:
         TrainingError, EvaluationError, TokenizerError: something cannot be had; says what to do.
-        VLLMNotInstalledError: the loop is to start its own server, and cannot.
     """
     _check(job)
-    if job.base_url is None:
-        find_vllm_python()
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
     config = _config(job)

@@ -34,6 +34,7 @@ from memagent_training.rl.watching import Phase, Watcher
 from memagent_training.rollouts import RolloutGroup
 from memagent_training.saved_policy import save_policy
 from memagent_training.step_rewards import EvidenceInMemory
+from memagent_training.vllm_server import find_vllm_python
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +62,12 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
     Raises:
         TrainingError: something cannot be had, or the policy collapsed (`CollapsedError`); checkpoints, journal, and
             the best policy stay.
+        VLLMNotInstalledError: the loop is to start its own server, and cannot.
         PolicyError: a server that is not ours is gone. The loop can be resumed.
     """
     prepared = prepare(job)
+    if job.base_url is None:
+        find_vllm_python()  # or it would be missed only once the model is loaded
     watcher = watcher or Watcher()
     checkpoints = output.find_checkpoints(job.out) if job.resume else output.Checkpoints(None)
     job.out.mkdir(parents=True, exist_ok=True)

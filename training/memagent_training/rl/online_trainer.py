@@ -21,6 +21,7 @@ from memagent_graph.errors import MemAgentError
 from memagent_training.config import MultiConvDAPOConfig
 from memagent_training.errors import TrainingError
 from memagent_training.model_fit import check_fit
+from memagent_training.recomputed import LogProbGap
 from memagent_training.rollouts import RolloutGroup
 from memagent_training.schedule import ScheduledStep
 from memagent_training.trainer import MultiConvDAPOTrainer
@@ -122,6 +123,9 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         self._iteration = iteration
         for name, value in collected.metrics.items():
             self._metrics["train"][name].append(value)
+
+    def _tell_gap(self, gap: LogProbGap) -> None:
+        """Not once an iteration: it is among the metrics."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """The Trainer's alone: checkpoints lie between two iterations, and the next one's log-probs are computed anew.
