@@ -120,6 +120,7 @@ class _Source:
         self._watcher = watcher
         self._ahead: Future[CollectionRecord] | None = None
         self._told = 0
+        self._phase: tuple[int, Phase] | None = None
         self._loaded: tuple[int, list[RolloutGroup]] | None = None
         """The newest collection's groups, by its number."""
 
@@ -131,7 +132,7 @@ class _Source:
 
     def export(self, trainer: OnlineTrainer, iteration: int) -> None:
         """Write the weights that an iteration begins with where its readers' server looks for them."""
-        self._watcher.begins(iteration, Phase.SYNC)
+        self._begins(iteration, Phase.SYNC)
         folder = self.serving.policy_folder(iteration)
         save_policy(trainer, self._prepared.base, folder, lora_rank=self._job.lora_rank, merged=False)
 
@@ -161,7 +162,7 @@ class _Source:
         self._tell_records()
         if wants_follower and follower is not None:
             self._ahead = self._submitted(self._collect(follower, iteration))
-        self._watcher.begins(iteration, Phase.TRAIN)
+        self._begins(iteration, Phase.TRAIN)
         return CollectedIteration(
             groups=self._groups(record),
             policy_versions=[self.serving.version(each) for each in range(max(iteration - 1, 0), iteration + 1)],
@@ -171,9 +172,9 @@ class _Source:
     def measure_at_end(self, iteration: int) -> None:
         """Measure the finished weights, if any were to be measured."""
         if self._job.measure.every and not self.journal.measurements_before(iteration):
-            self._watcher.begins(iteration, Phase.SYNC)
+            self._begins(iteration, Phase.SYNC)
             self._watcher.serves(iteration, run_sync(self.serving.serve(iteration)))
-            self._watcher.begins(iteration, Phase.MEASURE)
+            self._begins(iteration, Phase.MEASURE)
             run_sync(self._measure(iteration))
 
     # One phase each
@@ -299,8 +300,13 @@ class _Source:
 
     # Time
 
+    def _begins(self, iteration: int, phase: Phase) -> None:
+        if (iteration, phase) != self._phase:
+            self._phase = (iteration, phase)
+            self._watcher.begins(iteration, phase)
+
     def _timed(self, times: dict[str, float], iteration: int, phase: Phase, work: Coroutine[Any, Any, Any]) -> Any:
-        self._watcher.begins(iteration, phase)
+        self._begins(iteration, phase)
         began = time.monotonic()
         try:
             return run_sync(work)
