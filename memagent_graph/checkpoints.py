@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,11 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from memagent_graph.errors import RunError
+from memagent_graph.write_ahead import use_write_ahead_log
 
 _WORTHWHILE_BYTES = 400
 _SUFFIX = "+zlib"
+_TIMEOUT_SECONDS = 30.0
 
 
 class CompressedSerializer(SerializerProtocol):
@@ -52,7 +57,8 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
     path = Path(checkpoints)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        connection = aiosqlite.connect(path, timeout=30)
+        await asyncio.to_thread(_prepare, path)
+        connection = aiosqlite.connect(path, timeout=_TIMEOUT_SECONDS)
         # A process must not wait at its end for a file that nobody closed; what was saved is on disk already.
         connection._thread.daemon = True
         saver = AsyncSqliteSaver(await connection, serde=CompressedSerializer())
@@ -62,3 +68,9 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
             f"{path} cannot be used for checkpoints: {error}", hint="Name another file with --checkpoints."
         ) from error
     return saver
+
+
+def _prepare(path: Path) -> None:
+    """Switch the file to write-ahead logging before LangGraph's saver does, which gives up if another one is at it."""
+    with closing(sqlite3.connect(path, timeout=_TIMEOUT_SECONDS)) as connection:
+        use_write_ahead_log(connection, timeout=_TIMEOUT_SECONDS)

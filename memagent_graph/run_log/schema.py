@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import RunLogError
+from memagent_graph.write_ahead import use_write_ahead_log
 
 _RUNS: Final = """
 CREATE TABLE runs (
@@ -129,7 +130,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         RunLogError: the file was written by a newer version.
         sqlite3.Error: it is no database, cannot be written, or stays locked.
     """
-    if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+    if not use_write_ahead_log(connection):
         raise sqlite3.OperationalError("the file system does not support write-ahead logging")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == len(MIGRATIONS):
