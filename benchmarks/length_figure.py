@@ -3,11 +3,11 @@
     python -m benchmarks.length_figure work/figure --model before=memagent_graph/embedded --model after=work/rl/best
 
 Each document is held-out prose with one planted fact of its own ("alone"), or with a foreign fact in most chunks
-("foreign"); it is read greedily and at temperature 1 by the readers of `memagent_training.embedded.evaluate`, which
-compute what the graph and a server compute, many documents at once. Every read is one line of OUTCOMES, so a run that
-was stopped goes on. A table and pictures (PNG, SVG) come of all lines that are there:
+("foreign"). Each model reads it greedily and at temperature 1; the last model answers from it in one call as well, by
+the --baselines. Every read is one line of a file (`benchmarks.length_reads`), so a run that was stopped goes on. A
+table and pictures (PNG, SVG) come of all lines that are there:
 
-- accuracy against chunks with 95 % Wilson intervals, one curve per model and temperature;
+- accuracy against chunks with 95 % Wilson intervals, one curve per model and temperature, and per baseline;
 - loss per overwrite: the mean probability that sampling at temperature 1 does not keep a value that is in memory;
 - where in the document the fact stood against length, for the last model.
 
@@ -17,135 +17,22 @@ More points: name more --chunks, --questions or another --seed; one process per 
 from __future__ import annotations
 
 import argparse
-import json
-import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.length_reads import READER, Cell, Read, fill, reads_in
 from memagent_graph.evaluation.statistics import Estimate, wilson
 
-OUTCOMES = "outcomes.jsonl"
-QUESTIONS_PER_DOCUMENT = 40
-"""Questions that share their prose, each with its own fact in it, in the setting "alone"."""
+BASELINES = ("middle_truncation", "full_context", "retrieval")
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """One document read for one question."""
-
-    model: str
-    weights: str
-    """Their fingerprint."""
-    setting: str
-    temperature: float
-    chunks: int
-    seed: int
-    document: int
-    """Whose prose it shares with the questions of the same number."""
-    depth: float | None
-    """Where the fact stood, 0 to 1; None where an edge between two chunks cut it."""
-    right: bool
-    overwrites: int
-    risk: float
-    lost_at: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What is measured together: reads of one length by one model in one way."""
-
-    model: str
-    setting: str
-    temperature: float
-    chunks: int
-    seed: int
-
-
-def measure(folder: Path, name: str, model: Path, cells: Sequence[Cell], questions: int) -> None:
-    """Add the reads that are missing."""
-    import torch
-
-    from memagent_graph.evaluation.planted_facts import PlantedFacts
-    from memagent_graph.model_info import weights_version
-    from memagent_training.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
-    from memagent_training.embedded.evaluate import Reader, default_prose
-
-    torch.set_num_threads(1)
-    weights = weights_version(model)
-    profile = json.loads((model / "memagent.json").read_text(encoding="utf-8"))
-    there = defaultdict(list)
-    for read in outcomes_in(folder):
-        if read.model == name and read.weights != weights:
-            raise SystemExit(f"{folder} has reads of another {name}; name this one otherwise, or take another folder")
-        there[Cell(read.model, read.setting, read.temperature, read.chunks, read.seed)].append(read)
-    prose = default_prose()
-    for cell in cells:
-        found = len(there[cell])
-        document = max((read.document for read in there[cell]), default=-1) + 1
-        while found < questions:
-            source = f"{cell.seed}/{cell.chunks}/{cell.setting}/{document}"
-            facts = PlantedFacts(random.Random(source), held_out=True, number_share=1.0)
-            setting = Setting(
-                cell.chunks, cell.setting == "foreign", profile["chunk_tokens"], 1.0, profile.get("boundary", "token")
-            )
-            reader = Reader(model, cell.temperature, seed=hash_of(source))
-            if setting.foreign:
-                asked = questions_with_foreign_facts(reader.tokenizer, prose, setting, facts, 0)
-            else:
-                count = min(QUESTIONS_PER_DOCUMENT, questions - found)
-                asked = questions_alone(reader.tokenizer, prose, setting, facts, count)
-            asked = asked[: questions - found]
-            reads = [
-                Read(
-                    model=name,
-                    weights=weights,
-                    setting=cell.setting,
-                    temperature=cell.temperature,
-                    chunks=cell.chunks,
-                    seed=cell.seed,
-                    document=document,
-                    depth=None if each.question.fact_chunk is None else each.question.fact_chunk / cell.chunks,
-                    right=each.right,
-                    overwrites=each.overwrites,
-                    risk=each.risk,
-                    lost_at=each.lost_at,
-                )
-                for each in reader.read(asked)
-            ]
-            with (folder / OUTCOMES).open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(asdict(read)) + "\n" for read in reads))
-            found += len(reads)
-            document += 1
-        there[cell] = [read for read in outcomes_in(folder) if cell_of(read) == cell]
-        print(line_of(cell, there[cell]), flush=True)
-
-
-def hash_of(text: str) -> int:
-    """A seed, the same in every process."""
-    return random.Random(text).randrange(2**31)
-
-
-def cell_of(read: Read) -> Cell:
-    return Cell(read.model, read.setting, read.temperature, read.chunks, read.seed)
-
-
-def outcomes_in(folder: Path) -> Iterator[Read]:
-    """All reads that are there; a last line that is torn does not count."""
-    path = folder / OUTCOMES
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield Read(**json.loads(line))
-        except ValueError:
-            continue
-
-
-def accuracy(reads: Sequence[Read]) -> Estimate:
-    return wilson(sum(read.right for read in reads), len(reads))
+def accuracy(reads: Sequence[Read]) -> Estimate | None:
+    """The share that is right; None where no document fits."""
+    right = [read.right for read in reads if read.right is not None]
+    return wilson(sum(right), len(right)) if right else None
 
 
 def loss_per_overwrite(reads: Sequence[Read]) -> float | None:
@@ -159,22 +46,42 @@ def line_of(cell: Cell, reads: Sequence[Read]) -> str:
     found, loss = accuracy(reads), loss_per_overwrite(reads)
     way = "greedy" if not cell.temperature else f"T={cell.temperature:g}"
     shown = "-" if loss is None else f"{loss:.1e}"
-    share = f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
-    return f"| {cell.model} | {cell.setting} | {way} | {cell.chunks:,} | {share} | {found.n} | {shown} |"
+    share = "does not fit" if found is None else f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    return f"| {name_of(cell)} | {cell.setting} | {way} | {cell.chunks:,} | {share} | {len(reads)} | {shown} |"
+
+
+def name_of(cell: Cell) -> str:
+    """The model, or a baseline and its model."""
+    return cell.model if cell.system == READER else f"{cell.system.replace('_', ' ')} ({cell.model})"
 
 
 def table(reads: Sequence[Read]) -> str:
     """Every cell, seeds together."""
-    cells: dict[Cell, list[Read]] = defaultdict(list)
-    for read in reads:
-        cells[Cell(read.model, read.setting, read.temperature, read.chunks, 0)].append(read)
+    cells = gathered(reads)
     head = [
-        "| model | foreign facts | decoding | chunks | right | documents | loss per overwrite |",
+        "| model | facts | decoding | chunks | right | documents | loss per overwrite |",
         "|---|---|---|---|---|---|---|",
     ]
-    models = list(dict.fromkeys(read.model for read in reads))
-    ordered = sorted(cells, key=lambda each: (each.setting, each.temperature, models.index(each.model), each.chunks))
+    names = list(dict.fromkeys(map(name_of, cells)))
+    ordered = sorted(
+        cells,
+        key=lambda each: (
+            each.setting,
+            each.system != READER,
+            each.temperature,
+            names.index(name_of(each)),
+            each.chunks,
+        ),
+    )
     return "\n".join([*head, *(line_of(cell, cells[cell]) for cell in ordered)])
+
+
+def gathered(reads: Sequence[Read]) -> dict[Cell, list[Read]]:
+    """Reads by cell, seeds together."""
+    cells: dict[Cell, list[Read]] = defaultdict(list)
+    for read in reads:
+        cells[replace(read.cell, seed=0)].append(read)
+    return cells
 
 
 def draw(reads: Sequence[Read], folder: Path) -> None:
@@ -184,46 +91,51 @@ def draw(reads: Sequence[Read], folder: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    from memagent_graph.evaluation.plots import CURVE_COLOURS, MARKERS, STYLE
+    from memagent_graph.evaluation.plots import STYLE
 
-    models = list(dict.fromkeys(read.model for read in reads))
     style: Any = STYLE  # matplotlib's stub wants its keys as literals
     with mpl.rc_context(style):
         for setting in dict.fromkeys(read.setting for read in reads):
-            figure, axes = pyplot.subplots(figsize=(8.0, 4.4), layout="constrained")
-            for number, model in enumerate(models):
-                for temperature, dashes in ((0.0, "-"), (1.0, "--")):
-                    curve = _curve(
-                        [r for r in reads if (r.model, r.setting, r.temperature) == (model, setting, temperature)]
-                    )
-                    if not curve:
-                        continue
-                    chunks = [each[0] for each in curve]
-                    colour = CURVE_COLOURS[number % len(CURVE_COLOURS)]
-                    label = f"{model}, {'greedy' if not temperature else 'temperature 1'}"
-                    axes.plot(
-                        chunks, [e.mean for _, e in curve], dashes, color=colour, marker=MARKERS[number], label=label
-                    )
-                    axes.fill_between(
-                        chunks, [e.low for _, e in curve], [e.high for _, e in curve], color=colour, alpha=0.12, lw=0
-                    )
+            figure, axes = pyplot.subplots(figsize=(8.0, 4.8), layout="constrained")
+            _draw_curves(axes, [read for read in reads if read.setting == setting])
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             axes.set_ylim(-0.02, 1.04)
             axes.set_xlabel("chunks of 256 tokens")
             axes.set_ylabel("right")
-            axes.legend()
+            axes.legend(fontsize="small", loc="lower left")
             figure.suptitle("One fact in prose" if setting == "alone" else "A foreign fact in most chunks")
             _save(figure, folder / f"lengths_{setting}")
             pyplot.close(figure)
-        _draw_depths(models[-1], [read for read in reads if read.model == models[-1]], folder)
+        own = [read for read in reads if read.system == READER]
+        if own:
+            _draw_depths(own[-1].model, [read for read in own if read.model == own[-1].model], folder)
 
 
-def _curve(reads: Sequence[Read]) -> list[tuple[int, Estimate]]:
-    by_length: dict[int, list[Read]] = defaultdict(list)
-    for read in reads:
-        by_length[read.chunks].append(read)
-    return [(chunks, accuracy(by_length[chunks])) for chunks in sorted(by_length)]
+def _draw_curves(axes: Any, reads: Sequence[Read]) -> None:
+    """A colour per model and per baseline, broken lines for temperature 1."""
+    from memagent_graph.evaluation.plots import CURVE_COLOURS, MARKERS
+
+    cells = gathered(reads)
+    names = list(dict.fromkeys(map(name_of, sorted(cells, key=lambda cell: cell.system != READER))))
+    for number, name in enumerate(names):
+        colour, marker = CURVE_COLOURS[number % len(CURVE_COLOURS)], MARKERS[number % len(MARKERS)]
+        for temperature, dashes in ((0.0, "-"), (1.0, "--")):
+            points = list(
+                _curve({c: r for c, r in cells.items() if (name_of(c), c.temperature) == (name, temperature)})
+            )
+            if not points:
+                continue
+            chunks, found = zip(*points, strict=True)
+            label = f"{name}, {'greedy' if not temperature else 'temperature 1'}"
+            axes.plot(chunks, [e.mean for e in found], dashes, color=colour, marker=marker, label=label)
+            axes.fill_between(chunks, [e.low for e in found], [e.high for e in found], color=colour, alpha=0.12, lw=0)
+
+
+def _curve(cells: dict[Cell, list[Read]]) -> Iterator[tuple[int, Estimate]]:
+    for cell in sorted(cells, key=lambda each: each.chunks):
+        if (found := accuracy(cells[cell])) is not None:
+            yield cell.chunks, found
 
 
 def _draw_depths(model: str, reads: Sequence[Read], folder: Path) -> None:
@@ -238,7 +150,7 @@ def _draw_depths(model: str, reads: Sequence[Read], folder: Path) -> None:
         row = []
         for chunks in lengths:
             inside = [r for r in with_depth if r.chunks == chunks and min(int((r.depth or 0.0) * 10), 9) == band]
-            row.append(sum(r.right for r in inside) / len(inside) if inside else float("nan"))
+            row.append(sum(bool(r.right) for r in inside) / len(inside) if inside else float("nan"))
         grid.append(row)
     figure, axes = pyplot.subplots(figsize=(8.0, 4.4), layout="constrained")
     image = axes.imshow(grid, aspect="auto", vmin=0, vmax=1, cmap="cividis")
@@ -269,19 +181,19 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=200, help="documents of each length, model and temperature")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--settings", choices=["alone", "foreign"], nargs="+", default=["alone"])
+    parser.add_argument("--baselines", choices=BASELINES, nargs="*", default=list(BASELINES))
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
+    models = [(name, Path(model)) for name, _, model in (pair.partition("=") for pair in given.model)]
     for chunks in given.chunks:  # short ones first, of every model
-        for pair in given.model:
-            name, _, model = pair.partition("=")
-            cells = [
-                Cell(name, setting, temperature, chunks, given.seed)
-                for setting in given.settings
-                for temperature in given.temperatures
-            ]
-            measure(given.folder, name, Path(model), cells, given.questions)
-    reads = list(outcomes_in(given.folder))
+        for setting in given.settings:
+            ways = [(READER, *model, temperature) for model in models for temperature in given.temperatures]
+            ways += [(baseline, *models[-1], 0.0) for baseline in given.baselines if models]
+            for system, name, model, temperature in ways:
+                cell = Cell(system, name, setting, temperature, chunks, given.seed)
+                print(line_of(cell, fill(given.folder, model, cell, given.questions)), flush=True)
+    reads = list(reads_in(given.folder))
     (given.folder / "table.md").write_text(table(reads) + "\n", encoding="utf-8")
     print(table(reads))
     draw(reads, given.folder)
