@@ -255,3 +255,28 @@ def test_training_killed_at_any_moment_resumes_from_a_whole_checkpoint(corpus: P
         reached.append(state["step"])
     assert reached[0] >= 3
     assert reached[1] >= reached[0] + 3
+
+
+def test_training_goes_on_from_a_policy_folder(corpus: Path, tmp_path: Path) -> None:
+    import torch
+
+    from memagent_training.embedded.model import ModelShape, Policy
+    from memagent_training.embedded.release import load_policy, release
+    from memagent_training.embedded.tokenizer import VOCABULARY
+
+    shape = ModelShape(VOCABULARY, 64, 32, 1)
+    policy = Policy(shape)
+    release(shape, policy.state_dict(), tmp_path / "policy")
+    loaded = load_policy(tmp_path / "policy")
+    for name, weight in policy.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight.bfloat16().float()), name
+
+    command = [sys.executable, "-m", "memagent_training.embedded.train"]
+    command += ["--corpus", str(corpus), "--out", str(tmp_path / "run"), "--weights-from", str(tmp_path / "policy")]
+    command += ["--tokens", "300", "--steps", "2", "--decay-steps", "1", "--muon-lr", "0", "--adamw-lr", "0"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
+    told = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "began with the weights of policy" in told
+    trained = torch.load(tmp_path / "run" / "last.pt", weights_only=True)["model"]
+    for name, weight in loaded.state_dict().items():
+        assert torch.equal(trained[name], weight), name

@@ -21,14 +21,13 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.embedded.batches import collate
 from memagent_training.embedded.documents import Question, Setting, questions_alone, questions_with_foreign_facts
 from memagent_training.embedded.examples import EMPTY, Branch, PromptFormat, Row
-from memagent_training.embedded.model import ModelShape, Policy
+from memagent_training.embedded.release import load_policy
 from memagent_training.embedded.tokenizer import load_encoding
 
 LONGEST_REPLY = 48
@@ -62,13 +61,7 @@ class Reader:
     """The policy as a reader of many questions at once."""
 
     def __init__(self, folder: Path, temperature: float, seed: int) -> None:
-        weights = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
-        embedding = weights["model.embed_tokens.weight"]
-        layers = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("model.layers."))
-        inner = weights["model.layers.0.mlp.gate_proj.weight"].shape[0]
-        biased = any(name.endswith("o_proj.bias") for name in weights)
-        self.policy = Policy(ModelShape(embedding.shape[0], embedding.shape[1], inner, layers, output_bias=biased))
-        self.policy.load_state_dict(weights)
+        self.policy = load_policy(folder)
         self.form = PromptFormat.load(folder, load_encoding(folder))
         self.tokenizer = load_tokenizer(folder)
         self.end = self.form.reply("")[-1]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from memagent_training.embedded.model import ModelShape, Policy
@@ -97,6 +97,18 @@ def release(shape: ModelShape, weights: dict[str, Tensor], out: Path) -> None:
     write_json(out / "generation_config.json", generation)
     write_json(out / "memagent.json", dict(BUDGETS))
     print(f"{sum(tensor.numel() for tensor in stored.values()):,} parameters written to {out}")
+
+
+def load_policy(folder: Path) -> Policy:
+    """The policy in a released folder, or one that reinforcement learning made of it, in float32."""
+    weights = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    vocabulary, width = weights["model.embed_tokens.weight"].shape
+    layers = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("model.layers."))
+    inner = weights["model.layers.0.mlp.gate_proj.weight"].shape[0]
+    biased = any(name.endswith("o_proj.bias") for name in weights)
+    policy = Policy(ModelShape(vocabulary, width, inner, layers, output_bias=biased))
+    policy.load_state_dict(weights)
+    return policy
 
 
 def main() -> None:

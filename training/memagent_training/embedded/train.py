@@ -24,6 +24,7 @@ from memagent_training.embedded.batches import Batch, collate, make_batch
 from memagent_training.embedded.examples import EMPTY, PromptFormat, Prose, RowBuilder
 from memagent_training.embedded.model import ModelShape, Policy
 from memagent_training.embedded.optim import build_optimizers, schedule
+from memagent_training.embedded.release import load_policy
 from memagent_training.embedded.structured_start import give_structure, token_rarity
 from memagent_training.embedded.tokenizer import VOCABULARY, load_encoding
 
@@ -84,7 +85,8 @@ def begin(
         print(f"resumed {source.name} at step {state['step']}", flush=True)
         return state["step"], state["spent"] | {"steps": float(arguments.steps)}
     if arguments.weights_from is not None:
-        policy.load_state_dict(load_checkpoint(arguments.weights_from)["model"])
+        if arguments.weights_from.is_file():
+            policy.load_state_dict(load_checkpoint(arguments.weights_from)["model"])
         print(f"began with the weights of {arguments.weights_from.name}", flush=True)
     return 0, spent
 
@@ -98,9 +100,12 @@ def train(arguments: argparse.Namespace) -> None:
     form = PromptFormat.load(arguments.shipped, load_encoding(arguments.shipped))
     builder = RowBuilder(form, Prose(arguments.corpus / "train.txt"))
     checker = RowBuilder(form, Prose(arguments.corpus / "held_out.txt"), held_out=True)
-    shape = ModelShape(VOCABULARY, arguments.width, arguments.inner, arguments.layers)
-    policy = Policy(shape)
-    if not arguments.plain_start:
+    source: Path | None = arguments.weights_from
+    if source is not None and source.is_dir():
+        policy = load_policy(source)
+    else:
+        policy = Policy(ModelShape(VOCABULARY, arguments.width, arguments.inner, arguments.layers))
+    if source is None and not arguments.plain_start:
         rarity = token_rarity(builder.question_prompts(random.Random(0), 2000), VOCABULARY)
         give_structure(policy, rarity, (form.trunk("")[0], form.reply(EMPTY)[0]), form.question_tags())
     policy.to(device)
@@ -172,7 +177,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--weights-from", type=Path, help="a checkpoint whose weights a new run begins with")
+    parser.add_argument("--weights-from", type=Path, help="a checkpoint, or a policy's folder, to begin with")
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--decay-steps", type=int, default=800)
     parser.add_argument("--ramp-steps", type=int, default=400, help="steps until sections have their full length")
