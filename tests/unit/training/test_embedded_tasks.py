@@ -1,0 +1,81 @@
+"""Planted facts as tasks for training: the right split, one right answer, the same sample every time."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.planted_facts import is_held_out
+from memagent_graph.evaluation.samples import Sample
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.tokenizers import load_tokenizer
+from memagent_training.embedded.tasks import Alone, AmongForeign
+
+TOKENIZER = load_tokenizer("embedded")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TaskSettings:
+    haystack = tmp_path / "prose.txt"
+    haystack.write_text("\n\n".join(f"Paragraph {n} says nothing. It goes on for a while." for n in range(400)))
+    return TaskSettings(TOKENIZER, seed=3, small=True, haystack=haystack)
+
+
+def text_of(sample: Sample) -> str:
+    return "".join(sample.text())
+
+
+@pytest.mark.parametrize("kind", [Alone, AmongForeign])
+def test_a_sample_states_its_answer_once_and_is_as_long_as_asked(kind, settings) -> None:
+    for index in range(12):
+        sample = kind(settings).sample(1200, index)
+        text = text_of(sample)
+        (needle,) = sample.needles
+        assert sample.gold == (needle.gold,)
+        assert len(re.findall(rf"\b{needle.gold}\b", text)) == 1
+        assert needle.text in text
+        room = 1200 - TOKENIZER.count(sample.question) - 48
+        assert 0 <= room - TOKENIZER.count(text) <= 3
+
+
+def test_only_among_foreign_facts_are_there_others(settings) -> None:
+    def numbers(sample: Sample) -> list[str]:
+        return re.findall(r"\b\d{4,7}\b", text_of(sample))
+
+    assert [len(numbers(Alone(settings).sample(1024, index))) for index in range(8)] == [1] * 8
+    assert [len(numbers(AmongForeign(settings).sample(1024, index))) for index in range(8)] == [5] * 8
+
+
+def test_values_and_entities_are_of_the_split_for_training(settings) -> None:
+    for index in range(40):
+        sample = AmongForeign(settings).sample(600, index)
+        assert not is_held_out(sample.gold[0])
+        entity = re.search(r"(?:of|for) (?:the )?([a-z]+)[ -]([a-z]+)(?:\?| mentioned)", sample.question)
+        if entity:
+            assert not is_held_out(entity[1]), sample.question
+            assert not is_held_out(entity[2]), sample.question
+
+
+def test_samples_depend_on_seed_length_and_index_alone(settings) -> None:
+    first = AmongForeign(settings).sample(900, 7)
+    again = load_task("memagent_training.embedded.tasks:AmongForeign", settings).sample(900, 7)
+    assert (first.question, text_of(first)) == (again.question, text_of(again))
+    assert text_of(AmongForeign(settings).sample(900, 8)) != text_of(first)
+
+
+def test_without_a_haystack_the_prose_is_not_the_one_that_is_measured_on() -> None:
+    from pydoc_data.topics import topics
+
+    measured = " ".join(" ".join(topics.values()).split())
+    paragraphs = text_of(Alone(TaskSettings(TOKENIZER, small=True)).sample(1500, 0)).split("\n\n")
+    assert len(paragraphs) > 3
+    assert not any(" ".join(each.split()) in measured for each in paragraphs if len(each) > 60)
+
+
+def test_a_length_without_room_for_the_facts_is_refused(settings) -> None:
+    with pytest.raises(EvaluationError, match="too small for among_foreign") as refusal:
+        AmongForeign(settings).sample(70, 0)
+    assert "Ask for at least" in (refusal.value.hint or "")
