@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="a new one")
     parser.add_argument("--limit", type=int, default=64, help="requests that the server runs at once")
     parser.add_argument("--in-flight", type=int, default=128, help="documents read at once")
-    parser.add_argument("--questions", type=int, default=160)
+    parser.add_argument("--questions", type=int, default=640)
     parser.add_argument("--length", type=int, default=2400)
     given = parser.parse_args()
     given.folder.mkdir(parents=True)

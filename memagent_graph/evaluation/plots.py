@@ -6,6 +6,7 @@ PNG and SVG, without a display. Equal results give equal SVG files, to the byte.
 from __future__ import annotations
 
 import importlib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ STYLE: Final = {
 _DEPTH_BINS: Final = 10
 _DODGE: Final = 0.004
 """How far systems with equal accuracy are moved apart, as a share of the axis."""
+_LABEL_SHARE: Final = 0.05
+"""How much of a length axis a label takes."""
 
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
@@ -214,11 +217,22 @@ def _line(place: int) -> dict[str, Any]:
 def _length_axis(axes: Any, rows: Sequence[Row], unit: str) -> None:
     lengths = sorted({row.length for row in rows})
     axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [length_label(each, unit) for each in lengths])
+    axes.set_xticks(lengths, _labels_apart(lengths, unit))
     axes.minorticks_off()
     axes.set_xlabel(f"document length, {unit}")
     if len(lengths) == 1:
         axes.set_xlim(lengths[0] / 2, lengths[0] * 2)
+
+
+def _labels_apart(lengths: Sequence[int], unit: str) -> list[str]:
+    """A label for each length, left empty where it would run into the one before it."""
+    labels: list[str] = []
+    labelled = -math.inf
+    for length in lengths:
+        has_room = math.log2(length) - labelled >= _LABEL_SHARE * math.log2(lengths[-1] / lengths[0])
+        labels.append(length_label(length, unit) if has_room else "")
+        labelled = math.log2(length) if has_room else labelled
+    return labels
 
 
 def _legend_beside(figure: Any, axes: Any) -> None:

@@ -36,6 +36,7 @@ SERVER_ENVIRONMENT: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinned to a core, it would wait for whatever else runs there
     "OMP_NUM_THREADS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # without it vLLM overrules `--distributed-executor-backend uni` on a CPU
     "TORCH_COMPILE_DISABLE": "1",  # else the first request for log-probs waits 17 s
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -256,7 +257,8 @@ class VLLMServer:
         arguments += ["--model", str(self.model), "--served-model-name", self.model_name]
         arguments += ["--dtype", self.dtype, "--enforce-eager", "--block-size", "32", "--seed", "0"]
         arguments += ["--enable-prompt-tokens-details", "--generation-config", "vllm"]
-        arguments += ["--disable-uvicorn-access-log"]
+        # The model in the engine's process: in one of its own, each of the two would spin while it waits for the other.
+        arguments += ["--disable-uvicorn-access-log", "--distributed-executor-backend", "uni"]
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
         if self.max_lora_rank is not None:
