@@ -71,7 +71,7 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
     for unit in units:
         rows = [row for row in results.rows if row.unit == unit]
         ending = f"_{unit}" if len(units) > 1 else ""
-        for name, shown in [("", rows)] if can_be_pooled(rows) else _by_task(rows):
+        for name, shown in _together_and_by_task(rows):
             with _figure() as figure:
                 draw_accuracy(figure, shown, unit)
                 drawn.append(_save(figure, folder / f"accuracy{name}{ending}"))
@@ -87,8 +87,18 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
     return drawn
 
 
-def _by_task(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    return [(f"_{task}", of_task) for task, of_task in _by(rows, lambda row: row.task)]
+def _together_and_by_task(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row]]]:
+    """What has a picture of its own, each with the ending of its name: all tasks, where a mean of them means
+    something, and each task where there are several.
+    """
+    by_task: list[tuple[str, Sequence[Row]]] = [(f"_{task}", of_task) for task, of_task in _by(rows, _task_of)]
+    if not can_be_pooled(rows):
+        return by_task
+    return [("", rows), *(by_task if len(by_task) > 1 else [])]
+
+
+def _task_of(row: Row) -> str:
+    return row.task
 
 
 def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:

@@ -63,6 +63,13 @@ def test_tasks_that_were_not_asked_at_every_length_are_drawn_apart(names_only, t
     assert [path.name for path in draw_all(results(*uneven), tmp_path)][:2] == ["accuracy_keys.png", "accuracy_vt.png"]
 
 
+def test_several_tasks_have_a_picture_together_and_one_each(names_only, tmp_path) -> None:
+    even = [*ROWS, *(row("memagent", length, 0, task="vt") for length in LENGTHS)]
+    names = [path.name for path in draw_all(results(*even), tmp_path)]
+    assert names[:4] == ["accuracy.png", "accuracy_keys.png", "accuracy_vt.png", "cost.png"]
+    assert [path.name for path in draw_all(results(*ROWS), tmp_path)][:2] == ["accuracy.png", "cost.png"]
+
+
 def test_equal_results_give_equal_files_without_a_date(pictures, tmp_path) -> None:
     folder, _ = pictures
     draw_all(results(*ROWS), tmp_path)
