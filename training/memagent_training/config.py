@@ -101,6 +101,9 @@ class MultiConvDAPOConfig(GRPOConfig):
     importance_cap: float | None = None
     """Where given, each token's policy gradient is multiplied with min(p_old / p_logged, cap): token-level truncated
     importance sampling for runs that older weights, or another engine's arithmetic, sampled."""
+    logged_after_temperature: bool = False
+    """Whether the logged log-probs are those of what was sampled from, after temperature (vLLM: --logprobs-mode
+    processed_logprobs). Otherwise they are those before it, and only of use where it is 1."""
     skip_certain: float = 0.0
     """Conversations whose completion the sampler gave a probability above 1 minus this are not forwarded, though they
     count in the means. The gradient of such a row is at most about that small a part of an uncertain one's: with 0.001,
@@ -139,10 +142,11 @@ class MultiConvDAPOConfig(GRPOConfig):
         for name, kind in (("layout", Layout), ("old_logprobs", OldLogProbs)):
             if getattr(self, name) not in set(kind):
                 raise TrainingError(f"{name} is {getattr(self, name)!r}", hint=f"Choose one of {', '.join(kind)}.")
-        if (self.importance_cap is not None or self.old_logprobs == OldLogProbs.LOGGED) and self.temperature != 1:
+        if (self.importance_cap is not None or self.old_logprobs == OldLogProbs.LOGGED) and not self.logged_is_sampled:
             raise TrainingError(
                 f"The runs' log-probs are those before temperature, and temperature is {self.temperature}",
-                hint="Train without importance_cap and with old_logprobs: recomputed, or on runs sampled at 1.",
+                hint="Train without importance_cap and with old_logprobs: recomputed, or on runs sampled at 1. If the "
+                "server told those after temperature, say so (logged_after_temperature: true).",
             )
         self._check_skipping()
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
@@ -156,11 +160,13 @@ class MultiConvDAPOConfig(GRPOConfig):
     def _check_skipping(self) -> None:
         if not 0 <= self.skip_certain < 1:
             raise TrainingError(f"skip_certain is {self.skip_certain}", hint="Give 0 (skip none) to less than 1.")
-        if self.skip_certain and (self.temperature != 1 or self.beta != 0 or self.entropy_coef != 0):
+        if self.skip_certain and (not self.logged_is_sampled or self.beta != 0 or self.entropy_coef != 0):
             raise TrainingError(
-                f"skip_certain is {self.skip_certain} at temperature {self.temperature}, with beta {self.beta} and "
-                f"entropy_coef {self.entropy_coef}, where it cannot be told which rows have hardly a gradient",
-                hint="Sample at temperature 1 without KL and entropy bonus, or set skip_certain=0.",
+                f"skip_certain is {self.skip_certain} with log-probs before a temperature of {self.temperature}, "
+                f"beta {self.beta} and entropy_coef {self.entropy_coef}: it cannot be told which rows have hardly a "
+                "gradient",
+                hint="Sample at temperature 1 (or with log-probs after temperature) without KL and entropy bonus, or "
+                "set skip_certain=0.",
             )
 
     def check_warm_up(self, steps: int) -> None:
@@ -175,6 +181,11 @@ class MultiConvDAPOConfig(GRPOConfig):
                 f"The learning rate warms up over {warm_up} optimizer steps, and the training has {steps}",
                 hint="Set warmup_steps lower (0 for none), take more runs, fewer groups_per_step, or more passes.",
             )
+
+    @property
+    def logged_is_sampled(self) -> bool:
+        """Whether the logged log-probs are those of the distribution that was sampled from."""
+        return self.temperature == 1 or self.logged_after_temperature
 
     @property
     def advantage_settings(self) -> AdvantageSettings:

@@ -21,7 +21,8 @@ class TrainingConversation:
     prompt_ids_P: array[int] = field(repr=False)
     completion_ids_T: array[int] = field(repr=False)
     logprobs_T: array[float] = field(repr=False)
-    """Natural log of the probability that the sampling policy gave each completion token, before temperature."""
+    """Natural log of the probability that the sampling policy gave each completion token: before temperature, unless
+    the server tells it otherwise (`MultiConvDAPOConfig.logged_after_temperature`)."""
     is_answer: bool
     """Whether it is the run's last, the answer; otherwise a memory update."""
     truncated: bool

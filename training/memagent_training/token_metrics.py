@@ -17,7 +17,7 @@ class TokenValues:
     logprobs_BT: Tensor
     old_BT: Tensor
     logged_BT: Tensor | None
-    """None where they are not comparable, because temperature was not 1."""
+    """None where they are not comparable: those before a temperature other than 1."""
     reference_BT: Tensor | None
     entropies_BT: Tensor
     advantages_BT: Tensor

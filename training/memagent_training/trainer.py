@@ -247,7 +247,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 learned_BT=targets.weights_BT > 0,
                 logprobs_BT=logprobs_BT,
                 old_BT=targets.old_BT,
-                logged_BT=targets.logged_BT if self.args.temperature == 1 else None,
+                logged_BT=targets.logged_BT if self.args.logged_is_sampled else None,
                 reference_BT=reference_BT,
                 entropies_BT=scored.entropies_BT.detach(),
                 advantages_BT=targets.advantages_BT,
@@ -332,7 +332,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         found = self._forward(model, step, self.args.temperature, heaviest_only=not keeps)
         if keeps:
             self._recomputed = found
-        if self.args.temperature != 1:  # the log's are those before temperature
+        if not self.args.logged_is_sampled:  # the log's are those before temperature
             found = self._forward(model, step, 1.0, heaviest_only=True)
         self.logprob_gap = gap_between(step.rows, found)
         self._refuse_strange_runs()

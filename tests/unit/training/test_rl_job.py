@@ -57,7 +57,7 @@ def setting(**changes: Any) -> dict[str, Any]:
         (setting(step_reward_share=0.5), r"step_reward_share cannot be set so"),
         (setting(learning_rat=1e-4), r"learning_rate"),
         (setting(warmup_steps=3), r"warms up over 3 optimizer steps, and the training has 3.*warmup_steps lower"),
-        ({"temperature": 0.7}, r"before temperature.*importance_cap"),
+        ({"temperature": 0.7, "base_url": "http://x/v1"}, r"before temperature.*importance_cap"),
         ({"haystack": Path("nowhere"), "tasks": ("niah_single_2",)}, r"nowhere"),
     ],
     ids=str,
@@ -66,6 +66,14 @@ def test_a_job_that_cannot_be(changes: dict[str, Any], message: str, tmp_path: P
     with pytest.raises(MemAgentError, match=message):
         prepare(small_job(tmp_path / "rl", **changes))
     assert not (tmp_path / "rl").exists()
+
+
+def test_a_server_of_ones_own_tells_log_probs_after_temperature(tmp_path: Path) -> None:
+    config = prepare(small_job(tmp_path / "own", temperature=1.3)).config
+    assert (config.temperature, config.logged_after_temperature, config.importance_cap) == (1.3, True, 2.0)
+    other = small_job(tmp_path / "other", temperature=1.3, base_url="http://x/v1")
+    told = prepare(dataclasses.replace(other, settings={**other.settings, "logged_after_temperature": True})).config
+    assert told.logged_is_sampled
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,7 @@ def test_the_wrong_base_model_is_found_out_before_the_first_step(
         ({"importance_cap": 0.5}, "importance_cap"),
         ({"temperature": 0.7, "importance_cap": 2.0}, "before temperature"),
         ({"temperature": 0.7, "old_logprobs": "logged"}, "before temperature"),
+        ({"temperature": 0.7, "importance_cap": None, "skip_certain": 0.1, "beta": 0.0}, "before a temperature"),
         ({"layout": "spiral"}, "padded, packed, prefix_tree"),
         ({"loss_weights": "sum"}, "token_mean"),
         ({"groups_per_step": 0}, "groups_per_step"),
@@ -270,6 +271,13 @@ def test_the_wrong_base_model_is_found_out_before_the_first_step(
 def test_settings_that_cannot_be(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=message):
         settings(tmp_path, **changes)
+
+
+def test_log_probs_after_temperature_are_of_use_at_any_temperature(tmp_path: Path) -> None:
+    wanted = {"importance_cap": 2.0, "old_logprobs": "logged", "skip_certain": 0.1, "beta": 0.0}
+    assert settings(tmp_path, temperature=1.3, logged_after_temperature=True, **wanted).logged_is_sampled
+    assert not settings(tmp_path, temperature=1.3, importance_cap=None).logged_is_sampled
+    assert settings(tmp_path, temperature=1.0).logged_is_sampled
 
 
 # Presets

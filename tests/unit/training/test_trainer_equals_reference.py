@@ -40,6 +40,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"baseline": "leave_one_out", "overlong_max_length": 8, "overlong_cache_length": 4, "old_logprobs": "logged"},
     {"delta": 1.3},
     {"temperature": 0.7, "importance_cap": None, "drop_zero_variance": True},
+    {"temperature": 1.3, "importance_cap": 1.5, "logged_after_temperature": True},
+    {"temperature": 1.3, "old_logprobs": "logged", "logged_after_temperature": True},
 ]
 SPLIT_CASES = [{"preset": preset, "changes": split} for preset, split in itertools.product(PRESETS, SPLITS)]
 VARIANT_CASES = [

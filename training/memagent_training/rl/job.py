@@ -225,7 +225,10 @@ def _config(job: RLJob) -> MultiConvDAPOConfig:
                 f"{name} cannot be set so", hint="The loop has options of its own for it: see memagent rl --help."
             )
     machine = {"ddp_timeout": _PATIENCE}
-    config = make_config(job.preset, {**machine, **job.settings, **decided, "max_steps": job.iterations}, job.out)
+    own_server = {"logged_after_temperature": True} if job.base_url is None else {}
+    config = make_config(
+        job.preset, {**machine, **own_server, **job.settings, **decided, "max_steps": job.iterations}, job.out
+    )
     config.disable_tqdm = True  # the loop shows its own progress
     config.logging_nan_inf_filter = False  # or a loss that is no number would not be told
     if job.steps_behind and config.importance_cap is None:

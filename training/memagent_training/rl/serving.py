@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MODEL_NAME: Final = "policy"
+_LOGPROBS_AFTER_TEMPERATURE: Final = ("--logprobs-mode", "processed_logprobs")
+"""What was sampled from, whatever the temperature."""
 _RESTARTS: Final = 3
 """How often one piece of work is begun again after the server died."""
 
@@ -46,7 +48,7 @@ class Serving:
                 model_name=_MODEL_NAME,
                 max_lora_rank=job.lora_rank,
                 dev_mode=job.lora_rank is None,
-                options=job.server_options,
+                options=(*_LOGPROBS_AFTER_TEMPERATURE, *job.server_options),
             )
         server: VLLMServer | RemoteServer = self._own or RemoteServer(
             job.base_url or "", _MODEL_NAME, job.api_key, prepared.base.folder
