@@ -225,7 +225,8 @@ def _config(job: RLJob) -> MultiConvDAPOConfig:
                 f"{name} cannot be set so", hint="The loop has options of its own for it: see memagent rl --help."
             )
     machine = {"ddp_timeout": _PATIENCE}
-    own_server = {"logged_after_temperature": True} if job.base_url is None else {}
+    # A server of ours tells them so. At temperature 1 it is all one, and nothing that decides the weights.
+    own_server = {"logged_after_temperature": True} if job.base_url is None and job.temperature != 1 else {}
     config = make_config(
         job.preset, {**machine, **own_server, **job.settings, **decided, "max_steps": job.iterations}, job.out
     )
