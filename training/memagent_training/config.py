@@ -59,6 +59,9 @@ class MultiConvDAPOConfig(GRPOConfig):
     """
 
     learning_rate: float = 1e-6
+    muon_learning_rate: float | None = None
+    """Where given, Muon moves the layers' matrices at this rate, and AdamW the rest at `learning_rate`
+    (`MuonWithAdamW`): for small policies that were trained from nothing. Both follow the same schedule."""
     lr_scheduler_type: str = "constant_with_warmup"
     warmup_steps: float = 20
     weight_decay: float = 0.01
@@ -133,9 +136,11 @@ class MultiConvDAPOConfig(GRPOConfig):
             )
         if self.importance_cap is not None and self.importance_cap < 1:
             raise TrainingError(f"importance_cap is {self.importance_cap}", hint="Give 1 or more, or None for none.")
-        for name, least in (("epsilon", 0), ("beta", 0), ("groups_per_step", 1), ("token_budget", INERT_TOKENS)):
-            if getattr(self, name) < least:
-                raise TrainingError(f"{name} is {getattr(self, name)}", hint=f"Give {least} or more.")
+        leasts = {"epsilon": 0, "beta": 0, "muon_learning_rate": 0, "groups_per_step": 1, "token_budget": INERT_TOKENS}
+        for name, least in leasts.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise TrainingError(f"{name} is {value}", hint=f"Give {least} or more.")
         if self.importance_sampling_level not in {"token", "sequence"}:
             given = f"importance_sampling_level is {self.importance_sampling_level!r}"
             raise TrainingError(given, hint="Choose token or sequence.")

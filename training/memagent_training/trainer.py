@@ -41,6 +41,7 @@ from memagent_training.advantages import TrainingRow
 from memagent_training.config import MultiConvDAPOConfig, OldLogProbs
 from memagent_training.errors import TrainingError
 from memagent_training.model_fit import check_fit
+from memagent_training.muon import MuonWithAdamW
 from memagent_training.packing import MicroBatch, lay_out
 from memagent_training.planner import Layout, PlannedMicroBatch
 from memagent_training.recomputed import LogProbGap, RowKey, gap_between, key_of
@@ -143,6 +144,31 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         """One item per optimizer step, not sharded over ranks: the plan of the step says what each rank does."""
         steps: Any = self.train_dataset
         return DataLoader(steps, batch_size=1, collate_fn=_only)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """The Trainer's, or Muon's and AdamW's together.
+
+        Raises:
+            TrainingError: Muon is wanted where matrices are spread over ranks.
+        """
+        muon_rate = self.args.muon_learning_rate
+        trained: Any = self.model if model is None else model
+        if self.optimizer is None and muon_rate is not None:
+            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+                raise TrainingError(
+                    "Muon needs each matrix whole, and FSDP and DeepSpeed spread them over ranks",
+                    hint="Leave muon_learning_rate out, or train with plain data parallelism.",
+                )
+            self.optimizer = MuonWithAdamW(
+                trained,
+                lr=self.args.learning_rate,
+                muon_lr=muon_rate,
+                weight_decay=self.args.weight_decay,
+                betas=(self.args.adam_beta1, self.args.adam_beta2),
+                eps=self.args.adam_epsilon,
+            )
+        made: torch.optim.Optimizer = super().create_optimizer(model)
+        return made
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one optimizer step, micro-batch by micro-batch.
