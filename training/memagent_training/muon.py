@@ -1,7 +1,7 @@
 """Muon for the layers' matrices and AdamW for the rest, as one optimizer that schedulers and checkpoints know.
 
 Muon (https://kellerjordan.github.io/posts/muon/) orthogonalises each matrix's momentum, so that every direction of it
-moves equally far. A small policy that was trained with it learns in a third of the steps.
+moves equally far.
 """
 
 from __future__ import annotations

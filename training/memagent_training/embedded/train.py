@@ -85,7 +85,7 @@ def begin(
         print(f"resumed {source.name} at step {state['step']}", flush=True)
         return state["step"], state["spent"] | {"steps": float(arguments.steps)}
     if arguments.weights_from is not None:
-        if arguments.weights_from.is_file():
+        if not arguments.weights_from.is_dir():
             policy.load_state_dict(load_checkpoint(arguments.weights_from)["model"])
         print(f"began with the weights of {arguments.weights_from.name}", flush=True)
     return 0, spent
