@@ -140,6 +140,7 @@ FAILURES: dict[str, Exception | None] = {
     "whole": None,
     "end": EndOfLoop("all is learnt"),
     "error": TrainingError("the server is gone", hint="Start it.", run_id="run-7"),
+    "defect": KeyError("of the source's own"),
 }
 
 
@@ -153,7 +154,7 @@ def main() -> None:
         ended = None
         try:
             training.trainer.train()
-        except (EndOfLoop, TrainingError) as error:
+        except (EndOfLoop, TrainingError, KeyError) as error:
             ended = error
         found[case] = {
             "asked": training.source.asked,

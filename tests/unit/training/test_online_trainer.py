@@ -270,3 +270,5 @@ def test_two_ranks_train_as_one_and_end_together(
         assert str(rank["end"]["ended"]) == "all is learnt"
         error = rank["error"]["ended"]
         assert (error.message, error.hint, error.run_id) == ("the server is gone", "Start it.", "run-7")
+    assert isinstance(main["defect"]["ended"], KeyError)
+    assert 'the main process failed with KeyError("of the source\'s own")' in other["defect"]["ended"].message

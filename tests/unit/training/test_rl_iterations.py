@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from array import array
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ pytest.importorskip("trl")
 from support.rl_loops import Recorder, measurement, record, small_job
 
 from memagent_graph import Usage
+from memagent_graph.background import run_sync
 from memagent_training.collect import Collected, CollectedGroup
 from memagent_training.policy_sync import How, Served
 from memagent_training.rl import loop
@@ -89,7 +92,7 @@ async def test_a_measurement_is_in_the_journal_only_when_its_policy_is_kept(
 # Collections
 
 
-CONVERSATION = TrainingConversation(array("I", [1]), array("I", [2]), array("f", [-0.5]), True, False, "iteration-0")
+CONVERSATION = TrainingConversation(array("I", [1]), array("I", [2]), array("f", [-0.5]), True, False, "iteration-2")
 
 
 def collected_as(
@@ -133,6 +136,44 @@ async def test_what_was_collected_is_counted_in_the_journal(
     assert (found.groups, found.all_right, found.other_uniform, found.failed) == (1, 1, 2, 0)
     assert found.by_length == {500: LengthReward(3 / 8, 8)}
     assert (found.prompt_tokens, found.completion_tokens, found.turns) == (10, 2, 1)
+
+
+async def test_a_collection_that_went_on_with_newer_weights_bears_the_name_of_the_older(
+    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was begun a version ahead of its iteration, and was killed after that iteration's checkpoint."""
+    collected_as(monkeypatch, (0.0, 1.0), (1.0, 0.0))
+    older, newer = (replace(CONVERSATION, policy_version=f"iteration-{each}") for each in (1, 2))
+    groups = [
+        RolloutGroup(name, (Rollout(f"{name}-0", (one,), 0.0), Rollout(f"{name}-1", (one,), 1.0)))
+        for name, one in (("first", newer), ("second", older))
+    ]
+    monkeypatch.setattr(loop._Source, "_load", lambda *_: groups)
+    assert (await source._collect(2, 2)).version == 1
+
+
+def test_closing_waits_for_what_is_collected_ahead(source: loop._Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads that are cancelled still write to the run log, which must not be closed by then."""
+    order: list[str] = []
+    begun = threading.Event()
+
+    async def collect_until_cancelled(of: loop._Source, iteration: int, version: int) -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            order.append("reads ended")
+
+    async def close(of: Serving) -> None:
+        order.append("serving closed")
+
+    monkeypatch.setattr(loop._Source, "_collect", collect_until_cancelled)
+    monkeypatch.setattr(Serving, "close", close)
+    run_sync(source._begun_ahead(1, 0))
+    assert begun.wait(10)
+    source.close()
+    assert order == ["reads ended", "serving closed"]
 
 
 async def test_reads_that_no_longer_differ_end_the_loop_after_three_collections(

@@ -20,6 +20,7 @@ from memagent_training.rl.curriculum import HELD_OUT
 from memagent_training.rl.job import MeasureSettings, PreparedLoop, prepare
 from memagent_training.rl.measuring import measure
 from memagent_training.rl.serving import Serving
+from memagent_training.vllm_server import VLLMServerError
 
 
 class Server:
@@ -125,6 +126,29 @@ async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(s
     with pytest.raises(PolicyUnreachableError, match="too long"):
         await serving.reading(0, work)
     assert server.starts == 1
+
+
+@pytest.mark.parametrize(("deaths", "starts"), [(1, 2), (2, 2)])
+async def test_a_server_that_dies_of_its_start_is_started_once_more(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, deaths: int, starts: int
+) -> None:
+    server, sync = parts(serving)
+    start = server.restart
+
+    def restart() -> None:
+        start()
+        if server.starts <= deaths:
+            server.stop()
+            raise VLLMServerError("the vLLM server ended while starting")
+
+    monkeypatch.setattr(server, "restart", restart)
+    if deaths < starts:
+        await serving.serve(1)
+        assert sync.versions == ["iteration-1"]
+    else:
+        with pytest.raises(VLLMServerError):
+            await serving.serve(1)
+    assert server.starts == starts
 
 
 async def test_the_policies_that_may_still_be_needed_stay_on_the_disk(serving: Serving) -> None:

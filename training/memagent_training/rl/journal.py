@@ -40,7 +40,7 @@ class CollectionRecord:
     is_enough: bool
     """Whether the iteration is trained on it; otherwise another collection follows."""
     version: int
-    """The iteration whose weights read."""
+    """The iteration whose weights read; the oldest, where it was cut short and went on with newer ones."""
     stage: int
     """Of the curriculum."""
     group_of: Mapping[str, str]

@@ -7,7 +7,6 @@ import logging
 import shutil
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from transformers import PrinterCallback, TrainerCallback
 
-from memagent_graph.background import background_loop, run_sync
+from memagent_graph.background import run_sync
 from memagent_graph.run_log import RunFilter
 from memagent_training import training_output as output
 from memagent_training.advantages import reason_to_drop
@@ -118,7 +117,8 @@ class _Source:
         self._prepared = prepared
         self._job = prepared.job
         self._watcher = watcher
-        self._ahead: Future[CollectionRecord] | None = None
+        self._ahead: asyncio.Task[CollectionRecord] | None = None
+        """The next iteration's collection, on the background loop."""
         self._told = 0
         self._phase: tuple[int, Phase] | None = None
         self._loaded: tuple[int, list[RolloutGroup]] | None = None
@@ -126,9 +126,7 @@ class _Source:
 
     def close(self) -> None:
         """Stop what is under way, and the server."""
-        if self._ahead is not None:
-            self._ahead.cancel()
-        run_sync(self.serving.close())
+        run_sync(self._closed())
 
     def export(self, trainer: OnlineTrainer, iteration: int) -> None:
         """Write the weights that an iteration begins with where its readers' server looks for them."""
@@ -161,7 +159,7 @@ class _Source:
         check_rewards(self.journal.records, self._job.collapse)
         self._tell_records()
         if wants_follower and follower is not None:
-            self._ahead = self._submitted(self._collect(follower, iteration))
+            run_sync(self._begun_ahead(follower, iteration))
         self._begins(iteration, Phase.TRAIN)
         return CollectedIteration(
             groups=self._groups(record),
@@ -222,7 +220,7 @@ class _Source:
                 number=number,
                 iteration=iteration,
                 is_enough=self._teaching(groups) >= self._prepared.steps_per_iteration,
-                version=version,
+                version=_oldest_version(groups, version),
                 stage=stage,
                 group_of=found.group_of,
                 by_length=_by_length(found),
@@ -298,6 +296,22 @@ class _Source:
         answers: Mapping[str, tuple[str, ...]] = {run: gold_of[group] for run, group in group_of.items()}
         return EvidenceInMemory(GoldAnswers(answers), alternatives=False, store=self.serving.rollouts.store)
 
+    # Collecting while the trainer works
+
+    async def _begun_ahead(self, iteration: int, version: int) -> None:
+        self._ahead = asyncio.create_task(self._collect(iteration, version))
+
+    async def _awaited(self) -> CollectionRecord:
+        assert self._ahead is not None  # noqa: S101  asked before
+        ahead, self._ahead = self._ahead, None
+        return await ahead
+
+    async def _closed(self) -> None:
+        if self._ahead is not None:
+            self._ahead.cancel()
+            await asyncio.gather(self._ahead, return_exceptions=True)  # its reads let go of log and server first
+        await self.serving.close()
+
     # Time
 
     def _begins(self, iteration: int, phase: Phase) -> None:
@@ -312,14 +326,6 @@ class _Source:
             return run_sync(work)
         finally:
             times[f"{phase.value}/seconds"] = times.get(f"{phase.value}/seconds", 0.0) + time.monotonic() - began
-
-    async def _awaited(self) -> CollectionRecord:
-        assert self._ahead is not None  # noqa: S101  asked before
-        ahead, self._ahead = self._ahead, None
-        return await asyncio.wrap_future(ahead)
-
-    def _submitted(self, work: Coroutine[Any, Any, CollectionRecord]) -> Future[CollectionRecord]:
-        return asyncio.run_coroutine_threadsafe(work, background_loop())
 
     def _tell_records(self) -> None:
         for record in self.journal.records[self._told :]:
@@ -346,6 +352,14 @@ class _Told(TrainerCallback):
 
 def _collection(number: int) -> str:
     return f"collection-{number}"
+
+
+def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
+    """The oldest that read any of it: a collection that was cut short may go on with newer weights."""
+    logged = (
+        each.policy_version for group in groups for rollout in group.rollouts_G for each in rollout.conversations_K
+    )
+    return min((Serving.iteration_of(each) for each in logged), default=version)
 
 
 def _by_length(found: Collected) -> dict[int, LengthReward]:

@@ -104,16 +104,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
             return
         self._save_policy(self, iteration)
         self.accelerator.wait_for_everyone()
-        told: list[Any] = [None]
-        if self.accelerator.is_main_process:
-            try:
-                told = [self._source.groups_of(iteration)]
-            except (EndOfLoop, MemAgentError) as error:  # the others must hear of it, or would wait for ever
-                told = [error]
-        broadcast_object_list(told)
-        if isinstance(told[0], Exception):
-            raise told[0]
-        collected: CollectedIteration = told[0]
+        collected = self._asked(iteration)
         policy: Any = self.model
         check_fit(policy.config, collected.groups)
         self._begin_schedule(
@@ -123,6 +114,26 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         self._iteration = iteration
         for name, value in collected.metrics.items():
             self._metrics["train"][name].append(value)
+
+    def _asked(self, iteration: int) -> CollectedIteration:
+        """What the source has, on every process; the others must hear of an error, too, or would wait for ever."""
+        told: list[CollectedIteration | Exception | None] = [None]
+        defect: Exception | None = None
+        if self.accelerator.is_main_process:
+            try:
+                told = [self._source.groups_of(iteration)]
+            except (EndOfLoop, MemAgentError) as error:
+                told = [error]
+            except Exception as error:  # noqa: BLE001  raised below
+                defect = error
+                told = [TrainingError(f"Iteration {iteration} has no groups: the main process failed with {error!r}")]
+        broadcast_object_list(told)
+        if defect is not None:
+            raise defect
+        if not isinstance(told[0], CollectedIteration):
+            assert told[0] is not None  # noqa: S101  the main process told something
+            raise told[0]
+        return told[0]
 
     def _tell_gap(self, gap: LogProbGap) -> None:
         """Not once an iteration: it is among the metrics."""

@@ -16,24 +16,27 @@ from memagent_graph.run_log import RunLog
 from memagent_training.errors import TrainingError
 from memagent_training.policy_sync import PolicySync, RemoteServer, Served, SyncSettings
 from memagent_training.rl.job import POLICIES, RUN_LOG, PreparedLoop
-from memagent_training.vllm_server import VLLMServer
+from memagent_training.vllm_server import VLLMServer, VLLMServerError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _MODEL_NAME: Final = "policy"
+_VERSION: Final = "iteration-"
 _LOGPROBS_AFTER_TEMPERATURE: Final = ("--logprobs-mode", "processed_logprobs")
 """What was sampled from, whatever the temperature."""
 _RESTARTS: Final = 3
 """How often one piece of work is begun again after the server died."""
+_STARTS: Final = 2
+"""How often a server is started that dies of it."""
 
 
 class Serving:
     """The policy's newest version behind a server, and readers that ask it.
 
     Args:
-        prepared: the loop; its server is started by `start`, unless it names one.
+        prepared: the loop; unless it names a server, one is started for the first version.
     """
 
     def __init__(self, prepared: PreparedLoop) -> None:
@@ -63,11 +66,6 @@ class Serving:
         self.served: Served | None = None
         """The newest version, once there is one."""
 
-    async def start(self) -> None:
-        """Start the server, if it is ours."""
-        if self._own is not None:
-            await asyncio.to_thread(self._own.start)
-
     async def close(self) -> None:
         """Stop the server, if it is ours, and close what readers hold."""
         await self._policy.aclose()
@@ -82,7 +80,12 @@ class Serving:
     @staticmethod
     def version(iteration: int) -> str:
         """What conversations call those weights."""
-        return f"iteration-{iteration}"
+        return f"{_VERSION}{iteration}"
+
+    @staticmethod
+    def iteration_of(version: str) -> int:
+        """Which iteration began with the weights of that name."""
+        return int(version.removeprefix(_VERSION))
 
     async def serve(self, iteration: int) -> Served:
         """Bring the weights of an iteration into the server; those of versions before the last go from the disk.
@@ -132,8 +135,16 @@ class Serving:
         return self._reader(temperature, run_log=False)
 
     async def _revive(self) -> None:
-        if self._own is not None and not await self._is_well(self._own):
-            await asyncio.to_thread(self._own.restart)
+        if self._own is None or await self._is_well(self._own):
+            return
+        for attempt in range(_STARTS):
+            try:
+                await asyncio.to_thread(self._own.restart)
+                return
+            except VLLMServerError as error:
+                if attempt + 1 == _STARTS:
+                    raise
+                log.warning("the server did not come up (%s); it is started once more", error.message.splitlines()[0])
 
     @staticmethod
     async def _is_well(server: VLLMServer) -> bool:
