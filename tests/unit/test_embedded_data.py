@@ -257,6 +257,30 @@ def test_training_killed_at_any_moment_resumes_from_a_whole_checkpoint(corpus: P
     assert reached[1] >= reached[0] + 3
 
 
+def test_a_policy_that_was_trained_as_a_llama_is_released_with_its_biases(tmp_path: Path) -> None:
+    import torch
+
+    from memagent_training.embedded.model import ModelShape, Policy
+    from memagent_training.embedded.release import load_policy, release
+    from memagent_training.embedded.tokenizer import VOCABULARY
+
+    shape = ModelShape(VOCABULARY, 64, 32, 1, output_bias=True)
+    policy = Policy(shape)
+    bias = policy.get_parameter("model.layers.0.self_attn.o_proj.bias")
+    torch.nn.init.constant_(bias, 0.25)
+    release(shape, policy.state_dict(), tmp_path / "trained")
+    command = [sys.executable, "-m", "memagent_training.embedded.release", "--policy", str(tmp_path / "trained")]
+    command += ["--edition", "7", "--out", str(tmp_path / "released")]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, check=True)
+    released = load_policy(tmp_path / "released")
+    assert torch.equal(released.get_parameter("model.layers.0.self_attn.o_proj.bias"), bias)
+    editions = [
+        json.loads((tmp_path / name / "memagent.json").read_text())["edition"] for name in ("trained", "released")
+    ]
+    assert editions == ["1", "7"]
+
+
 def test_training_goes_on_from_a_policy_folder(corpus: Path, tmp_path: Path) -> None:
     import torch
 

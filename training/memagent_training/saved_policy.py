@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,18 @@ def save_policy(
             _merge(base, adapter, out, trainer.args)
         if adapter is None or merged:
             output.complete_policy(out, base.folder)
+        for folder in (out, adapter):
+            if folder is not None:
+                _make_sharable(folder)
     trainer.accelerator.wait_for_everyone()
     return adapter
+
+
+def _make_sharable(folder: Path) -> None:
+    """Weights that another user's server can read, as it can the rest, and no pickle of this machine's settings."""
+    (folder / "training_args.bin").unlink(missing_ok=True)
+    for weights in folder.glob("*.safetensors"):
+        shutil.copymode(next(folder.glob("*config.json")), weights)
 
 
 def _merge(base: BaseModel, adapter: Path, out: Path, config: MultiConvDAPOConfig) -> None:

@@ -126,6 +126,8 @@ def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
     assert load_tokenizer(out).fingerprint == load_tokenizer(folder / "model").fingerprint
     assert (out / "memagent.json").is_file()
     assert (out / "templates" / "update.txt").read_text() == "an update prompt"
+    assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode, "others can read it"
+    assert not list(out.glob("*.bin")), "no pickles"
     refused = memagent(arguments(), ExitCode.USAGE)
     assert "would be overwritten" in refused.stderr and "--resume" in refused.stderr
 

@@ -1,6 +1,7 @@
-"""A checkpoint as the model folder that ships: weights in bfloat16, and the configuration transformers and vLLM read.
+"""Weights as the model folder that ships: in bfloat16, with the configuration that transformers and vLLM read.
 
 python -m memagent_training.embedded.release --checkpoint work/embedded/last.pt --out memagent_graph/embedded
+python -m memagent_training.embedded.release --policy rl-policy --edition 2 --out memagent_graph/embedded
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ BUDGETS = {
     "answer_tokens": 48,
     "boundary": "sentence",
     "empty_memory": "none",
-    "edition": "1",
 }
 
 
@@ -84,7 +84,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def release(shape: ModelShape, weights: dict[str, Tensor], out: Path) -> None:
+def release(shape: ModelShape, weights: dict[str, Tensor], out: Path, edition: str = "1") -> None:
     """Write weights and configuration into a folder that already holds tokenizer and templates."""
     out.mkdir(parents=True, exist_ok=True)
     stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in as_llama(weights).items()}
@@ -95,7 +95,7 @@ def release(shape: ModelShape, weights: dict[str, Tensor], out: Path) -> None:
     write_json(out / "config.json", model_config(shape))
     generation = {"do_sample": False, "eos_token_id": special_id("<|end|>"), "pad_token_id": special_id("<|pad|>")}
     write_json(out / "generation_config.json", generation)
-    write_json(out / "memagent.json", dict(BUDGETS))
+    write_json(out / "memagent.json", {**BUDGETS, "edition": edition})
     print(f"{sum(tensor.numel() for tensor in stored.values()):,} parameters written to {out}")
 
 
@@ -114,15 +114,22 @@ def load_policy(folder: Path) -> Policy:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--checkpoint", type=Path, help="without one, random weights of the default shape")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--checkpoint", type=Path, help="of the supervised training; without a source, random weights")
+    source.add_argument("--policy", type=Path, help="a policy's folder, as reinforcement learning leaves it")
+    parser.add_argument("--edition", default="1", help="what memagent.json calls it")
     parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    if arguments.checkpoint is None:
+    given = parser.parse_args()
+    if given.policy is not None:
+        policy = load_policy(given.policy)
+        shape, weights = policy.model.shape, policy.state_dict()
+    elif given.checkpoint is not None:
+        state = torch.load(given.checkpoint, map_location="cpu", weights_only=True)
+        shape, weights = ModelShape(**state["shape"]), state["model"]
+    else:
         shape = ModelShape(VOCABULARY, 256, 512, 4)
-        release(shape, Policy(shape).state_dict(), arguments.out)
-        return
-    state = torch.load(arguments.checkpoint, map_location="cpu", weights_only=True)
-    release(ModelShape(**state["shape"]), state["model"], arguments.out)
+        weights = Policy(shape).state_dict()
+    release(shape, weights, given.out, given.edition)
 
 
 if __name__ == "__main__":
