@@ -17,6 +17,12 @@ def reference_topics() -> Iterator[str]:
 
 def library_docstrings() -> Iterator[str]:
     """Paragraphs of the docstrings in the standard library's source, several MB, always in the same order."""
+    for docstring in whole_docstrings():
+        yield from _paragraphs(docstring)
+
+
+def whole_docstrings() -> Iterator[str]:
+    """These docstrings, line breaks and indentation as they stand."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if {"test", "tests", "site-packages", "idlelib"} & set(path.parts):
             continue
@@ -26,7 +32,7 @@ def library_docstrings() -> Iterator[str]:
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                yield from _paragraphs(ast.get_docstring(node) or "")
+                yield ast.get_docstring(node) or ""
 
 
 def prose() -> Iterator[str]:

@@ -75,6 +75,40 @@ def test_without_a_haystack_the_prose_is_not_the_one_that_is_measured_on() -> No
     assert not any(" ".join(each.split()) in measured for each in paragraphs if len(each) > 60)
 
 
+def test_a_text_keeps_its_layout_and_facts_stand_between_any_words(tmp_path: Path) -> None:
+    """What is measured on has headings, tables and indented code; single spaces would be another kind of text."""
+    haystack = tmp_path / "reference.txt"
+    section = (
+        "Heading {n}\n=========\n\n   indented    columns {n}\n   of  a  table; and more, {n}.\n\nIt ends. Or {n}?\n\n"
+    )
+    text = "".join(section.format(n=n) for n in range(300))
+    haystack.write_text(text.replace("Heading 7\n", "\x00Heading 7\n"))
+    settings = TaskSettings(TOKENIZER, seed=3, small=True, haystack=haystack)
+    within_lines = 0
+    for index in range(20):
+        sample = Alone(settings).sample(700, index)
+        before, after = text_of(sample).split(sample.needles[0].text)
+        assert before.lstrip() in text * 2, "up to the fact it is the text itself"
+        assert "   of  a  table" in before + after
+        within_lines += re.search(r"[^.?\n] +$", before) is not None
+    assert 3 <= within_lines <= 17, "half of the documents have their facts between words"
+
+
+def test_the_asked_fact_stands_early_more_often_than_late(settings) -> None:
+    depths = [Alone(settings).sample(1200, index).needles[0].depth for index in range(60)]
+    assert sum(depth < 0.5 for depth in depths) > 35
+    assert max(depths) > 0.8
+
+
+@pytest.mark.parametrize(("content", "told"), [(b" \n", "holds no text"), (b"\xff\xfe\x00", "cannot be read")])
+def test_a_haystack_without_text_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+    haystack = tmp_path / "haystack.txt"
+    haystack.write_bytes(content)
+    with pytest.raises(EvaluationError, match=told) as refusal:
+        Alone(TaskSettings(TOKENIZER, small=True, haystack=haystack)).sample(600, 0)
+    assert "UTF-8" in (refusal.value.hint or "")
+
+
 def test_a_length_without_room_for_the_facts_is_refused(settings) -> None:
     with pytest.raises(EvaluationError, match="too small for among_foreign") as refusal:
         AmongForeign(settings).sample(70, 0)

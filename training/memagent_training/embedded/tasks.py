@@ -3,29 +3,54 @@
     memagent rl --task memagent_training.embedded.tasks:Alone --task memagent_training.embedded.tasks:AmongForeign ...
 
 Entities and values are those of `PlantedFacts` outside its held-out split, which RULER's small variants and
-`memagent_training.embedded.evaluate` ask for. The prose is the settings' haystack, or the docstrings of the standard
-library; never the language reference, which is measured on.
+`memagent_training.embedded.evaluate` ask for. They stand in a text as it is, with its line breaks, headings and tables:
+a file of the settings, as `memagent_training.embedded.corpus` writes them, or the docstrings of the standard library;
+never the language reference, which is measured on. In half of the documents they stand between sentences, in the others
+between any two words. The asked one stands early more often than late: from there on it has to be kept.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import random
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
+from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
-from memagent_graph.evaluation.prose import library_docstrings
+from memagent_graph.evaluation.prose import whole_docstrings
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.tasks import TaskSettings
 from memagent_graph.evaluation.tasks.fitting import Haystack, Insertion
 from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_graph.evaluation.tasks.haystacks import Prose, prose
+from memagent_graph.evaluation.tasks.haystacks import Prose
+from memagent_training.embedded.corpus import SEPARATOR
 
 _TOKENS_PER_FACT = 256
 """One foreign fact a chunk, on average, beside the asked one."""
 _NEAR_MISSES = 0.5
-_FIRST_SENTENCES = 3000
+_BETWEEN_SENTENCES = 0.5
+_PARAGRAPH = re.compile(r".*?\S.*?(?:\n\s*\n|\Z)", re.DOTALL)
+_WORD = re.compile(r"\S+\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A text as it stands, its parts being words with the white space after them; it begins again at its end."""
+
+    text: str
+    start: int
+    """Of the first word, or before it."""
+
+    def units(self) -> Iterator[str]:
+        """The words."""
+        return (match[0] for match in _endless(_WORD, self.text, self.start))
+
+    def piece(self, position: int, text: str) -> str:
+        """A word, or what comes between two, parted from the next one."""
+        return text if text[-1].isspace() else text + " "
 
 
 class _PlantedFact(GeneratedTask):
@@ -45,7 +70,7 @@ class _PlantedFact(GeneratedTask):
         chance = self.chance(length, index)
         facts = PlantedFacts(chance, number_share=1.0)
         asked = facts.fact()
-        insertions = [Insertion(asked.statement, chance.random(), asked.value)]
+        insertions = [Insertion(asked.statement, chance.random() ** 2, asked.value)]
         insertions += [Insertion(each.statement, chance.random()) for each in self.foreign(facts, asked, length)]
         haystack = self._haystack(chance)
         return self.planned(length, index, asked.question, (asked.value,), haystack, insertions)
@@ -55,9 +80,11 @@ class _PlantedFact(GeneratedTask):
         raise NotImplementedError
 
     def _haystack(self, chance: random.Random) -> Haystack:
-        if self.settings.haystack is not None:
-            return prose(self.settings.haystack, chance)
-        return Prose(lambda: itertools.cycle(_docstrings()), chance.randrange(_FIRST_SENTENCES))
+        text = _text(self.settings.haystack)
+        start = max(text.find(" ", chance.randrange(len(text))), 0)
+        if chance.random() < _BETWEEN_SENTENCES:
+            return Prose(lambda: (match[0].rstrip() for match in _endless(_PARAGRAPH, text, start)))
+        return Words(text, start)
 
 
 class Alone(_PlantedFact):
@@ -92,6 +119,27 @@ class AmongForeign(_PlantedFact):
                 yield fact
 
 
+def _endless(pattern: re.Pattern[str], text: str, start: int) -> Iterator[re.Match[str]]:
+    """Matches from `start` on, then from the beginning, and so on."""
+    yield from pattern.finditer(text, start)
+    while True:
+        yield from pattern.finditer(text)
+
+
 @functools.lru_cache(maxsize=1)
-def _docstrings() -> tuple[str, ...]:
-    return tuple(library_docstrings())
+def _text(path: Path | None) -> str:
+    """All of it: the documents of a file, or docstrings.
+
+    Raises:
+        EvaluationError: there is none.
+    """
+    hint = "Name a UTF-8 file of prose, one that memagent_training.embedded.corpus wrote, say."
+    if path is None:
+        return "\n\n".join(filter(None, whole_docstrings()))
+    try:
+        text = path.read_text(encoding="utf-8-sig").replace(SEPARATOR, "\n\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvaluationError(f"the haystack {path} cannot be read: {error}", hint=hint) from error
+    if not text.strip():
+        raise EvaluationError(f"the haystack {path} holds no text", hint=hint)
+    return text
