@@ -1,6 +1,6 @@
 """A closed loop on a real vLLM server: through, and past the death of each part.
 
-Three server starts in all: the first serves all loops but the one whose server is killed.
+Four server starts in all: the first serves all loops but those that need one of their own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from support.rl_loops import Recorder, small_job
 from memagent_graph import LocalPolicy, RunLog, SamplingParams
 from memagent_graph.profile import EMBEDDED_FOLDER
 from memagent_training.collect import CollectSettings
+from memagent_training.policy_sync import How
 from memagent_training.rl import RLJob, run
 from memagent_training.rl.job import MeasureSettings
 from memagent_training.rl.journal import Journal
@@ -178,3 +179,18 @@ def test_rollouts_may_be_one_version_behind(server, tmp_path) -> None:
     for each in Journal(job.out / "journal.jsonl").records:
         for run_id in each.group_of:
             assert versions_of(job.out)[run_id] == {f"iteration-{each.version}"}
+
+
+def test_adapters_are_trained_and_each_version_is_served_beside_the_one_before(vllm_python, tmp_path) -> None:
+    watcher = Recorder()
+    found = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4), watcher)
+    assert_whole(found.policy, 2)
+    assert watcher.ways == [How.ADAPTER, How.ADAPTER]
+    log = (found.policy / "server.log").read_text(errors="replace")
+    assert log.count("Application startup complete") == 1
+
+    assert not (found.policy / "policies" / "1" / "model.safetensors").exists(), "a version is its adapters alone"
+    finished, original = weights(found.policy), weights(EMBEDDED_FOLDER)
+    assert finished.keys() == original.keys()
+    changed = {name for name in original if (finished[name] != original[name]).any()}
+    assert changed and all("_proj.weight" in name for name in changed)

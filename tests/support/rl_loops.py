@@ -19,7 +19,7 @@ from memagent_graph import ReadResult, RunLog
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.statistics import Estimate
 from memagent_training.collect import CollectSettings, strict_reward
-from memagent_training.policy_sync import Served
+from memagent_training.policy_sync import How, Served
 from memagent_training.rl import RLJob, run
 from memagent_training.rl.curriculum import PER_COLLECTION
 from memagent_training.rl.job import RUN_LOG, MeasureSettings
@@ -90,6 +90,7 @@ class Recorder(Watcher):
         self.phases: list[tuple[int, Phase]] = []
         self.steps: list[int] = []
         self.served: list[str] = []
+        self.ways: list[How] = []
         self.records: list[CollectionRecord] = []
         self.reason = ""
 
@@ -98,6 +99,7 @@ class Recorder(Watcher):
 
     def serves(self, iteration: int, served: Served) -> None:
         self.served.append(served.version)
+        self.ways.append(served.how)
 
     def collected(self, record: CollectionRecord) -> None:
         self.records.append(record)
