@@ -141,13 +141,28 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def loop_in_a_process(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, *launcher, "-m", "support.rl_loops", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_two_processes_train_as_one_and_one_of_them_collects(server, tmp_path) -> None:
+    out = tmp_path / "rl"
+    launcher = ("-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = loop_in_a_process(str(out), server.base_url, "never", "0", launcher=launcher)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert done.stdout.split("\n").count("all 3 iterations are done") == 2
+    assert_whole(out)
+    assert (out / "model.safetensors").is_file()
+
+
 def test_a_loop_that_is_killed_while_it_reads_and_while_it_trains_goes_on(server, tmp_path) -> None:
     out = tmp_path / "rl"
 
     def process(kill: str, number: int) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-m", "support.rl_loops", str(out), server.base_url, kill, str(number)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        return loop_in_a_process(str(out), server.base_url, kill, str(number))
 
     first = process("collect", 2)
     assert first.returncode == -signal.SIGKILL, first.stderr[-3000:]
