@@ -22,6 +22,7 @@ from memagent_graph.background import run_sync
 from memagent_training.collect import Collected, CollectedGroup
 from memagent_training.policy_sync import How, Served
 from memagent_training.rl import loop
+from memagent_training.rl.collapse import CollapsedError
 from memagent_training.rl.job import prepare
 from memagent_training.rl.journal import Journal, LengthReward, Measurement
 from memagent_training.rl.online_trainer import EndOfLoop
@@ -186,6 +187,18 @@ async def test_reads_that_no_longer_differ_end_the_loop_after_three_collections(
     with pytest.raises(EndOfLoop):  # resumed: one more try
         await source._collect(0, 0)
     assert names[3:] == ["collection-3"]
+
+
+async def test_reads_that_are_all_wrong_after_some_were_right_are_a_collapse_and_no_end(
+    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected_as(monkeypatch, (0.0, 1.0), (1.0, 1.0))
+    await source._collect(0, 0)
+    names = collected_as(monkeypatch, (0.0, 0.0), (0.0, 0.0))
+    with pytest.raises(CollapsedError, match=r"last 3 iterations is 0\.000") as refusal:
+        await source._collect(1, 1)
+    assert names == ["collection-1", "collection-2", "collection-3"]
+    assert "lower learning rate" in (refusal.value.hint or "")
 
 
 async def test_while_the_curriculum_goes_on_the_loop_does(

@@ -46,8 +46,8 @@ def check_rewards(records: Sequence[CollectionRecord], settings: CollapseSetting
         raise CollapsedError(
             f"the policy collapsed: the mean reward of the last {settings.window} iterations is {averages[-1]:.3f}, "
             f"and it was {max(averages):.3f} before",
-            hint="Begin a loop in another folder from the policy that was measured best, which is kept, with a lower "
-            "learning rate, or closer to the policy that read (fewer steps per iteration, max_grad_norm, beta).",
+            hint="Begin a loop in another folder from an earlier policy (`best` in this one, if any was measured) with "
+            "a lower learning rate, or closer to the policy that read (fewer steps per iteration, max_grad_norm, beta).",
         )
 
 
@@ -62,6 +62,6 @@ def check_metrics(metrics: Mapping[str, float], step: int) -> None:
         if value is not None and not math.isfinite(value):
             raise CollapsedError(
                 f"training broke down at step {step}: {name} is {value}",
-                hint="Begin a loop in another folder from the policy that was measured best, with a lower "
-                "learning rate or max_grad_norm.",
+                hint="Begin a loop in another folder from an earlier policy (`best` in this one, if any was measured) "
+                "with a lower learning rate or max_grad_norm.",
             )

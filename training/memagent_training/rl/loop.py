@@ -7,7 +7,7 @@ import logging
 import shutil
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -208,6 +208,7 @@ class _Source:
 
         Raises:
             EndOfLoop: there will be none.
+            CollapsedError: there will be none, and there were.
         """
         while True:
             number = len(self.journal.records)
@@ -254,6 +255,9 @@ class _Source:
         latest = self.journal.records[-_COLLECTIONS_AT_MOST:]
         is_stuck = len(latest) == _COLLECTIONS_AT_MOST and not any(each.is_enough for each in latest)
         if is_stuck and latest[0].stage == self._prepared.curriculum.stage(self.journal.records):
+            collapse = self._job.collapse
+            soon = replace(collapse, window=min(collapse.window, _COLLECTIONS_AT_MOST))
+            check_rewards(self.journal.records, soon)  # reads that are all wrong do not differ either
             asked = record.groups + record.all_right + record.other_uniform + record.failed
             raise EndOfLoop(
                 f"reads of a question no longer differ: of {asked} questions, {record.all_right} were always answered "
