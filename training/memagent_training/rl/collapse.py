@@ -47,7 +47,7 @@ def check_rewards(records: Sequence[CollectionRecord], settings: CollapseSetting
             f"the policy collapsed: the mean reward of the last {settings.window} iterations is {averages[-1]:.3f}, "
             f"and it was {max(averages):.3f} before",
             hint="Begin a loop in another folder from an earlier policy (`best` in this one, if any was measured) with "
-            "a lower learning rate, or closer to the policy that read (fewer steps per iteration, max_grad_norm, beta).",
+            "a lower learning rate, or smaller steps (fewer an iteration, max_grad_norm, beta).",
         )
 
 
