@@ -53,9 +53,12 @@ def assemble(wishes: Wishes, info: ModelInfo) -> ReaderContext:
 
     Raises:
         TokenizerError: nobody tells which tokenizer the policy uses.
+        MissingExtraError: it cannot be loaded without another package.
         BudgetError: the budget does not fit the context window.
     """
     tokenizer = wishes.tokenizer or info.tokenizer
+    if tokenizer is None and info.missing is not None:
+        raise info.missing
     if tokenizer is None:
         raise TokenizerError(
             f"nothing tells which tokenizer {wishes.policy.name} uses",

@@ -15,7 +15,7 @@ import typer
 
 Model = Annotated[
     str | None,
-    typer.Option(help='A name on the server; without one a folder or hub id, or "embedded".', show_default="embedded"),
+    typer.Option(help='A name on the server; without one, a folder, a hub id, or "embedded".', show_default="embedded"),
 ]
 BaseURL = Annotated[
     str | None, typer.Option(help="The server's API, as in http://localhost:8000/v1.", show_default="$OPENAI_BASE_URL")

@@ -133,9 +133,13 @@ def rl(
     base_url: Annotated[
         str | None,
         typer.Option(
-            help="A vLLM server that runs already, with the model's weights, as in http://localhost:8000/v1.",
+            help="A vLLM server that runs already with the model's weights in float32, on this file system, started "
+            "with VLLM_SERVER_DEV_MODE=1 (for --lora: VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora).",
             show_default="starts its own",
         ),
+    ] = None,
+    served_name: Annotated[
+        str | None, typer.Option(help="What that server calls the model.", show_default="policy")
     ] = None,
     api_key: Annotated[str | None, typer.Option(help="That server's key.", show_default="$OPENAI_API_KEY")] = None,
     server_option: Annotated[

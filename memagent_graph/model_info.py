@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
+from memagent_graph.errors import MissingExtraError
 from memagent_graph.flops import ModelShape
 from memagent_graph.profile import Profile
 from memagent_graph.tokenizers import Tokenizer
@@ -19,6 +20,8 @@ class ModelInfo:
     context_window: int | None = None
     """Prompt and completion together, in tokens."""
     tokenizer: Tokenizer | None = None
+    missing: MissingExtraError | None = None
+    """What has to be installed before its tokenizer can be loaded."""
     shape: ModelShape | None = None
     profile: Profile | None = None
     """The budget and prompts that the model was trained with."""

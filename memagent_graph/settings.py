@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from memagent_graph.budget import Budget
 from memagent_graph.chunking import Boundary
-from memagent_graph.errors import ProfileError, RunError
+from memagent_graph.errors import PolicyError, ProfileError, RunError
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.profile import load_profile
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, PromptLayout, load_prompts
@@ -82,9 +82,11 @@ class ReaderSettings:
     @property
     def is_local(self) -> bool:
         """Whether the policy runs in this process."""
-        return self.base_url is None and (
-            self.model in {None, "embedded"} or Path(str(self.model)).expanduser().is_dir()
-        )
+        if self.base_url is not None:
+            return False
+        if self.model in {None, "embedded"} or Path(str(self.model)).expanduser().is_dir():
+            return True
+        return "/" in str(self.model) and not os.environ.get("OPENAI_BASE_URL")  # a hub id, or a folder misspelt
 
     def with_server_of_environment(self) -> ReaderSettings:
         """These settings with OPENAI_BASE_URL in force, where they name neither a server nor a local model."""
@@ -105,7 +107,13 @@ class ReaderSettings:
         if self.is_local:
             if self.model in {None, "embedded"}:
                 return LocalPolicy.embedded()
-            return LocalPolicy(Path(str(self.model)).expanduser())
+            return LocalPolicy(str(self.model))
+        has_server = self.base_url or os.environ.get("OPENAI_BASE_URL")
+        if not (has_server or api_key or os.environ.get("OPENAI_API_KEY")):
+            raise PolicyError(
+                f"{self.model} is no folder here, and no server is named that might have it",
+                hint="Name its server (--base-url), a folder, or a hub id; with OPENAI_API_KEY, OpenAI's own is asked.",
+            )
         return OpenAICompatiblePolicy(
             self.model,
             base_url=self.base_url,

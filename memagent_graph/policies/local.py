@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
 from memagent_graph.flops import ModelShape
+from memagent_graph.hub import is_hub_id, model_folder
 from memagent_graph.model_info import ModelInfo, weights_version
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.profile import EMBEDDED_FOLDER, load_profile
@@ -44,9 +45,9 @@ class LocalPolicy:
     """
 
     def __init__(self, model: Path | str, *, device: str = "cpu", dtype: str = "float32", max_batch: int = 64) -> None:
-        self._folder = Path(model)
+        self._folder = _folder_of(model)
         self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
-        self._engine = _Engine(str(model), device, dtype)
+        self._engine = _Engine(str(self._folder), device, dtype)
         self._version = weights_version(self._folder)
         self._max_batch = max_batch
         self._waiting: queue.SimpleQueue[_Request] = queue.SimpleQueue()
@@ -154,6 +155,19 @@ class _Draft:
         self.finished = False
         self.shared = shared
         """Prompt tokens that another row of the batch computed."""
+
+
+def _folder_of(model: Path | str) -> Path:
+    """Where the model's files are; those of one on the hub are fetched if need be."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if isinstance(model, str) and is_hub_id(model):
+        return model_folder(model, with_weights=True)
+    raise PolicyError(
+        f"there is no folder {model}",
+        hint="Name a folder with config.json, weights and tokenizer, or a hub id; for a model on a server, name that.",
+    )
 
 
 class _Engine:

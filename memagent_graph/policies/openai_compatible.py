@@ -22,6 +22,7 @@ import openai
 from memagent_graph.background import PerLoop
 from memagent_graph.errors import (
     MemAgentError,
+    MissingExtraError,
     PolicyAuthenticationError,
     PolicyError,
     PolicyOverloadedError,
@@ -323,19 +324,24 @@ def _told_by_origin(name: str, root: str, window: int | None) -> ModelInfo:
     """What the model's name and its origin (a folder on this machine, or a hub id) lead to."""
     folder = Path(root or name)
     local = folder.is_dir()
+    tokenizer, missing = _tokenizer_named(name, root)
     return ModelInfo(
         context_window=window,
-        tokenizer=_tokenizer_named(name, root),
+        tokenizer=tokenizer,
+        missing=missing,
         shape=ModelShape.from_config(folder) if local else None,
         profile=load_profile(folder) if local else None,
     )
 
 
-def _tokenizer_named(model: str, root: str) -> Tokenizer | None:
-    """The tokenizer that the model's name or origin leads to, if any."""
+def _tokenizer_named(model: str, root: str) -> tuple[Tokenizer | None, MissingExtraError | None]:
+    """The tokenizer that the model's name or origin leads to, if any; or what has to be installed for it."""
+    missing = None
     for spec in dict.fromkeys(filter(None, (root, model))):
         try:
-            return load_tokenizer(spec)
+            return load_tokenizer(spec), None
+        except MissingExtraError as error:
+            missing = missing or error
         except MemAgentError:
             continue
-    return None
+    return None, missing

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from memagent_graph.errors import PolicyError
+from memagent_graph.hub import is_hub_id, model_folder
 from memagent_graph.model_info import weights_version
 from memagent_graph.profile import EMBEDDED_FOLDER
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.errors import TrainingError
 
-_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
-_SMALL_FILES: Final = ("*.json", "*.txt", "*.jinja", "*.model", "templates/*")
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -71,26 +70,14 @@ def _located(name: str) -> tuple[Path, str]:
         if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
             raise TrainingError(f"{folder} has no weights", hint=f"It needs {' or '.join(_WEIGHTS)}.")
         return folder, str(folder.resolve())  # adapters remember it, wherever they are loaded
-    if folder.exists() or not _HUB_ID.fullmatch(name) or name.startswith("."):
+    if folder.exists() or not is_hub_id(name):
         raise TrainingError(
             f"there is no model {name!r}", hint='Name a folder with config.json and weights, a hub id, or "embedded".'
         )
-    return _downloaded(name), name
-
-
-def _downloaded(repository: str) -> Path:
-    """The folder with the small files of a model on the hub."""
-    from huggingface_hub import snapshot_download  # noqa: PLC0415  only for models on the hub
-    from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
-
     try:
-        return Path(snapshot_download(repository, allow_patterns=list(_SMALL_FILES)))
-    except (OSError, ValueError, HfHubHTTPError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise TrainingError(
-            f"the model {repository} cannot be had from the hub: {said}",
-            hint="Check the id's spelling, fetch it where there is a network (hf download), or name a folder.",
-        ) from error
+        return model_folder(name, with_weights=False), name
+    except PolicyError as error:
+        raise TrainingError(error.message, hint=error.hint) from error
 
 
 def _window(folder: Path) -> int | None:

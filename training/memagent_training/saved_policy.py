@@ -28,17 +28,20 @@ def save_policy(
     """
     adapter = None if lora_rank is None else out / output.ADAPTER_FOLDER
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    kind_of_checkpoints = getattr(plugin, "state_dict_type", None)
     if plugin is not None:
         plugin.set_state_dict_type("FULL_STATE_DICT")  # checkpoints may be sharded, a policy may not
     trainer.save_model(str(adapter or out))
+    if plugin is not None:
+        plugin.set_state_dict_type(kind_of_checkpoints)
     if trainer.accelerator.is_main_process:
         if adapter is not None and merged:
-            _merge(base, adapter, out, trainer.args)
-        if adapter is None or merged:
+            merge_adapter(base, adapter, out, trainer.args)
+        if adapter is None:
             output.complete_policy(out, base.folder)
-        for folder in (out, adapter):
-            if folder is not None:
-                _make_sharable(folder)
+            _make_sharable(out)
+        else:
+            _make_sharable(adapter)
     trainer.accelerator.wait_for_everyone()
     return adapter
 
@@ -50,11 +53,13 @@ def _make_sharable(folder: Path) -> None:
         shutil.copymode(next(folder.glob("*config.json")), weights)
 
 
-def _merge(base: BaseModel, adapter: Path, out: Path, config: MultiConvDAPOConfig) -> None:
-    """Whole weights with the adapters in them, in the precision that was trained in."""
+def merge_adapter(base: BaseModel, adapter: Path, out: Path, config: MultiConvDAPOConfig) -> None:
+    """Write a policy of whole weights with adapters in them, in the precision that was trained in."""
     from peft import PeftModel  # noqa: PLC0415  optional
     from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
 
     options: Any = config.model_init_kwargs or {}
     model: Any = AutoModelForCausalLM.from_pretrained(base.source, dtype=options.get("dtype", "float32"))
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(out)
+    output.complete_policy(out, base.folder)
+    _make_sharable(out)

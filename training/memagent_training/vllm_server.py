@@ -32,15 +32,20 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank tak
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 
 SERVER_ENVIRONMENT: Mapping[str, str] = {
+    "TORCH_COMPILE_DISABLE": "1",  # else the first request for log-probs waits 17 s
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+CPU_ENVIRONMENT: Mapping[str, str] = {
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinned to a core, it would wait for whatever else runs there
     "OMP_NUM_THREADS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # without it vLLM overrules `--distributed-executor-backend uni` on a CPU
-    "TORCH_COMPILE_DISABLE": "1",  # else the first request for log-probs waits 17 s
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
 }
+"""Where there is no accelerator."""
+_ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel/accel[0-9]*")
+"""Device files of drivers."""
 
 
 class VLLMNotInstalledError(TrainingError):
@@ -69,6 +74,12 @@ def find_vllm_python() -> Path:
     return python
 
 
+def server_environment(devices: Path = Path("/dev")) -> Mapping[str, str]:
+    """What a server's environment must have on this machine, by the device files that are there."""
+    has_accelerator = any(any(devices.glob(pattern)) for pattern in _ACCELERATORS)
+    return SERVER_ENVIRONMENT if has_accelerator else {**SERVER_ENVIRONMENT, **CPU_ENVIRONMENT}
+
+
 class VLLMServer:
     """One vLLM server process tree over one model folder; a context manager.
 
@@ -85,7 +96,8 @@ class VLLMServer:
         max_lora_rank: the largest rank of adapters that are loaded while it runs; None admits no adapters.
         dev_mode: whether weights can be reloaded and caches dropped while it runs. Everyone on this machine can then.
         options: further command-line options.
-        environment: further environment variables, over `SERVER_ENVIRONMENT`.
+        environment: further environment variables, over `SERVER_ENVIRONMENT` and, without an accelerator,
+            `CPU_ENVIRONMENT`.
         startup_timeout: seconds to wait for the first healthy answer.
     """
 
@@ -161,7 +173,7 @@ class VLLMServer:
             *self._arguments(),
         ]
         self._scratch = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
-        environment = os.environ | SERVER_ENVIRONMENT | {"TMPDIR": self._scratch.name}
+        environment = os.environ | server_environment() | {"TMPDIR": self._scratch.name}
         environment |= {
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(int(self.max_lora_rank is not None)),
             "VLLM_SERVER_DEV_MODE": str(int(self.dev_mode)),

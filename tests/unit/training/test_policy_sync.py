@@ -433,6 +433,12 @@ def untouched(fake: FakeVLLM) -> bool:
     return not {"/collective_rpc", "/v1/load_lora_adapter", "/pause"} & set(fake.calls)
 
 
+async def test_special_tokens_that_a_training_wrote_down_make_no_other_model(fake, base, tmp_path) -> None:
+    """The Trainer enters the tokenizer's padding and end, which most published configurations leave out."""
+    aligned = write_policy(tmp_path / "aligned", 0.5, pad_token_id=3, eos_token_id=7, bos_token_id=None)
+    assert (await own(fake, base).sync(aligned, "1")).how is How.RELOAD
+
+
 async def test_another_model_is_refused(fake, base, tmp_path) -> None:
     sync = own(fake, base)
     with pytest.raises(TrainingError, match=r"another model than the served one.*hidden_size is 8, not 4"):

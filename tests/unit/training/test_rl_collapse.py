@@ -51,6 +51,13 @@ def test_the_best_average_counts_however_long_ago() -> None:
     assert has_collapsed(records(*fading, 0.4, 0.4), window=2)
 
 
+def test_rewards_below_zero_have_no_share_to_fall_below() -> None:
+    """Penalties of one's own, say: a mean that rises from -0.8 to -0.2 is no collapse."""
+    assert not has_collapsed(records(-0.8, -0.8, -0.5, -0.2), window=2)
+    assert not has_collapsed(records(-0.2, -0.2, -0.2, -0.2), window=2)
+    assert has_collapsed(records(0.5, 0.5, -0.5, -0.5), window=2)
+
+
 def test_stages_are_compared_with_themselves() -> None:
     rewards, stages = [0.9] * 4 + [0.2] * 4, [0] * 4 + [1] * 4
     assert not has_collapsed(records(*rewards, stages=stages), window=2)

@@ -19,7 +19,9 @@ from support.rl_loops import Recorder, measurement, record, small_job
 
 from memagent_graph import Usage
 from memagent_graph.background import run_sync
+from memagent_graph.evaluation.statistics import Estimate
 from memagent_training.collect import Collected, CollectedGroup
+from memagent_training.errors import ReplayError
 from memagent_training.policy_sync import How, Served
 from memagent_training.rl import loop
 from memagent_training.rl.collapse import CollapsedError
@@ -73,6 +75,32 @@ async def test_the_best_policy_is_kept_and_only_a_better_one_takes_its_place(
     assert [each.mean for each in source.journal.measurements] == [0.5, 0.4, 0.5, 0.6]
 
 
+async def test_only_what_was_asked_alike_is_compared(
+    source: loop._Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured on short documents alone, the first policy looks better than any does on long ones."""
+    shorter = Estimate(mean=0.9, low=0.5, high=1.0, n=8)
+
+    async def measure(prepared: Any, agent: Any, iteration: int, temperature: float) -> Any:
+        return measurement(iteration, 0.5) if iteration else measurement(0, 0.9, accuracy={100: shorter})
+
+    monkeypatch.setattr(loop, "measure", measure)
+    for iteration in (0, 1):
+        await source._measure(iteration)
+        assert (tmp_path / "best" / "weights").read_text() == str(iteration)
+
+
+async def test_a_best_policy_that_a_kill_left_aside_is_put_back(
+    source: loop._Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_as(monkeypatch, 0.5)
+    await source._measure(1)
+    (tmp_path / "best").rename(tmp_path / "best.before")
+    loop._Source(source._prepared, source.serving, source.journal, Recorder())
+    assert (tmp_path / "best" / "weights").read_text() == "1"
+    assert not (tmp_path / "best.before").exists()
+
+
 async def test_a_measurement_is_in_the_journal_only_when_its_policy_is_kept(
     source: loop._Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,9 +108,9 @@ async def test_a_measurement_is_in_the_journal_only_when_its_policy_is_kept(
     there: list[bool] = []
     original = Journal.measured
 
-    def measured(journal: Journal, found: Measurement) -> None:
+    def measured(journal: Journal, *found: Measurement) -> None:
         there.append((tmp_path / "best").is_dir())
-        original(journal, found)
+        original(journal, *found)
 
     monkeypatch.setattr(Journal, "measured", measured)
     measured_as(monkeypatch, 0.5)
@@ -219,6 +247,25 @@ async def test_a_collection_that_an_earlier_iteration_had_too_little_of_has_anot
     names = collected_as(monkeypatch, (0.0, 1.0))
     assert (await source._collect(0, 0)).number == 1
     assert names == ["collection-1"]
+
+
+async def test_a_collection_of_which_nothing_can_be_trained_on_is_passed_over_when_the_loop_goes_on(
+    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left out of the journal, it would be taken whole from the log again, and refused again, for ever."""
+    names = collected_as(monkeypatch, (0.0, 1.0), (1.0, 0.0))
+    usable = loop._Source._load
+
+    def refuse(*_: Any) -> list[RolloutGroup]:
+        raise ReplayError("none of the 4 runs can be trained on", hint="Log ids.")
+
+    monkeypatch.setattr(loop._Source, "_load", refuse)
+    with pytest.raises(ReplayError):
+        await source._collect(0, 0)
+    assert [each.is_enough for each in source.journal.records] == [False]
+    monkeypatch.setattr(loop._Source, "_load", usable)
+    assert (await source._collect(0, 0)).is_enough
+    assert names == ["collection-0", "collection-1"]
 
 
 async def test_groups_that_cannot_be_trained_on_do_not_count_as_enough(

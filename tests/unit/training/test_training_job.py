@@ -289,6 +289,7 @@ def test_a_training_goes_on_only_with_what_it_began_with(tmp_path) -> None:
         require_same(tmp_path, {**record, "settings": {"beta": 0.1, "seed": 1}})
     with pytest.raises(TrainingError, match="weights was 'abc' and is 'def'"):
         require_same(tmp_path, {**record, "model": {"weights": "def", "lora_rank": None}})
+    require_same(tmp_path, {**record, "model": {"weights": "", "lora_rank": None}})  # on the hub, not yet here
     (tmp_path / "training.json").write_text("{")
     with pytest.raises(TrainingError, match="cannot be read"):
         require_same(tmp_path, record)

@@ -21,9 +21,11 @@ _ADAPTER_PREFIX: Final = "base_model.model."
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 _IRRELEVANT: Final = frozenset({
     "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "initializer_range",
-    "attention_dropout", "pretraining_tp",
+    "attention_dropout", "pretraining_tp", "pad_token_id", "bos_token_id", "eos_token_id",
 })  # fmt: skip
-"""Configuration that two versions of a policy may word differently: none of it changes what it answers."""
+"""Configuration that two versions of a policy may word differently: none of it changes what it answers.
+
+Training writes the tokenizer's special tokens into it where there were none."""
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 

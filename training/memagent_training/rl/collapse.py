@@ -22,7 +22,7 @@ class CollapseSettings:
     window: int = 8
     """Iterations that are averaged."""
     share: float = 0.5
-    """Of the best average of the same stage, below which the newest one must not fall."""
+    """Of the best average of the same stage, below which the newest one must not fall; where that is above 0."""
 
     def __post_init__(self) -> None:
         if self.window < 1 or not 0 <= self.share < 1:
@@ -42,7 +42,7 @@ def check_rewards(records: Sequence[CollectionRecord], settings: CollapseSetting
         return
     rewards = [each.reward for each in records if each.stage == records[-1].stage]
     averages = [fmean(rewards[end - settings.window : end]) for end in range(settings.window, len(rewards) + 1)]
-    if averages and averages[-1] < settings.share * max(averages):
+    if averages and max(averages) > 0 and averages[-1] < settings.share * max(averages):
         raise CollapsedError(
             f"the policy collapsed: the mean reward of the last {settings.window} iterations is {averages[-1]:.3f}, "
             f"and it was {max(averages):.3f} before",

@@ -93,6 +93,8 @@ class RLJob:
     seed: int = 0
     base_url: str | None = None
     """Of a vLLM server that somebody else runs, with the model's weights; by default the loop starts its own."""
+    served_name: str = "policy"
+    """What that server calls the model: the --served-model-name that it was started with."""
     api_key: str | None = None
     server_options: tuple[str, ...] = ()
     """Further command-line options of its own server."""

@@ -89,6 +89,11 @@ class Measurement:
         """The mean over lengths."""
         return sum(each.mean for each in self.accuracy.values()) / max(len(self.accuracy), 1)
 
+    def is_like(self, other: Measurement) -> bool:
+        """Whether the same was asked in the same way, so that their means can be compared."""
+        asked, others = ({length: each.n for length, each in of.accuracy.items()} for of in (self, other))
+        return self.temperature == other.temperature and asked == others
+
 
 @dataclass
 class Journal:
@@ -126,9 +131,9 @@ class Journal:
         """Write what was collected."""
         self._write("collected", record)
 
-    def measured(self, measurement: Measurement) -> None:
-        """Write what was measured."""
-        self._write("measured", measurement)
+    def measured(self, *measurements: Measurement) -> None:
+        """Write what was measured of one version, all at once."""
+        self._write("measured", *measurements)
 
     def of_iteration(self, iteration: int) -> CollectionRecord | None:
         """What an iteration is trained on, if it is there."""
@@ -138,13 +143,14 @@ class Journal:
         """Those of the weights that an iteration began with."""
         return [each for each in self.measurements if each.iteration == iteration]
 
-    def _write(self, kind: str, value: CollectionRecord | Measurement) -> None:
-        entry = {"kind": kind, **dataclasses.asdict(value)}
+    def _write(self, kind: str, *values: CollectionRecord | Measurement) -> None:
+        lines = [json.dumps({"kind": kind, **dataclasses.asdict(value)}) for value in values]
         with self.path.open("ab") as file:
-            file.write(json.dumps(entry).encode() + b"\n")
+            file.write("".join(f"{line}\n" for line in lines).encode())
             file.flush()
             os.fsync(file.fileno())
-        self._enter(json.loads(json.dumps(entry)))
+        for line in lines:
+            self._enter(json.loads(line))
 
     def _enter(self, entry: dict[str, Any]) -> None:
         kind = entry.pop("kind")

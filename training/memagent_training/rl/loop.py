@@ -21,6 +21,7 @@ from memagent_training import training_output as output
 from memagent_training.advantages import reason_to_drop
 from memagent_training.answer_matching import GoldAnswers
 from memagent_training.collect import Collected, collect
+from memagent_training.errors import ReplayError
 from memagent_training.memory_estimate import lora_of_rank
 from memagent_training.replay import load_groups
 from memagent_training.rl.collapse import check_metrics, check_rewards
@@ -31,12 +32,14 @@ from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, O
 from memagent_training.rl.serving import Serving
 from memagent_training.rl.watching import Phase, Watcher
 from memagent_training.rollouts import RolloutGroup
-from memagent_training.saved_policy import save_policy
+from memagent_training.saved_policy import merge_adapter, save_policy
 from memagent_training.step_rewards import EvidenceInMemory
 from memagent_training.vllm_server import find_vllm_python
 
 log = logging.getLogger(__name__)
 
+_BEST_BEFORE: Final = f"{BEST}.before"
+"""The best policy so far, while a better one takes its place."""
 _COLLECTIONS_AT_MOST: Final = 3
 """Collections in a row without enough groups, the curriculum standing still, after which nothing more is learnt."""
 
@@ -123,6 +126,7 @@ class _Source:
         self._phase: tuple[int, Phase] | None = None
         self._loaded: tuple[int, list[RolloutGroup]] | None = None
         """The newest collection's groups, by its number."""
+        self._recover_best()
 
     def close(self) -> None:
         """Stop what is under way, and the server."""
@@ -187,27 +191,39 @@ class _Source:
             reader = self.serving.reader(temperature)
             work = partial(measure, self._prepared, reader, iteration, temperature)
             found.append(await self.serving.reading(iteration, work))
-        firsts = [each for each in self.journal.measurements if each.temperature == found[0].temperature]
-        if all(found[0].mean > each.mean for each in firsts):
-            self._keep_best(iteration)  # before the journal says that this is done
-        for measurement in found:  # together, so that a loop that is killed does not measure half of them
-            self.journal.measured(measurement)
+        rivals = [each for each in self.journal.measurements if each.is_like(found[0])]
+        if all(found[0].mean > each.mean for each in rivals):
+            await asyncio.to_thread(self._keep_best, iteration)  # before the journal says that this is done
+        self.journal.measured(*found)  # together, so that a loop that is killed does not measure half of them
+        for measurement in found:
             self._watcher.measured(measurement)
 
     def _keep_best(self, iteration: int) -> None:
         """Copy the weights, and the folder with what makes them a policy; the copy appears whole."""
-        best = self._job.out / BEST
+        best, before = self._job.out / BEST, self._job.out / _BEST_BEFORE
         unfinished = best.with_name(f"{BEST}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(self.serving.policy_folder(iteration), unfinished)
-        shutil.rmtree(best, ignore_errors=True)
+        if self._job.lora_rank is not None:  # adapters alone would be no policy to begin with
+            merge_adapter(self._prepared.base, unfinished / output.ADAPTER_FOLDER, unfinished, self._prepared.config)
+        shutil.rmtree(before, ignore_errors=True)
+        if best.exists():
+            best.rename(before)
         unfinished.rename(best)
+        shutil.rmtree(before, ignore_errors=True)
+
+    def _recover_best(self) -> None:
+        """Put the best policy back that a kill left aside."""
+        best, before = self._job.out / BEST, self._job.out / _BEST_BEFORE
+        if before.is_dir() and not best.exists():
+            before.rename(best)
 
     async def _collect(self, iteration: int, version: int) -> CollectionRecord:
         """Collect until there are groups for every step of the iteration.
 
         Raises:
             EndOfLoop: there will be none.
+            ReplayError: nothing of what was read can be trained on.
             CollapsedError: there will be none, and there were.
         """
         while True:
@@ -215,7 +231,7 @@ class _Source:
             stage = self._prepared.curriculum.stage(self.journal.records)
             began = time.monotonic()
             found = await self.serving.reading(version, partial(self._read, number, stage))
-            groups = await asyncio.to_thread(self._load, number, stage, found.group_of) if found.groups else []
+            groups, refusal = await asyncio.to_thread(self._usable, number, stage, found.group_of)
             self._loaded = (number, groups)
             record = CollectionRecord(
                 number=number,
@@ -235,6 +251,8 @@ class _Source:
                 seconds=time.monotonic() - began,
             )
             self.journal.collected(record)
+            if refusal is not None:  # only now: another collection follows when the loop is gone on with
+                raise refusal
             for name, error in list(found.failed.items())[:1]:
                 log.warning("%d questions failed, %s of them: %s", len(found.failed), name, error)
             if record.is_enough:
@@ -270,6 +288,15 @@ class _Source:
         if self._loaded is not None and self._loaded[0] == record.number:
             return self._loaded[1]
         return self._load(record.number, record.stage, record.group_of)
+
+    def _usable(
+        self, number: int, stage: int, group_of: Mapping[str, str]
+    ) -> tuple[list[RolloutGroup], ReplayError | None]:
+        """What a collection found that can be trained on, or why nothing of it can."""
+        try:
+            return (self._load(number, stage, group_of) if group_of else []), None
+        except ReplayError as error:
+            return [], error
 
     def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
         """A collection's groups as the run log has them."""

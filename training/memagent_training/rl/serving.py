@@ -54,14 +54,14 @@ class Serving:
                 options=(*_LOGPROBS_AFTER_TEMPERATURE, *job.server_options),
             )
         server: VLLMServer | RemoteServer = self._own or RemoteServer(
-            job.base_url or "", _MODEL_NAME, job.api_key, prepared.base.folder
+            job.base_url or "", job.served_name, job.api_key, prepared.base.folder
         )
         self._sync = PolicySync(server, settings=SyncSettings(tolerance=job.sync_tolerance))
         self._policy = OpenAICompatiblePolicy(
-            _MODEL_NAME, base_url=server.base_url, api_key=job.api_key, max_concurrency=job.collect.concurrency
+            server.model_name, base_url=server.base_url, api_key=job.api_key, max_concurrency=job.collect.concurrency
         )
         self.run_log = RunLog(job.out / RUN_LOG)
-        self.rollouts = self._reader(job.temperature, self.run_log)
+        self.rollouts = self._reader(job.temperature, self.run_log, logprobs=True)
         """Reads for training, at its temperature, and logs."""
         self.served: Served | None = None
         """The newest version, once there is one."""
@@ -103,8 +103,8 @@ class Serving:
             await self._revive()  # it died meanwhile
             self.served = await self._sync.sync(folder, version)
         self._policy.serve(self.served.model, self.served.version)
-        for folder in self._folder.iterdir():
-            if folder.name.isdigit() and not iteration - 1 <= int(folder.name) <= iteration:
+        for folder in self._folder.iterdir():  # a newer one may be there, and even be in the making
+            if folder.name.isdigit() and int(folder.name) < iteration - 1:
                 shutil.rmtree(folder, ignore_errors=True)
         return self.served
 
@@ -151,7 +151,7 @@ class Serving:
         """Whether it answers: for a moment after its death, and where only its engine died, it still runs."""
         return server.is_running and await asyncio.to_thread(server.is_healthy)
 
-    def _reader(self, temperature: float, run_log: RunLog | bool) -> MemAgent:
+    def _reader(self, temperature: float, run_log: RunLog | bool, logprobs: bool | None = None) -> MemAgent:
         base = self._prepared.base
         profile = load_profile(base.folder)
         return MemAgent(
@@ -160,7 +160,7 @@ class Serving:
             budget=profile.budget if profile else None,
             prompts=profile.prompts if profile else None,
             boundary=profile.boundary if profile else None,
-            sampling=SamplingParams(temperature=temperature),
+            sampling=SamplingParams(temperature=temperature, logprobs=logprobs),
             run_log=run_log,
             store=self._prepared.job.out / "documents",
         )
