@@ -2,7 +2,9 @@
 
     python -m benchmarks.loop_phases rl-policy
 
-Iterations that began with a start of the server are left out, as are those whose checkpoints are gone from the history.
+"train" is forwards and backwards; log-probs that are computed anew before an iteration's first step, the optimizer's
+own arithmetic and checkpoints come on top. Iterations that began with a start of the server are left out, as are those
+whose reads were there already when it was gone on with, or were collected during the training before.
 """
 
 from __future__ import annotations
@@ -25,24 +27,31 @@ def iterations_in(folder: Path) -> list[dict[str, float]]:
     """One entry per iteration: seconds of each phase, and what was read and trained on meanwhile."""
     from memagent_training.rl.job import JOURNAL
     from memagent_training.rl.journal import Journal
-    from memagent_training.training_output import find_checkpoints
+    from memagent_training.training_output import RECORD, find_checkpoints
 
     newest = find_checkpoints(folder).newest
     if newest is None:
         raise SystemExit(f"{folder} has no checkpoint; name the folder that memagent rl --out wrote")
     history: Sequence[Mapping[str, Any]] = json.loads((newest / "trainer_state.json").read_text())["log_history"]
+    settings = json.loads((folder / RECORD).read_text())
+    steps = -(-settings["loop"]["groups"] // settings["settings"]["groups_per_step"])
     records = {each.iteration: each for each in Journal(folder / JOURNAL).records if each.is_enough}
-    found: list[dict[str, float]] = []
+    found: dict[int, dict[str, float]] = {}
     for entry in history:
-        if "collect/seconds" in entry:  # the first step of an iteration
-            found.append({name: entry.get(f"{name}/seconds", 0.0) for name in PHASES})
-            record = records[len(found) - 1]
-            found[-1] |= {"turns": record.turns, "computed": record.prompt_tokens - record.cached_tokens}
-            found[-1] |= {"prompt": record.prompt_tokens, "sampled": record.completion_tokens, "forwarded": 0.0}
-        if found and "step_time" in entry:
-            found[-1]["train"] += entry["step_time"]
-            found[-1]["forwarded"] += entry["tokens/forwarded"]
-    return [each for each in found if each["sync"] < STARTED_SECONDS]
+        if "step_time" not in entry:
+            continue
+        iteration = (entry["step"] - 1) // steps
+        told = found.setdefault(iteration, dict.fromkeys((*PHASES, "forwarded"), 0.0))
+        for name in PHASES:
+            told[name] += entry.get(f"{name}/seconds", 0.0)
+        told["train"] += entry["step_time"]
+        told["forwarded"] += entry["tokens/forwarded"]
+        if "collect/reward" in entry:  # the first step of an iteration
+            record = records[iteration]
+            told |= {"turns": record.turns, "computed": record.prompt_tokens - record.cached_tokens}
+            told |= {"prompt": record.prompt_tokens, "sampled": record.completion_tokens, "reading": record.seconds}
+            found[iteration] = told
+    return [each for each in found.values() if each["sync"] < STARTED_SECONDS and each["collect"] > each["reading"] / 2]
 
 
 def figures_of(iterations: Sequence[Mapping[str, float]]) -> list[Figure]:
@@ -52,10 +61,10 @@ def figures_of(iterations: Sequence[Mapping[str, float]]) -> list[Figure]:
     told = [Figure(f"{name}: seconds an iteration", mean[name], "s", "", True) for name in PHASES if mean[name]]
     told += [Figure(f"{name}: share", mean[name] / whole, "", "", True) for name in PHASES if mean[name]]
     told += [
-        Figure("collect: conversations a second", mean["turns"] / mean["collect"], "", "", True),
-        Figure("collect: prompt tokens a second", mean["prompt"] / mean["collect"], "", "", True),
+        Figure("collect: conversations a second", mean["turns"] / mean["reading"], "", "", True),
+        Figure("collect: prompt tokens a second", mean["prompt"] / mean["reading"], "", "", True),
         Figure("collect: of them computed", mean["computed"] / mean["prompt"], "", "", True),
-        Figure("collect: sampled tokens a second", mean["sampled"] / mean["collect"], "", "", True),
+        Figure("collect: sampled tokens a second", mean["sampled"] / mean["reading"], "", "", True),
         Figure("train: forwarded tokens a second", mean["forwarded"] / mean["train"], "", "", True),
     ]
     return told
@@ -67,7 +76,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of a loop that has run for two iterations or more")
     iterations = iterations_in(parser.parse_args().folder)
     if not iterations:
-        raise SystemExit("every iteration began with a start of the server; let it run for longer")
+        raise SystemExit("no iteration collected and trained in turn on a server that was there; let it run for longer")
     print(f"means of {len(iterations)} iterations")
     print_table(figures_of(iterations))
 

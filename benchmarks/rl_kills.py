@@ -185,11 +185,11 @@ class Loop:
         newest = find_checkpoints(self.out).newest
         history = json.loads((newest / "trainer_state.json").read_text())["log_history"] if newest else []
         steps = Counter(each["step"] for each in history if "loss" in each)
-        trained = sum(each["rollouts"] for each in history if "loss" in each) / rollouts
+        trained = round(sum(each["rollouts"] for each in history if "loss" in each) / rollouts)
         return Outcome(
             rewards=tuple(each.reward for each in used),
-            trained_twice=sum(times.values()) - len(times) + sum(steps.values()) - len(steps),
-            lost=len(with_variance - times.keys()) + max(round(len(times) - trained), 0),
+            trained_twice=sum(times.values()) - len(times) + max(trained - len(times), 0),
+            lost=len(with_variance - times.keys()) + max(len(times) - trained, 0),
             iterations=len({each.iteration for each in used}),
             steps=len(steps),
             kills=len(self.kills()),
