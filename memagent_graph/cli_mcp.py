@@ -89,8 +89,9 @@ def mcp(
 ) -> None:
     """Serve MemAgent to agents that speak the Model Context Protocol.
 
-    Files can be read below --root; where the client names roots of its own, below both. Without --root, a client over
-    standard input and output may name any, and one over HTTP can only pass text.
+    Files can be read below --root; where the client names roots of its own, below both. Without --root, those
+    below the roots that a client over standard input and output names; one that names none, and any over HTTP, can only
+    pass text.
     """
     given = locals()
     with failures_told():

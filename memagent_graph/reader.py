@@ -72,7 +72,7 @@ class MemAgent:
         limits: where a read stops early.
         boundary: where chunks may end: after any token, or back at the last sentence or paragraph.
         strategy: the graph's topology; the paper's by default.
-        store: where documents' text is kept; by default a folder in the user's cache.
+        store: where documents' text is kept; by default in the user's data folder.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
             or a LangGraph checkpointer. Without it nothing is saved.
         run_log: where runs are entered: a log, its file's path, or True for the one in the user's data folder; False

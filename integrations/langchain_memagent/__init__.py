@@ -2,7 +2,7 @@
 
 - `ReadLongDocument`: a tool with which an agent reads a document of any length;
 - `MemAgentMiddleware`: over-long tool results and histories are read with the question in mind, not cut off;
-- `MemAgentConversationMemory`, `MemAgentConversationMiddleware`: a bounded memory of a long dialogue;
+- `MemAgentConversationMemory`: a bounded memory of a long dialogue;
 - `memagent_node`: reading as a node of any `StateGraph`;
 - `MemAgentDocumentCompressor`: everything that a retriever found, read into one page with citations.
 

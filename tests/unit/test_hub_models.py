@@ -1,0 +1,97 @@
+"""Models by name: a folder, a repository in the hub's local cache, a name on a server, or a mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("huggingface_hub")
+
+from memagent_graph import LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
+from memagent_graph.assembly import assemble
+from memagent_graph.errors import MissingExtraError, PolicyError, TokenizerError
+from memagent_graph.hub import is_hub_id
+from memagent_graph.model_info import ModelInfo
+from memagent_graph.policies import OpenAICompatiblePolicy
+from memagent_graph.profile import EMBEDDED_FOLDER
+from memagent_graph.settings import ReaderSettings
+
+
+@pytest.fixture(autouse=True)
+def without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a model that is in the local cache, where nothing can be fetched."""
+    from huggingface_hub import constants
+
+    repository = tmp_path / "models--some--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc123")
+    snapshot = repository / "snapshots" / "abc123"
+    (snapshot / "templates").mkdir(parents=True)
+    for file in EMBEDDED_FOLDER.rglob("*"):
+        if file.is_file():
+            (snapshot / file.relative_to(EMBEDDED_FOLDER)).symlink_to(file)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return "some/model"
+
+
+async def test_a_model_of_the_hub_runs_in_this_process_with_its_own_tokenizer_and_profile(cached: str) -> None:
+    policy = ReaderSettings(model=cached).make_policy()
+    assert isinstance(policy, LocalPolicy)
+    assert policy.name == cached
+    info = await policy.describe()
+    assert info.tokenizer is not None and info.profile is not None and info.shape is not None
+    prompt = [700, 701]
+    expected = await LocalPolicy.embedded().complete(prompt, SamplingParams(max_tokens=4))
+    assert (await policy.complete(prompt, SamplingParams(max_tokens=4))).text == expected.text
+
+
+def test_a_model_that_is_not_in_the_cache_is_an_error_with_a_remedy(cached: str) -> None:
+    with pytest.raises(PolicyError, match="some/other cannot be had from the hub") as refusal:
+        ReaderSettings(model="some/other").make_policy()
+    assert "hf download" in (refusal.value.hint or "")
+
+
+@pytest.mark.parametrize("name", ["./rl-polcy", "../x/y", "/no/such/folder", "~/no-such-folder", "a/b/c"])
+def test_a_folder_misspelt_is_no_request_to_a_server(name: str) -> None:
+    with pytest.raises(PolicyError, match="there is no folder") as refusal:
+        ReaderSettings(model=name).make_policy()
+    assert "hub id" in (refusal.value.hint or "")
+
+
+def test_a_bare_name_needs_a_server_or_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PolicyError, match="rl-polcy is no folder here, and no server is named") as refusal:
+        ReaderSettings(model="rl-polcy").make_policy()
+    assert "--base-url" in (refusal.value.hint or "")
+    assert isinstance(ReaderSettings(model="some-model").make_policy(api_key="key"), OpenAICompatiblePolicy)
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    assert isinstance(ReaderSettings(model="some-model").make_policy(), OpenAICompatiblePolicy)
+
+
+def test_with_a_server_every_name_is_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = ReaderSettings(model="some/model", base_url="http://127.0.0.1:9/v1").make_policy()
+    assert isinstance(served, OpenAICompatiblePolicy)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    assert isinstance(ReaderSettings(model="some/model").make_policy(), OpenAICompatiblePolicy)
+
+
+def test_a_tokenizer_that_needs_an_extra_says_so_instead_of_being_unknown() -> None:
+    missing = MissingExtraError("hub", "the tokenizer of some/model")
+    agent = MemAgent(ScriptedPolicy([]), run_log=False)
+    with pytest.raises(MissingExtraError, match="the tokenizer of some/model"):
+        assemble(agent._wishes, ModelInfo(missing=missing))
+    with pytest.raises(TokenizerError, match="nothing tells which tokenizer"):
+        assemble(agent._wishes, ModelInfo())
+
+
+def test_hub_ids_are_told_from_paths() -> None:
+    assert all(map(is_hub_id, ["Qwen/Qwen2.5-7B-Instruct", "a/b", "_x/y.z"]))
+    assert not any(map(is_hub_id, ["./a", "../a", "/a", "a", "a/b/c", "~/a", "a\\b", ".hidden/x", "a b/c"]))
