@@ -136,7 +136,7 @@ async def test_a_reload_in_place_serves_the_new_weights(server, tmp_path) -> Non
 async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monkeypatch) -> None:
     """It is small: the log-probs of two versions lie within the tolerance of each other."""
     await at_first(server)
-    folder = perturbed(tmp_path / "1", 6e-6, seed=1)
+    folder = perturbed(tmp_path / "1", 3e-6, seed=1)
     assert (await syncing(server, How.RELOAD).sync(folder, "1")).gap < TOLERANCE
     await at_first(server)
     old = await Probe.of_size(5120, 1024).read(api, server.model_name)
