@@ -188,11 +188,14 @@ def main() -> None:
     models = [(name, Path(model)) for name, _, model in (pair.partition("=") for pair in given.model)]
     for chunks in given.chunks:  # short ones first, of every model
         for setting in given.settings:
-            ways = [(READER, *model, temperature) for model in models for temperature in given.temperatures]
-            ways += [(baseline, *models[-1], 0.0) for baseline in given.baselines if models]
-            for system, name, model, temperature in ways:
-                cell = Cell(system, name, setting, temperature, chunks, given.seed)
-                print(line_of(cell, fill(given.folder, model, cell, given.questions)), flush=True)
+            systems = [(READER, *model, given.temperatures) for model in models]
+            systems += [(baseline, *models[-1], [0.0]) for baseline in given.baselines if models]
+            for system, name, model, temperatures in systems:
+                cells = [Cell(system, name, setting, temperature, chunks, given.seed) for temperature in temperatures]
+                fill(given.folder, model, cells, given.questions)
+                found = gathered([read for read in reads_in(given.folder) if read.cell in cells])
+                for cell, reads in found.items():
+                    print(line_of(cell, reads), flush=True)
     reads = list(reads_in(given.folder))
     (given.folder / "table.md").write_text(table(reads) + "\n", encoding="utf-8")
     print(table(reads))

@@ -16,12 +16,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memagent_graph.model_info import weights_version
+
 if TYPE_CHECKING:
     from memagent_training.embedded.documents import Question
 
 OUTCOMES = "outcomes.jsonl"
-QUESTIONS_PER_DOCUMENT = 40
-"""Questions that share their prose, each with its own fact in it, in the setting "alone"."""
+MOST_QUESTIONS, FEWEST_QUESTIONS = 40, 4
+"""Questions that share their prose, each with its own fact in it, in the setting "alone": one per chunk between these,
+so that a few unusual chunks do not decide over short documents."""
 READER = "memagent"
 """The system that reads chunk by chunk; the others are named as in `memagent eval`."""
 
@@ -80,67 +83,82 @@ def reads_in(folder: Path) -> Iterator[Read]:
             continue
 
 
-def fill(folder: Path, model: Path, cell: Cell, count: int) -> list[Read]:
-    """The reads of a cell: those that are there, and as many more as are missing, made and kept.
+def fill(folder: Path, model: Path, cells: Sequence[Cell], count: int) -> None:
+    """Make the reads that cells lack, and keep them.
 
     Args:
         folder: where the reads are kept.
         model: the policy's folder.
-        cell: what is read, and how.
+        cells: what is read, and how; they differ in temperature alone, and where they lack the same documents, these
+            are read at all temperatures at once.
         count: how many questions.
     """
+    weights = weights_version(model)
+    there = dict.fromkeys(cells, 0)
+    next_document = dict.fromkeys(cells, 0)
+    for read in reads_in(folder):
+        if read.cell in there:
+            if read.weights != weights:
+                raise SystemExit(
+                    f"{folder} has reads of another {read.model}; name this one otherwise, or take another folder"
+                )
+            there[read.cell] += 1
+            next_document[read.cell] = max(next_document[read.cell], read.document + 1)
+    while lacking := [cell for cell in cells if there[cell] < count]:
+        document = min(next_document[cell] for cell in lacking)
+        together = [cell for cell in lacking if next_document[cell] == document]
+        reads = _read_document(model, weights, together, document, count - max(there[cell] for cell in together))
+        with (folder / OUTCOMES).open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(asdict(read)) + "\n" for read in reads))
+        for cell in together:
+            there[cell] += sum(read.cell == cell for read in reads)
+            next_document[cell] = document + 1
+
+
+def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: int, count: int) -> list[Read]:
+    """Questions on one more document, at most `count`, read as each of these cells wants them."""
     import torch
 
     from memagent_graph.evaluation.planted_facts import PlantedFacts
-    from memagent_graph.model_info import weights_version
     from memagent_graph.profile import load_profile
     from memagent_training.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
     from memagent_training.embedded.evaluate import Reader, default_prose
 
     torch.set_num_threads(1)
-    weights = weights_version(model)
-    there = [read for read in reads_in(folder) if read.cell == cell]
-    if any(read.weights != weights for read in there):
-        raise SystemExit(f"{folder} has reads of another {cell.model}; name this one otherwise, or take another folder")
     profile = load_profile(model)
     if profile is None:
         raise SystemExit(f"{model} has no memagent.json, and so no chunks of a known length")
-    document = max((read.document for read in there), default=-1) + 1
-    while len(there) < count:
-        source = f"{cell.seed}/{cell.chunks}/{cell.setting}/{document}"
-        facts = PlantedFacts(random.Random(source), held_out=True, number_share=1.0)
-        setting = Setting(cell.chunks, cell.setting == "foreign", profile.budget.chunk_tokens, 1.0, profile.boundary)
-        reader = Reader(model, cell.temperature, seed=random.Random(source).randrange(2**31))
-        missing = count - len(there)
-        if setting.foreign:
-            asked = questions_with_foreign_facts(reader.tokenizer, default_prose(), setting, facts, 0)[:missing]
-        else:
-            together = min(QUESTIONS_PER_DOCUMENT, missing)
-            asked = questions_alone(reader.tokenizer, default_prose(), setting, facts, together)
-        told: list[tuple[bool | None, int, float, int | None]]
-        if cell.system == READER:
-            told = [(o.right, o.overwrites, o.risk, o.lost_at) for o in reader.read(asked)]
-        else:
-            answers = asyncio.run(_answers(cell.system, model, asked, profile.budget.answer_tokens))
-            told = [(right, 0, 0.0, None) for right in answers]
-        reads = [
-            Read(
-                **asdict(cell),
-                weights=weights,
-                document=document,
-                depth=None if question.fact_chunk is None else question.fact_chunk / cell.chunks,
-                right=right,
-                overwrites=overwrites,
-                risk=risk,
-                lost_at=lost_at,
-            )
-            for question, (right, overwrites, risk, lost_at) in zip(asked, told, strict=True)
-        ]
-        with (folder / OUTCOMES).open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(asdict(read)) + "\n" for read in reads))
-        there += reads
-        document += 1
-    return there
+    cell = cells[0]
+    source = f"{cell.seed}/{cell.chunks}/{cell.setting}/{document}"
+    facts = PlantedFacts(random.Random(source), held_out=True, number_share=1.0)
+    setting = Setting(cell.chunks, cell.setting == "foreign", profile.budget.chunk_tokens, 1.0, profile.boundary)
+    reader = Reader(model, seed=random.Random(source).randrange(2**31))
+    if setting.foreign:
+        asked = questions_with_foreign_facts(reader.tokenizer, default_prose(), setting, facts, 0)[:count]
+    else:
+        sharing = max(FEWEST_QUESTIONS, min(MOST_QUESTIONS, cell.chunks))
+        asked = questions_alone(reader.tokenizer, default_prose(), setting, facts, min(sharing, count))
+    told: list[list[tuple[bool | None, int, float, int | None]]]
+    if cell.system == READER:
+        outcomes = reader.read(asked, [cell.temperature for cell in cells])
+        told = [[(o.right, o.overwrites, o.risk, o.lost_at) for o in way] for way in outcomes]
+    else:
+        answers = asyncio.run(_answers(cell.system, model, asked, profile.budget.answer_tokens))
+        told = [[(right, 0, 0.0, None) for right in answers] for _ in cells]
+    return [
+        Read(
+            **asdict(cell),
+            weights=weights,
+            document=document,
+            depth=None if question.fact_chunk is None else question.fact_chunk / cell.chunks,
+            right=right,
+            overwrites=overwrites,
+            risk=risk,
+            lost_at=lost_at,
+        )
+        for cell, way in zip(cells, told, strict=True)
+        for question, (right, overwrites, risk, lost_at) in zip(asked, way, strict=True)
+    ]
 
 
 async def _answers(

@@ -10,6 +10,7 @@ import pytest
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.planted_facts import is_held_out
 from memagent_graph.evaluation.samples import Sample
+from memagent_graph.evaluation.scorers import score
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.embedded.tasks import Alone, AmongForeign
@@ -30,8 +31,9 @@ def text_of(sample: Sample) -> str:
 
 @pytest.mark.parametrize("kind", [Alone, AmongForeign])
 def test_a_sample_states_its_answer_once_and_is_as_long_as_asked(kind, settings) -> None:
-    for index in range(12):
-        sample = kind(settings).sample(1200, index)
+    stated = [sample for index in range(16) if (sample := kind(settings).sample(1200, index)).gold != ("none",)]
+    assert len(stated) > 8
+    for sample in stated:
         text = text_of(sample)
         (needle,) = sample.needles
         assert sample.gold == (needle.gold,)
@@ -46,13 +48,26 @@ def test_only_among_foreign_facts_are_there_others(settings) -> None:
         return re.findall(r"\b\d{4,7}\b", text_of(sample))
 
     assert [len(numbers(Alone(settings).sample(1024, index))) for index in range(8)] == [1] * 8
-    assert [len(numbers(AmongForeign(settings).sample(1024, index))) for index in range(8)] == [5] * 8
+    among = [AmongForeign(settings).sample(1024, index) for index in range(8)]
+    assert [len(numbers(sample)) for sample in among] == [4 + (sample.gold != ("none",)) for sample in among]
+
+
+def test_among_foreign_facts_the_asked_one_is_now_and_then_absent(settings) -> None:
+    samples = [AmongForeign(settings).sample(600, index) for index in range(60)]
+    absent = [sample for sample in samples if sample.gold == ("none",)]
+    assert 4 <= len(absent) <= 22
+    for sample in absent:
+        assert not sample.needles
+        asked = sample.question.removeprefix("What is the ").partition("?")[0]
+        assert asked not in text_of(sample)
+        assert score(sample, "none", "\\boxed{none}").strict == 1
+        assert score(sample, "48213", "\\boxed{48213}").strict == 0
 
 
 def test_values_and_entities_are_of_the_split_for_training(settings) -> None:
     for index in range(40):
         sample = AmongForeign(settings).sample(600, index)
-        assert not is_held_out(sample.gold[0])
+        assert sample.gold == ("none",) or not is_held_out(sample.gold[0])
         entity = re.search(r"(?:of|for) (?:the )?([a-z]+)[ -]([a-z]+)(?:\?| mentioned)", sample.question)
         if entity:
             assert not is_held_out(entity[1]), sample.question

@@ -69,7 +69,7 @@ def questions_with_foreign_facts(
     """One document's questions; every other fact is asked for, and `absent` questions ask for what is not there."""
     rng = facts.random
     text = prose_from(prose, rng, setting.chunks * setting.chunk_tokens * 5)
-    ends = [match.end() for match in re.finditer(r"[.!?:]\s+", text)]
+    ends = _ends_of(r"[.!?:]\s+", text) or _ends_of(r"\s+", text)
     length = sum(map(len, cut(tokenizer, text, setting))) - setting.chunks * _LONGEST_STATEMENT
     targets: list[Fact] = []
     insertions: list[tuple[int, str]] = []
@@ -117,7 +117,7 @@ def questions_alone(
         fact = facts.fact()
         where = rng.randrange(len(chunks))
         chunk = chunks[where]
-        gaps = [match.end() for match in re.finditer(r"\s+", chunk)] or [0]
+        gaps = _ends_of(r"\s+", chunk) or [0]
         place = rng.choice(gaps)
         planted = f"{chunk[:place]}{fact.statement} {chunk[place:]}"
         planted = cut(tokenizer, planted, replace(setting, chunks=1))[0]
@@ -125,3 +125,7 @@ def questions_alone(
         own = (*chunks[:where], planted, *chunks[where + 1 :])
         questions.append(Question(fact.question, fact.value, own, where if whole else None, whole))
     return questions
+
+
+def _ends_of(pattern: str, text: str) -> list[int]:
+    return [match.end() for match in re.finditer(pattern, text)]

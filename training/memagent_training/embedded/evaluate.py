@@ -15,10 +15,11 @@ import json
 import math
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -57,85 +58,120 @@ class Outcome:
         return self.answer == (self.question.value or EMPTY)
 
 
-class Reader:
-    """The policy as a reader of many questions at once."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A prompt's end, the reply expected, and how the reply is chosen."""
 
-    def __init__(self, folder: Path, temperature: float, seed: int) -> None:
+    prompt: list[int]
+    expected: list[int]
+    temperature: float
+
+
+class Reader:
+    """The policy as a reader of many questions at once.
+
+    Readers at several temperatures are computed together: as long as their memories are the same, so are their prompts,
+    and one pass gives the greedy choice and the sampled one.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
         self.policy = load_policy(folder)
         self.form = PromptFormat.load(folder, load_encoding(folder))
         self.tokenizer = load_tokenizer(folder)
         self.end = self.form.reply("")[-1]
-        self.temperature = temperature
         self.noise = torch.Generator().manual_seed(seed)
 
     @torch.no_grad()
-    def choose(self, row: Row) -> tuple[list[list[int]], list[float]]:
-        """The policy's choice at each learned position of each branch, given the expected tokens before it.
-
-        Beside it the log of each branch's probability to be sampled as expected.
-        """
+    def logits(self, row: Row) -> list[torch.Tensor]:
+        """Logits (learned positions, V) of each branch, given the expected tokens before each position."""
         batch = collate([row])
         logits = self.policy(batch.tokens, batch.positions, batch.layout, batch.wanted)
-        scores = (logits / (self.temperature or 1)).log_softmax(-1).gather(-1, batch.targets[:, None])[:, 0].tolist()
-        if self.temperature:
-            chances = (logits / self.temperature).softmax(-1)
-            chosen = torch.multinomial(chances, 1, generator=self.noise)[:, 0].tolist()
-        else:
-            chosen = logits.argmax(-1).tolist()
-        of_branch = [len(branch.learned) for branch in row.branches]
-        ends = list(accumulate(of_branch))
-        places = [slice(end - count, end) for end, count in zip(ends, of_branch, strict=True)]
-        return [chosen[place] for place in places], [math.fsum(scores[place]) for place in places]
+        return list(logits.split([len(branch.learned) for branch in row.branches]))
 
-    def complete(
-        self, trunk: list[int], prompts: list[list[int]], expected: list[list[int]]
-    ) -> list[tuple[str, float]]:
+    def choose(self, logits: torch.Tensor, temperature: float) -> list[int]:
+        """The policy's choice at each position."""
+        if not temperature:
+            return cast("list[int]", logits.argmax(-1).tolist())
+        chances = (logits / temperature).softmax(-1)
+        return cast("list[int]", torch.multinomial(chances, 1, generator=self.noise)[:, 0].tolist())
+
+    def complete(self, trunk: list[int], asked: Sequence[_Asked]) -> list[tuple[str, float]]:
         """The policy's replies to prompts that share a trunk (which may be empty: then they stand alone).
 
         With each the log of the probability that sampling gives the expected one.
         """
-        replies: list[tuple[str, float]] = []
-        for start in range(0, len(prompts), MOST_BRANCHES):
-            part = slice(start, start + MOST_BRANCHES)
-            pairs = list(zip(prompts[part], expected[part], strict=True))
-            branches = [Branch.of(prompt, reply, bool(trunk), "read", 1.0) for prompt, reply in pairs]
-            choices, scores = self.choose(Row(trunk or [0], branches))
-            for (prompt, reply), chosen, score in zip(pairs, choices, scores, strict=True):
-                agreed = next((i for i, (a, b) in enumerate(zip(chosen, reply, strict=True)) if a != b), len(reply))
-                ids = reply if agreed == len(reply) else self.go_on(trunk, prompt, chosen[: agreed + 1])
-                text = self.form.encoding.decode([token for token in ids if token != self.end]).strip()
-                replies.append((text, score))
-        return replies
+        sharing: dict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
+        """Who reads the same prompt, but for those of one temperature: their samples are their own."""
+        alike: Counter[tuple[tuple[int, ...], float]] = Counter()
+        for number, each in enumerate(asked):
+            prompt = tuple(each.prompt)
+            sharing[prompt, alike[prompt, each.temperature]].append(number)
+            alike[prompt, each.temperature] += 1
+        replies: dict[int, tuple[str, float]] = {}
+        groups = list(sharing.values())
+        for start in range(0, len(groups), MOST_BRANCHES):
+            group = groups[start : start + MOST_BRANCHES]
+            firsts = [asked[numbers[0]] for numbers in group]
+            branches = [Branch.of(each.prompt, each.expected, bool(trunk), "read", 1.0) for each in firsts]
+            logits = self.logits(Row(trunk or [0], branches))
+            for numbers, first, found in zip(group, firsts, logits, strict=True):
+                for number in numbers:
+                    score = _log_probability(found, first.expected, asked[number].temperature)
+                    replies[number] = (self._reply(trunk, asked[number], found), score)
+        return [replies[number] for number in range(len(asked))]
 
-    def go_on(self, trunk: list[int], prompt: list[int], ids: list[int]) -> list[int]:
+    def _reply(self, trunk: list[int], asked: _Asked, logits: torch.Tensor) -> str:
+        chosen, expected = self.choose(logits, asked.temperature), asked.expected
+        agreed = next((i for i, (a, b) in enumerate(zip(chosen, expected, strict=True)) if a != b), len(expected))
+        ids = expected if agreed == len(expected) else self._go_on(trunk, asked, chosen[: agreed + 1])
+        return self.form.encoding.decode([token for token in ids if token != self.end]).strip()
+
+    def _go_on(self, trunk: list[int], asked: _Asked, ids: list[int]) -> list[int]:
         """Generate the rest of one reply."""
         ids = list(ids)
         while ids[-1] != self.end and len(ids) < LONGEST_REPLY:
-            branch = Branch.of(prompt + ids, [self.end], bool(trunk), "read", 1.0)
-            ids += self.choose(Row(trunk or [0], [branch]))[0][0]
+            branch = Branch.of(asked.prompt + ids, [self.end], bool(trunk), "read", 1.0)
+            ids += self.choose(self.logits(Row(trunk or [0], [branch]))[0], asked.temperature)
         return ids
 
-    def read(self, questions: list[Question]) -> list[Outcome]:
-        """Read every question's document to its end and answer."""
-        readers = [_ReaderState(question) for question in questions]
+    def read(self, questions: Sequence[Question], temperatures: Sequence[float]) -> list[list[Outcome]]:
+        """Read every question's document to its end and answer: the outcomes at each temperature."""
+        ways = [[_ReaderState(question, temperature) for question in questions] for temperature in temperatures]
+        readers = [reader for way in ways for reader in way]
         for step in range(len(questions[0].chunks)):
             by_chunk: dict[str, list[_ReaderState]] = defaultdict(list)
             for reader in readers:
                 if reader.lost_at is None:
                     by_chunk[reader.question.chunks[step]].append(reader)
             for chunk, reading in by_chunk.items():
-                prompts = [self.form.question(reader.memory, reader.question.problem) for reader in reading]
-                expected = [self.form.reply(reader.expected_at(step)) for reader in reading]
-                for reader, (reply, score) in zip(
-                    reading, self.complete(self.form.trunk(chunk), prompts, expected), strict=True
-                ):
+                asked = [
+                    _Asked(
+                        self.form.question(reader.memory, reader.question.problem),
+                        self.form.reply(reader.expected_at(step)),
+                        reader.temperature,
+                    )
+                    for reader in reading
+                ]
+                for reader, (reply, score) in zip(reading, self.complete(self.form.trunk(chunk), asked), strict=True):
                     reader.overwrite(step, reply, score)
         left = [reader for reader in readers if reader.lost_at is None]
-        prompts = [self.form.answer_prompt(reader.memory, reader.question.problem) for reader in left]
-        answers = self.complete([], prompts, [self.form.boxed(reader.memory) for reader in left])
-        for reader, (answer, _) in zip(left, answers, strict=True):
+        asked = [
+            _Asked(
+                self.form.answer_prompt(reader.memory, reader.question.problem),
+                self.form.boxed(reader.memory),
+                reader.temperature,
+            )
+            for reader in left
+        ]
+        for reader, (answer, _) in zip(left, self.complete([], asked), strict=True):
             reader.answer = answer.partition("\\boxed{")[2].rpartition("}")[0].strip()
-        return [reader.outcome for reader in readers]
+        return [[reader.outcome for reader in way] for way in ways]
+
+
+def _log_probability(logits: torch.Tensor, tokens: list[int], temperature: float) -> float:
+    """Of sampling these tokens, at temperature 1 where the choice is greedy."""
+    scores = (logits / (temperature or 1)).log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])
+    return math.fsum(scores[:, 0].tolist())
 
 
 @dataclass
@@ -143,6 +179,7 @@ class _ReaderState:
     """One question's reader between two chunks."""
 
     question: Question
+    temperature: float
     memory: str = EMPTY
     answer: str = ""
     false_records: int = 0
@@ -189,7 +226,9 @@ def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
     return (middle - half) / scale, (middle + half) / scale
 
 
-def measure(reader: Reader, prose: str, setting: Setting, wanted: int, seed: int) -> list[Outcome]:
+def measure(
+    reader: Reader, prose: str, setting: Setting, wanted: int, *, temperature: float, seed: int
+) -> list[Outcome]:
     """Outcomes of at least `wanted` present questions, and of about a quarter as many absent ones."""
     outcomes: list[Outcome] = []
     documents = 0
@@ -201,7 +240,7 @@ def measure(reader: Reader, prose: str, setting: Setting, wanted: int, seed: int
             questions = questions_with_foreign_facts(reader.tokenizer, prose, setting, facts, absent)
         else:
             questions = questions_alone(reader.tokenizer, prose, setting, facts, min(20, wanted))
-        outcomes += reader.read(questions)
+        outcomes += reader.read(questions, [temperature])[0]
         documents += 1
     return outcomes
 
@@ -256,7 +295,7 @@ def main() -> None:
     parser.add_argument("--show-errors", type=int, default=0, help="print this many wrong answers per row")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    reader = Reader(arguments.model, arguments.temperature, arguments.seed)
+    reader = Reader(arguments.model, arguments.seed)
     profile = json.loads((arguments.model / "memagent.json").read_text(encoding="utf-8"))
     chunk_tokens: int = arguments.chunk_tokens or profile["chunk_tokens"]
     prose = arguments.prose.read_text(encoding="utf-8").replace("\x00", "\n\n") if arguments.prose else default_prose()
@@ -268,7 +307,14 @@ def main() -> None:
                 chunks, kind == "foreign", chunk_tokens, arguments.number_share, profile.get("boundary", "token")
             )
             clock = time.perf_counter()
-            outcomes = measure(reader, prose, setting, arguments.questions, arguments.seed)
+            outcomes = measure(
+                reader,
+                prose,
+                setting,
+                arguments.questions,
+                temperature=arguments.temperature,
+                seed=arguments.seed,
+            )
             print(table_row(setting, arguments.temperature, outcomes, time.perf_counter() - clock), flush=True)
             wrong = [outcome for outcome in outcomes if not outcome.right and outcome.question.whole]
             for outcome in wrong[: arguments.show_errors]:

@@ -79,15 +79,17 @@ class SelfAttention(nn.Module):
         self.v_proj = nn.Linear(width, width, bias=True)
         self.o_proj = nn.Linear(width, width, bias=shape.output_bias)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
-        """Attend, from (N, width) to the same shape."""
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Layout, wanted: Tensor | slice = slice(None)
+    ) -> Tensor:
+        """Attend, from (N, width) to the `wanted` ones of N."""
 
         def split(projection: nn.Linear) -> Tensor:
             out: Tensor = projection(x)
             return out.view(-1, self.heads, self.head_dim)
 
         q, k, v = rotate(split(self.q_proj), *rope), rotate(split(self.k_proj), *rope), split(self.v_proj)
-        projected: Tensor = self.o_proj(branching_attention(q, k, v, layout).flatten(1))
+        projected: Tensor = self.o_proj(branching_attention(q, k, v, layout).flatten(1)[wanted])
         return projected
 
 
@@ -137,9 +139,11 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
-        """Attention, then MLP."""
-        x = x + self.self_attn(self.input_layernorm(x), rope, layout)
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Layout, wanted: Tensor | slice = slice(None)
+    ) -> Tensor:
+        """Attention, then MLP, for the `wanted` ones of N tokens."""
+        x = x[wanted] + self.self_attn(self.input_layernorm(x), rope, layout, wanted)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -154,14 +158,15 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
-    def forward(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-        """Hidden states (N, width) of tokens (N,) at positions (N,)."""
+    def forward(self, tokens: Tensor, positions: Tensor, layout: Layout, wanted: Tensor) -> Tensor:
+        """Hidden states (len(wanted), width), the last layer leaving out what nobody wants."""
         x = self.embed_tokens(tokens)
         half = torch.is_autocast_enabled(x.device.type)
         rope = rope_tables(positions, self.shape, torch.bfloat16 if half else x.dtype)
-        for layer in self.layers:
+        *layers, last = self.layers
+        for layer in layers:
             x = layer(x, rope, layout)
-        out: Tensor = self.norm(x)
+        out: Tensor = self.norm(last(x, rope, layout, wanted))
         return out
 
 
@@ -181,8 +186,7 @@ class Policy(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, layout: Layout, wanted: Tensor) -> Tensor:
         """Logits (len(wanted), V) at the flat token indices `wanted`; the head runs nowhere else."""
-        hidden = self.model(tokens, positions, layout)
-        logits: Tensor = self.lm_head(hidden[wanted])
+        logits: Tensor = self.lm_head(self.model(tokens, positions, layout, wanted))
         return logits
 
 

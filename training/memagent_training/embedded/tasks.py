@@ -6,7 +6,8 @@ Entities and values are those of `PlantedFacts` outside its held-out split, whic
 `memagent_training.embedded.evaluate` ask for. They stand in a text as it is, with its line breaks, headings and tables:
 a file of the settings, as `memagent_training.embedded.corpus` writes them, or the docstrings of the standard library;
 never the language reference, which is measured on. In half of the documents they stand between sentences, in the others
-between any two words. The asked one stands early more often than late: from there on it has to be kept.
+between any two words. The asked one stands early more often than late: from there on it has to be kept. Among foreign facts it
+is now and then not there at all; then "none" is right, which a policy unlearns if nothing rewards it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
@@ -27,10 +29,13 @@ from memagent_graph.evaluation.tasks.fitting import Haystack, Insertion
 from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_graph.evaluation.tasks.haystacks import Prose
 from memagent_training.embedded.corpus import SEPARATOR
+from memagent_training.embedded.examples import EMPTY
 
 _TOKENS_PER_FACT = 256
 """One foreign fact a chunk, on average, beside the asked one."""
 _NEAR_MISSES = 0.5
+_ABSENT = 0.2
+"""The share of questions among foreign facts that nothing answers."""
 _BETWEEN_SENTENCES = 0.5
 _PARAGRAPH = re.compile(r".*?\S.*?(?:\n\s*\n|\Z)", re.DOTALL)
 _WORD = re.compile(r"\S+\s*")
@@ -57,6 +62,8 @@ class _PlantedFact(GeneratedTask):
     """One number asked for in prose."""
 
     __slots__ = ()
+    absent: ClassVar[float] = 0.0
+    """The share of samples in which it is not there."""
 
     def __init__(self, settings: TaskSettings, name: str) -> None:
         super().__init__(name=name, settings=settings, answer_tokens=SMALL_ANSWER_TOKENS)
@@ -70,10 +77,12 @@ class _PlantedFact(GeneratedTask):
         chance = self.chance(length, index)
         facts = PlantedFacts(chance, number_share=1.0)
         asked = facts.fact()
-        insertions = [Insertion(asked.statement, chance.random() ** 2, asked.value)]
-        insertions += [Insertion(each.statement, chance.random()) for each in self.foreign(facts, asked, length)]
-        haystack = self._haystack(chance)
-        return self.planned(length, index, asked.question, (asked.value,), haystack, insertions)
+        insertions = [Insertion(each.statement, chance.random()) for each in self.foreign(facts, asked, length)]
+        is_there = chance.random() >= self.absent
+        if is_there:
+            insertions.append(Insertion(asked.statement, chance.random() ** 2, asked.value))
+        gold = asked.value if is_there else EMPTY
+        return self.planned(length, index, asked.question, (gold,), self._haystack(chance), insertions)
 
     def foreign(self, facts: PlantedFacts, asked: Fact, length: int) -> Iterator[Fact]:
         """What else is stated: other facts, none of them an answer."""
@@ -101,9 +110,10 @@ class Alone(_PlantedFact):
 
 
 class AmongForeign(_PlantedFact):
-    """On average one foreign fact in each chunk; half of them near misses of the asked one."""
+    """On average one foreign fact in each chunk; half of them near misses of the asked one, which may be absent."""
 
     __slots__ = ()
+    absent = _ABSENT
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings, "among_foreign")

@@ -1,0 +1,99 @@
+"""The lockstep readers that the embedded policy is measured with: what they compute is what the graph computes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+
+import torch
+
+from memagent_graph import Document, LocalPolicy, MemAgent
+from memagent_graph.evaluation.planted_facts import PlantedFacts
+from memagent_training.embedded.batches import collate
+from memagent_training.embedded.documents import (
+    Question,
+    Setting,
+    questions_alone,
+    questions_with_foreign_facts,
+)
+from memagent_training.embedded.evaluate import Outcome, Reader, default_prose
+from memagent_training.embedded.examples import EMPTY, Branch, Row
+
+SHIPPED = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader(SHIPPED, seed=1)
+
+
+@pytest.fixture
+def questions(reader: Reader) -> list[Question]:
+    facts = PlantedFacts(random.Random(4), held_out=True, number_share=1.0)
+    return questions_with_foreign_facts(reader.tokenizer, default_prose(), Setting(6, foreign=True), facts, 2)
+
+
+def told(outcomes: list[Outcome]) -> list[tuple[str, int | None]]:
+    return [(outcome.answer, outcome.lost_at) for outcome in outcomes]
+
+
+async def test_it_answers_as_the_graph_does(reader: Reader, questions: list[Question], tmp_path: Path) -> None:
+    (found,) = reader.read(questions, [0.0])
+    async with MemAgent(LocalPolicy(SHIPPED), store=tmp_path, run_log=False) as agent:
+        document = Document.from_text("".join(questions[0].chunks))
+        read = [await agent.aread(document, question.problem) for question in questions]
+    assert [outcome.answer for outcome in found] == [result.answer for result in read]
+    assert sum(outcome.right for outcome in found) >= 3
+
+
+def test_reading_at_two_temperatures_is_reading_at_each(reader: Reader, questions: list[Question]) -> None:
+    (alone,) = reader.read(questions, [0.0])
+    greedy, hot = reader.read(questions, [0.0, 3.0])
+    assert told(greedy) == told(alone)
+    assert [outcome.risk for outcome in greedy] == pytest.approx([outcome.risk for outcome in alone], rel=1e-3)
+    assert any(outcome.lost_at is not None for outcome in hot)  # samples are no copies of the greedy choice
+
+
+def test_readers_at_one_temperature_sample_for_themselves(reader: Reader, questions: list[Question]) -> None:
+    (found,) = reader.read([questions[0]] * 12, [3.0])
+    assert len(set(told(found))) > 1
+
+
+def test_a_value_that_is_lost_is_not_read_on_for(reader: Reader) -> None:
+    facts = PlantedFacts(random.Random(5), held_out=True, number_share=1.0)
+    asked = questions_alone(reader.tokenizer, default_prose(), Setting(6, foreign=False), facts, 4)
+    (found,) = reader.read(asked, [4.0])
+    lost = [outcome for outcome in found if outcome.lost_at is not None]
+    assert lost
+    for outcome in lost:
+        assert outcome.answer == ""
+        assert not outcome.right
+        assert outcome.lost_at is not None
+        assert outcome.overwrites <= outcome.lost_at
+
+
+def test_what_nobody_wants_is_left_out_of_the_last_layer_only(reader: Reader) -> None:
+    form = reader.form
+    branches = [
+        Branch.of(form.question(memory, "What is the launch code?"), form.reply(memory), True, "read", 1.0)
+        for memory in (EMPTY, "48213")
+    ]
+    batch = collate([Row(form.trunk("The launch code is 48213."), branches)])
+    everywhere = torch.arange(len(batch.tokens))
+    with torch.no_grad():
+        all_logits = reader.policy(batch.tokens, batch.positions, batch.layout, everywhere)
+        wanted = reader.policy(batch.tokens, batch.positions, batch.layout, batch.wanted)
+    torch.testing.assert_close(wanted, all_logits[batch.wanted], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_facts_are_planted_where_no_sentence_ends(reader: Reader, chunks: int) -> None:
+    facts = PlantedFacts(random.Random(6), held_out=True, number_share=1.0)
+    asked = questions_with_foreign_facts(reader.tokenizer, "words " * 3000, Setting(chunks, foreign=True), facts, 0)
+    assert asked
+    assert all(question.value in "".join(question.chunks) for question in asked if question.value and question.whole)
