@@ -80,7 +80,7 @@ def test_a_value_that_is_lost_is_not_read_on_for(reader: Reader) -> None:
 def test_what_nobody_wants_is_left_out_of_the_last_layer_only(reader: Reader) -> None:
     form = reader.form
     branches = [
-        Branch.of(form.question(memory, "What is the launch code?"), form.reply(memory), True, "read", 1.0)
+        Branch.of(form.question("", memory, "What is the launch code?"), form.reply(memory), True, "read", 1.0)
         for memory in (EMPTY, "48213")
     ]
     batch = collate([Row(form.trunk("The launch code is 48213."), branches)])

@@ -23,7 +23,7 @@ from memagent_graph.evaluation.statistics import Estimate
 from memagent_training.collect import Collected, CollectedGroup
 from memagent_training.errors import ReplayError
 from memagent_training.policy_sync import How, Served
-from memagent_training.rl import loop
+from memagent_training.rl import collecting, loop
 from memagent_training.rl.collapse import CollapsedError
 from memagent_training.rl.job import prepare
 from memagent_training.rl.journal import Journal, LengthReward, Measurement
@@ -139,7 +139,7 @@ def collected_as(
             (found.groups if group.has_variance else found.uniform).append(group)
         return found
 
-    def load(source: loop._Source, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
+    def load(source: collecting.Collector, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
         """What training finds in the log: reads that earned 0, 1, and so on."""
         members: dict[str, list[str]] = {}
         for run_id, group in group_of.items():
@@ -150,8 +150,8 @@ def collected_as(
             if group not in refused
         ]
 
-    monkeypatch.setattr(loop, "collect", collect)
-    monkeypatch.setattr(loop._Source, "_load", load)
+    monkeypatch.setattr(collecting, "collect", collect)
+    monkeypatch.setattr(collecting.Collector, "_load", load)
     return names
 
 
@@ -159,7 +159,7 @@ async def test_what_was_collected_is_counted_in_the_journal(
     source: loop._Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collected_as(monkeypatch, (0.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
-    found = await source._collect(3, 2)
+    found = await source._collector.collect(3, 2)
     assert source.journal.records == [found]
     assert (found.iteration, found.version, found.stage, found.is_enough) == (3, 2, 0, True)
     assert (found.groups, found.all_right, found.other_uniform, found.failed) == (1, 1, 2, 0)
@@ -177,8 +177,8 @@ async def test_a_collection_that_went_on_with_newer_weights_bears_the_name_of_th
         RolloutGroup(name, (Rollout(f"{name}-0", (one,), 0.0), Rollout(f"{name}-1", (one,), 1.0)))
         for name, one in (("first", newer), ("second", older))
     ]
-    monkeypatch.setattr(loop._Source, "_load", lambda *_: groups)
-    assert (await source._collect(2, 2)).version == 1
+    monkeypatch.setattr(collecting.Collector, "_load", lambda *_: groups)
+    assert (await source._collector.collect(2, 2)).version == 1
 
 
 def test_closing_waits_for_what_is_collected_ahead(source: loop._Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_closing_waits_for_what_is_collected_ahead(source: loop._Source, monkeyp
     order: list[str] = []
     begun = threading.Event()
 
-    async def collect_until_cancelled(of: loop._Source, iteration: int, version: int) -> None:
+    async def collect_until_cancelled(of: collecting.Collector, iteration: int, version: int) -> None:
         try:
             begun.set()
             await asyncio.sleep(60)
@@ -197,7 +197,7 @@ def test_closing_waits_for_what_is_collected_ahead(source: loop._Source, monkeyp
     async def close(of: Serving) -> None:
         order.append("serving closed")
 
-    monkeypatch.setattr(loop._Source, "_collect", collect_until_cancelled)
+    monkeypatch.setattr(collecting.Collector, "collect", collect_until_cancelled)
     monkeypatch.setattr(Serving, "close", close)
     run_sync(source._begun_ahead(1, 0))
     assert begun.wait(10)
@@ -210,10 +210,10 @@ async def test_reads_that_no_longer_differ_end_the_loop_after_three_collections(
 ) -> None:
     names = collected_as(monkeypatch, (0.0, 0.0), (0.0, 0.0))
     with pytest.raises(EndOfLoop, match=r"of 2 questions, 0 were always answered right, 2 never"):
-        await source._collect(0, 0)
+        await source._collector.collect(0, 0)
     assert names == ["collection-0", "collection-1", "collection-2"]
     with pytest.raises(EndOfLoop):  # resumed: one more try
-        await source._collect(0, 0)
+        await source._collector.collect(0, 0)
     assert names[3:] == ["collection-3"]
 
 
@@ -221,10 +221,10 @@ async def test_reads_that_are_all_wrong_after_some_were_right_are_a_collapse_and
     source: loop._Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collected_as(monkeypatch, (0.0, 1.0), (1.0, 1.0))
-    await source._collect(0, 0)
+    await source._collector.collect(0, 0)
     names = collected_as(monkeypatch, (0.0, 0.0), (0.0, 0.0))
     with pytest.raises(CollapsedError, match=r"last 3 iterations is 0\.000") as refusal:
-        await source._collect(1, 1)
+        await source._collector.collect(1, 1)
     assert names == ["collection-1", "collection-2", "collection-3"]
     assert "lower learning rate" in (refusal.value.hint or "")
 
@@ -235,7 +235,7 @@ async def test_while_the_curriculum_goes_on_the_loop_does(
     """Short documents that are always answered right are no reason to end before long ones were tried."""
     names = collected_as(monkeypatch, (1.0, 1.0))
     with pytest.raises(EndOfLoop, match=r"1 were always answered right"):
-        await source._collect(0, 0)
+        await source._collector.collect(0, 0)
     assert [each.stage for each in source.journal.records] == [0, 1, 1, 1]
     assert len(names) == 4
 
@@ -245,7 +245,7 @@ async def test_a_collection_that_an_earlier_iteration_had_too_little_of_has_anot
 ) -> None:
     source.journal.collected(record(0, is_enough=False, group_of={}))
     names = collected_as(monkeypatch, (0.0, 1.0))
-    assert (await source._collect(0, 0)).number == 1
+    assert (await source._collector.collect(0, 0)).number == 1
     assert names == ["collection-1"]
 
 
@@ -254,17 +254,17 @@ async def test_a_collection_of_which_nothing_can_be_trained_on_is_passed_over_wh
 ) -> None:
     """Left out of the journal, it would be taken whole from the log again, and refused again, for ever."""
     names = collected_as(monkeypatch, (0.0, 1.0), (1.0, 0.0))
-    usable = loop._Source._load
+    usable = collecting.Collector._load
 
     def refuse(*_: Any) -> list[RolloutGroup]:
         raise ReplayError("none of the 4 runs can be trained on", hint="Log ids.")
 
-    monkeypatch.setattr(loop._Source, "_load", refuse)
+    monkeypatch.setattr(collecting.Collector, "_load", refuse)
     with pytest.raises(ReplayError):
-        await source._collect(0, 0)
+        await source._collector.collect(0, 0)
     assert [each.is_enough for each in source.journal.records] == [False]
-    monkeypatch.setattr(loop._Source, "_load", usable)
-    assert (await source._collect(0, 0)).is_enough
+    monkeypatch.setattr(collecting.Collector, "_load", usable)
+    assert (await source._collector.collect(0, 0)).is_enough
     assert names == ["collection-0", "collection-1"]
 
 
@@ -273,6 +273,6 @@ async def test_groups_that_cannot_be_trained_on_do_not_count_as_enough(
 ) -> None:
     """Otherwise the iteration would be trained on too few, and fail at every resume in the same way."""
     names = collected_as(monkeypatch, (0.0, 1.0), refused={"collection-0-0"})
-    found = await source._collect(0, 0)
+    found = await source._collector.collect(0, 0)
     assert [each.is_enough for each in source.journal.records] == [False, True]
     assert (found.number, names) == (1, ["collection-0", "collection-1"])

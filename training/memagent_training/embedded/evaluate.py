@@ -146,7 +146,7 @@ class Reader:
             for chunk, reading in by_chunk.items():
                 asked = [
                     _Asked(
-                        self.form.question(reader.memory, reader.question.problem),
+                        self.form.question(chunk, reader.memory, reader.question.problem),
                         self.form.reply(reader.expected_at(step)),
                         reader.temperature,
                     )

@@ -2,7 +2,8 @@
 
 The trunk of a row is the prompt up to the end of the section. Each branch goes on from there with a memory, a problem
 and the scripted reader's reply, and sees the trunk and itself only: exactly the inference format, with the cost of the
-section shared by all its questions. Answer prompts, which have no section, are groups of their own in the same row.
+section shared by all its questions. Answer prompts, which have no section, are groups of their own in the same row, as
+are all prompts whose template has the section after the question: for these a row costs several times as much.
 
 The scripted reader: a memory that holds something is copied; on an empty one the asked value is written if the whole
 fact stands in the section, and otherwise "none".
@@ -30,30 +31,43 @@ class PromptFormat:
     """The shipped templates and tokenizer, as the reader and the chat template put them together."""
 
     encoding: tiktoken.Encoding
-    section_part: str
-    question_part: str
+    shared: str
+    """What begins all update prompts on a section: up to its end where the section comes first, else nothing."""
+    own: str
+    """The rest of an update prompt."""
     answer: str
 
     @classmethod
     def load(cls, folder: Path, encoding: tiktoken.Encoding) -> PromptFormat:
-        """Read the templates of a model folder; the section's part must end where a token surely ends."""
+        """Read the templates of a model folder; where the section comes first, a token surely ends at its end."""
         update = (folder / "templates" / "update.txt").read_text(encoding="utf-8")
-        head, separator, tail = update.partition("</section>\n")
         answer = (folder / "templates" / "answer.txt").read_text(encoding="utf-8")
-        return cls(encoding, head + separator, tail, answer)
+        head, separator, tail = update.partition("</section>\n")
+        if separator and "{memory}" not in head and "{prompt}" not in head:
+            return cls(encoding, head + separator, tail, answer)
+        return cls(encoding, "", update, answer)
+
+    @property
+    def is_section_first(self) -> bool:
+        """Whether questions on a section share what begins their prompts."""
+        return bool(self.shared)
 
     def trunk(self, chunk: str) -> list[int]:
-        """Tokens of an update prompt up to the end of the section."""
-        return self._special("<|user|>") + self.encoding.encode_ordinary(self.section_part.replace("{chunk}", chunk))
+        """Tokens that the update prompts of all questions on a section begin with."""
+        if not self.is_section_first:
+            return []
+        return self._special("<|user|>") + self.encoding.encode_ordinary(self.shared.replace("{chunk}", chunk))
 
-    def question(self, memory: str, problem: str) -> list[int]:
-        """Tokens of an update prompt from the memory on."""
-        text = self.question_part.replace("{memory}", memory).replace("{prompt}", problem)
-        return self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
+    def question(self, chunk: str, memory: str, problem: str) -> list[int]:
+        """Tokens of an update prompt after the trunk."""
+        fields = {"{memory}": memory, "{prompt}": problem, "{chunk}": chunk}
+        text = re.sub(r"\{(?:memory|prompt|chunk)\}", lambda match: fields[match[0]], self.own)
+        begin = [] if self.is_section_first else self._special("<|user|>")
+        return begin + self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
 
     def question_tags(self) -> set[int]:
         """Tokens that stand in every question part and seldom elsewhere."""
-        return set(self.question("", "")) - set(self.encoding.encode_ordinary(" >\n </> "))
+        return set(self.question("", "", "")) - set(self.encoding.encode_ordinary(" >\n </> "))
 
     def answer_prompt(self, memory: str, problem: str) -> list[int]:
         """Tokens of a whole answer prompt."""
@@ -204,8 +218,8 @@ class RowBuilder:
         for _ in range(branches):
             memory, problem, reply = self.turn(rng, facts, section, hardness)
             kind = "copy" if memory != EMPTY else "none" if reply == EMPTY else "value"
-            prompt = self.form.question(memory, problem)
-            ends.append(Branch.of(prompt, self.form.reply(reply), True, kind, FIRST_WEIGHT))
+            prompt = self.form.question(section.text, memory, problem)
+            ends.append(Branch.of(prompt, self.form.reply(reply), self.form.is_section_first, kind, FIRST_WEIGHT))
         for _ in range(2):
             memory = EMPTY if rng.random() < 0.2 else self.memory(rng, facts)
             prompt = self.form.answer_prompt(memory, facts.fact().question)
@@ -215,7 +229,7 @@ class RowBuilder:
     def question_prompts(self, rng: random.Random, count: int) -> list[list[int]]:
         """Tokens of update prompts after the section, on an empty memory."""
         facts = PlantedFacts(rng, held_out=self.held_out, words=self.words)
-        return [self.form.question(EMPTY, facts.fact().question) for _ in range(count)]
+        return [self.form.question("", EMPTY, facts.fact().question) for _ in range(count)]
 
     def turn(self, rng: random.Random, facts: PlantedFacts, section: Section, hardness: float) -> tuple[str, str, str]:
         """Memory, problem and reply of one branch; easy ones ask for what is there, hard ones for near misses."""

@@ -6,8 +6,8 @@ Entities and values are those of `PlantedFacts` outside its held-out split, whic
 `memagent_training.embedded.evaluate` ask for. They stand in a text as it is, with its line breaks, headings and tables:
 a file of the settings, as `memagent_training.embedded.corpus` writes them, or the docstrings of the standard library;
 never the language reference, which is measured on. In half of the documents they stand between sentences, in the others
-between any two words. The asked one stands early more often than late: from there on it has to be kept. Among foreign facts it
-is now and then not there at all; then "none" is right, which a policy unlearns if nothing rewards it.
+between any two words. The asked one stands early more often than late: from there on it has to be kept. Among foreign
+facts it is now and then not there at all; then "none" is right, which a policy unlearns if nothing rewards it.
 """
 
 from __future__ import annotations

@@ -106,6 +106,8 @@ def train(arguments: argparse.Namespace) -> None:
     else:
         policy = Policy(ModelShape(VOCABULARY, arguments.width, arguments.inner, arguments.layers))
     if source is None and not arguments.plain_start:
+        if not form.is_section_first:
+            raise SystemExit("the structured start is for prompts with the section first; take --plain-start")
         rarity = token_rarity(builder.question_prompts(random.Random(0), 2000), VOCABULARY)
         give_structure(policy, rarity, (form.trunk("")[0], form.reply(EMPTY)[0]), form.question_tags())
     policy.to(device)

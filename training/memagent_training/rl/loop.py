@@ -4,44 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback
 
 from memagent_graph.background import run_sync
-from memagent_graph.run_log import RunFilter
 from memagent_training import training_output as output
-from memagent_training.advantages import reason_to_drop
-from memagent_training.answer_matching import GoldAnswers
-from memagent_training.collect import Collected, collect
-from memagent_training.errors import ReplayError
 from memagent_training.memory_estimate import lora_of_rank
-from memagent_training.replay import load_groups
+from memagent_training.rl.best_policy import BestPolicy
 from memagent_training.rl.collapse import check_metrics, check_rewards
-from memagent_training.rl.job import BEST, JOURNAL, PreparedLoop, RLJob, prepare, write_record
-from memagent_training.rl.journal import CollectionRecord, Journal, LengthReward, Measurement
+from memagent_training.rl.collecting import Collector
+from memagent_training.rl.job import JOURNAL, PreparedLoop, RLJob, prepare, write_record
+from memagent_training.rl.journal import CollectionRecord, Journal, Measurement
 from memagent_training.rl.measuring import measure
 from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
 from memagent_training.rl.serving import Serving
 from memagent_training.rl.watching import Phase, Watcher
-from memagent_training.rollouts import RolloutGroup
-from memagent_training.saved_policy import merge_adapter, save_policy
-from memagent_training.step_rewards import EvidenceInMemory
+from memagent_training.saved_policy import save_policy
 from memagent_training.vllm_server import find_vllm_python
 
 log = logging.getLogger(__name__)
-
-_BEST_BEFORE: Final = f"{BEST}.before"
-"""The best policy so far, while a better one takes its place."""
-_COLLECTIONS_AT_MOST: Final = 3
-"""Collections in a row without enough groups, the curriculum standing still, after which nothing more is learnt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +92,8 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
     finally:
         source.close()
     watcher.ends(reason)
-    best = job.out / BEST
     return Finished(
-        job.out, trainer.state.global_step, reason, tuple(source.journal.measurements), best if best.is_dir() else None
+        job.out, trainer.state.global_step, reason, tuple(source.journal.measurements), source.best.folder_if_any
     )
 
 
@@ -124,9 +110,8 @@ class _Source:
         """The next iteration's collection, on the background loop."""
         self._told = 0
         self._phase: tuple[int, Phase] | None = None
-        self._loaded: tuple[int, list[RolloutGroup]] | None = None
-        """The newest collection's groups, by its number."""
-        self._recover_best()
+        self._collector = Collector(prepared, serving, journal)
+        self.best = BestPolicy(prepared)
 
     def close(self) -> None:
         """Stop what is under way, and the server."""
@@ -159,14 +144,14 @@ class _Source:
         if self._is_due(iteration):
             self._timed(times, iteration, Phase.MEASURE, self._measure(iteration))
         if record is None:
-            record = self._timed(times, iteration, Phase.COLLECT, self._collect(iteration, iteration))
+            record = self._timed(times, iteration, Phase.COLLECT, self._collector.collect(iteration, iteration))
         check_rewards(self.journal.records, self._job.collapse)
         self._tell_records()
         if wants_follower and follower is not None:
             run_sync(self._begun_ahead(follower, iteration))
         self._begins(iteration, Phase.TRAIN)
         return CollectedIteration(
-            groups=self._groups(record),
+            groups=self._collector.groups(record),
             policy_versions=[self.serving.version(each) for each in range(max(iteration - 1, 0), iteration + 1)],
             metrics=_metrics(record, self.journal.measurements_before(iteration), times),
         )
@@ -193,144 +178,16 @@ class _Source:
             found.append(await self.serving.reading(iteration, work))
         rivals = [each for each in self.journal.measurements if each.is_like(found[0])]
         if all(found[0].mean > each.mean for each in rivals):
-            await asyncio.to_thread(self._keep_best, iteration)  # before the journal says that this is done
+            policy = self.serving.policy_folder(iteration)
+            await asyncio.to_thread(self.best.keep, policy)  # before the journal says that this is done
         self.journal.measured(*found)  # together, so that a loop that is killed does not measure half of them
         for measurement in found:
             self._watcher.measured(measurement)
 
-    def _keep_best(self, iteration: int) -> None:
-        """Copy the weights, and the folder with what makes them a policy; the copy appears whole."""
-        best, before = self._job.out / BEST, self._job.out / _BEST_BEFORE
-        unfinished = best.with_name(f"{BEST}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.copytree(self.serving.policy_folder(iteration), unfinished)
-        if self._job.lora_rank is not None:  # adapters alone would be no policy to begin with
-            merge_adapter(self._prepared.base, unfinished / output.ADAPTER_FOLDER, unfinished, self._prepared.config)
-        shutil.rmtree(before, ignore_errors=True)
-        if best.exists():
-            best.rename(before)
-        unfinished.rename(best)
-        shutil.rmtree(before, ignore_errors=True)
-
-    def _recover_best(self) -> None:
-        """Put the best policy back that a kill left aside."""
-        best, before = self._job.out / BEST, self._job.out / _BEST_BEFORE
-        if before.is_dir() and not best.exists():
-            before.rename(best)
-
-    async def _collect(self, iteration: int, version: int) -> CollectionRecord:
-        """Collect until there are groups for every step of the iteration.
-
-        Raises:
-            EndOfLoop: there will be none.
-            ReplayError: nothing of what was read can be trained on.
-            CollapsedError: there will be none, and there were.
-        """
-        while True:
-            number = len(self.journal.records)
-            stage = self._prepared.curriculum.stage(self.journal.records)
-            began = time.monotonic()
-            found = await self.serving.reading(version, partial(self._read, number, stage))
-            groups, refusal = await asyncio.to_thread(self._usable, number, stage, found.group_of)
-            self._loaded = (number, groups)
-            record = CollectionRecord(
-                number=number,
-                iteration=iteration,
-                is_enough=self._teaching(groups) >= self._prepared.steps_per_iteration,
-                version=_oldest_version(groups, version),
-                stage=stage,
-                group_of=found.group_of,
-                by_length=_by_length(found),
-                all_right=sum(min(group.rewards) >= 1 for group in found.uniform),
-                other_uniform=sum(min(group.rewards) < 1 for group in found.uniform),
-                failed=len(found.failed),
-                prompt_tokens=found.usage.prompt_tokens,
-                cached_tokens=found.usage.cached_tokens,
-                completion_tokens=found.usage.completion_tokens,
-                turns=found.usage.turns,
-                seconds=time.monotonic() - began,
-            )
-            self.journal.collected(record)
-            if refusal is not None:  # only now: another collection follows when the loop is gone on with
-                raise refusal
-            for name, error in list(found.failed.items())[:1]:
-                log.warning("%d questions failed, %s of them: %s", len(found.failed), name, error)
-            if record.is_enough:
-                return record
-            self._check_supply(record)
-
-    def _read(self, number: int, stage: int) -> Coroutine[Any, Any, Collected]:
-        return collect(
-            self.serving.rollouts,
-            self._prepared.curriculum.questions(number, stage),
-            self._job.collect,
-            name=_collection(number),
-            reward=self._prepared.reward,
-            resume=True,
-        )
-
-    def _check_supply(self, record: CollectionRecord) -> None:
-        latest = self.journal.records[-_COLLECTIONS_AT_MOST:]
-        is_stuck = len(latest) == _COLLECTIONS_AT_MOST and not any(each.is_enough for each in latest)
-        if is_stuck and latest[0].stage == self._prepared.curriculum.stage(self.journal.records):
-            collapse = self._job.collapse
-            soon = replace(collapse, window=min(collapse.window, _COLLECTIONS_AT_MOST))
-            check_rewards(self.journal.records, soon)  # reads that are all wrong do not differ either
-            asked = record.groups + record.all_right + record.other_uniform + record.failed
-            raise EndOfLoop(
-                f"reads of a question no longer differ: of {asked} questions, {record.all_right} were always answered "
-                f"right, {record.other_uniform} never or all the same, {record.groups} now and then, and "
-                f"{record.failed} failed"
-            )
-
-    def _groups(self, record: CollectionRecord) -> list[RolloutGroup]:
-        """What an iteration is trained on."""
-        if self._loaded is not None and self._loaded[0] == record.number:
-            return self._loaded[1]
-        return self._load(record.number, record.stage, record.group_of)
-
-    def _usable(
-        self, number: int, stage: int, group_of: Mapping[str, str]
-    ) -> tuple[list[RolloutGroup], ReplayError | None]:
-        """What a collection found that can be trained on, or why nothing of it can."""
-        try:
-            return (self._load(number, stage, group_of) if group_of else []), None
-        except ReplayError as error:
-            return [], error
-
-    def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
-        """A collection's groups as the run log has them."""
-        replay = load_groups(
-            self.serving.run_log,
-            step_reward=self._evidence(number, stage, group_of) if self._job.evidence_share else None,
-            chosen=RunFilter(run_ids=tuple(group_of)),
-            groups=group_of,
-            max_tokens=self._prepared.base.window,
-        )
-        if replay.report.refused:
-            log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.summary()))
-        return replay.require_groups()
-
-    def _teaching(self, groups: Sequence[RolloutGroup]) -> int:
-        """How many of these groups have something to teach; penalties and step rewards count, too."""
-        settings = self._prepared.config.advantage_settings
-        return sum(reason_to_drop(group, settings) is None for group in groups)
-
-    def _evidence(self, number: int, stage: int, group_of: Mapping[str, str]) -> EvidenceInMemory:
-        asked = {int(name.rpartition("-")[2]): name for name in set(group_of.values())}
-        questions = self._prepared.curriculum.questions(number, stage)
-        gold_of = {
-            asked[place]: sample.gold
-            for place, sample in enumerate(islice(questions, max(asked) + 1))
-            if place in asked
-        }
-        answers: Mapping[str, tuple[str, ...]] = {run: gold_of[group] for run, group in group_of.items()}
-        return EvidenceInMemory(GoldAnswers(answers), alternatives=False, store=self.serving.rollouts.store)
-
     # Collecting while the trainer works
 
     async def _begun_ahead(self, iteration: int, version: int) -> None:
-        self._ahead = asyncio.create_task(self._collect(iteration, version))
+        self._ahead = asyncio.create_task(self._collector.collect(iteration, version))
 
     async def _awaited(self) -> CollectionRecord:
         assert self._ahead is not None  # noqa: S101  asked before
@@ -379,25 +236,6 @@ class _Told(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A checkpoint is whole."""
         self._watcher.saved(state.global_step)
-
-
-def _collection(number: int) -> str:
-    return f"collection-{number}"
-
-
-def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
-    """The oldest that read any of it: a collection that was cut short may go on with newer weights."""
-    logged = (
-        each.policy_version for group in groups for rollout in group.rollouts_G for each in rollout.conversations_K
-    )
-    return min((Serving.iteration_of(each) for each in logged), default=version)
-
-
-def _by_length(found: Collected) -> dict[int, LengthReward]:
-    rewards: dict[int, list[float]] = {}
-    for group in (*found.groups, *found.uniform):
-        rewards.setdefault(group.length, []).extend(group.rewards)
-    return {length: LengthReward(sum(values) / len(values), len(values)) for length, values in sorted(rewards.items())}
 
 
 def _metrics(record: CollectionRecord, measurements: list[Measurement], times: Mapping[str, float]) -> dict[str, float]:

@@ -1,0 +1,44 @@
+"""The policy that was measured best: one folder, whole at any time."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from memagent_training import training_output as output
+from memagent_training.rl.job import BEST, PreparedLoop
+from memagent_training.saved_policy import merge_adapter
+
+_BEFORE: Final = f"{BEST}.before"
+"""The best policy so far, while a better one takes its place."""
+
+
+class BestPolicy:
+    """Keeps a copy of the best weights, with what makes them a policy; puts one back that a kill left aside."""
+
+    def __init__(self, prepared: PreparedLoop) -> None:
+        self._prepared = prepared
+        self._folder = prepared.job.out / BEST
+        self._before = self._folder.with_name(_BEFORE)
+        if self._before.is_dir() and not self._folder.exists():
+            self._before.rename(self._folder)
+
+    @property
+    def folder_if_any(self) -> Path | None:
+        """Where it is; None where nothing was measured yet."""
+        return self._folder if self._folder.is_dir() else None
+
+    def keep(self, policy: Path) -> None:
+        """Copy a policy's folder in the place of the one that was best; the copy appears whole."""
+        unfinished = self._folder.with_name(f"{BEST}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(policy, unfinished)
+        if self._prepared.job.lora_rank is not None:  # adapters alone would be no policy to begin with
+            adapter = unfinished / output.ADAPTER_FOLDER
+            merge_adapter(self._prepared.base, adapter, unfinished, self._prepared.config)
+        shutil.rmtree(self._before, ignore_errors=True)
+        if self._folder.exists():
+            self._folder.rename(self._before)
+        unfinished.rename(self._folder)
+        shutil.rmtree(self._before, ignore_errors=True)

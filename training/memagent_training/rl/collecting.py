@@ -1,0 +1,173 @@
+"""Collect what an iteration is trained on, tell the journal, and find it again when the loop is gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+from memagent_graph.run_log import RunFilter
+from memagent_training.advantages import reason_to_drop
+from memagent_training.answer_matching import GoldAnswers
+from memagent_training.collect import Collected, collect
+from memagent_training.errors import ReplayError
+from memagent_training.replay import load_groups
+from memagent_training.rl.collapse import check_rewards
+from memagent_training.rl.job import PreparedLoop
+from memagent_training.rl.journal import CollectionRecord, Journal, LengthReward
+from memagent_training.rl.online_trainer import EndOfLoop
+from memagent_training.rl.serving import Serving
+from memagent_training.rollouts import RolloutGroup
+from memagent_training.step_rewards import EvidenceInMemory
+
+log = logging.getLogger(__name__)
+
+_COLLECTIONS_AT_MOST: Final = 3
+"""Collections in a row without enough groups, the curriculum standing still, after which nothing more is learnt."""
+
+
+class Collector:
+    """Groups for one iteration after the other.
+
+    A collection stands in the journal before it is trained on, so that none is trained on twice.
+    """
+
+    def __init__(self, prepared: PreparedLoop, serving: Serving, journal: Journal) -> None:
+        self._prepared = prepared
+        self._serving = serving
+        self._journal = journal
+        self._loaded: tuple[int, list[RolloutGroup]] | None = None
+        """The newest collection's groups, by its number."""
+
+    async def collect(self, iteration: int, version: int) -> CollectionRecord:
+        """Collect until there are groups for every step of an iteration, with weights that are served.
+
+        Raises:
+            EndOfLoop: there will be none.
+            ReplayError: nothing of what was read can be trained on.
+            CollapsedError: there will be none, and there were.
+        """
+        while True:
+            number = len(self._journal.records)
+            stage = self._prepared.curriculum.stage(self._journal.records)
+            began = time.monotonic()
+            found = await self._serving.reading(version, partial(self._read, number, stage))
+            groups, refusal = await asyncio.to_thread(self._usable, number, stage, found.group_of)
+            self._loaded = (number, groups)
+            record = CollectionRecord(
+                number=number,
+                iteration=iteration,
+                is_enough=self._teaching(groups) >= self._prepared.steps_per_iteration,
+                version=_oldest_version(groups, version),
+                stage=stage,
+                group_of=found.group_of,
+                by_length=_by_length(found),
+                all_right=sum(min(group.rewards) >= 1 for group in found.uniform),
+                other_uniform=sum(min(group.rewards) < 1 for group in found.uniform),
+                failed=len(found.failed),
+                prompt_tokens=found.usage.prompt_tokens,
+                cached_tokens=found.usage.cached_tokens,
+                completion_tokens=found.usage.completion_tokens,
+                turns=found.usage.turns,
+                seconds=time.monotonic() - began,
+            )
+            self._journal.collected(record)
+            if refusal is not None:  # only now: another collection follows when the loop is gone on with
+                raise refusal
+            for name, error in list(found.failed.items())[:1]:
+                log.warning("%d questions failed, %s of them: %s", len(found.failed), name, error)
+            if record.is_enough:
+                return record
+            self._check_supply(record)
+
+    def _read(self, number: int, stage: int) -> Coroutine[Any, Any, Collected]:
+        return collect(
+            self._serving.rollouts,
+            self._prepared.curriculum.questions(number, stage),
+            self._prepared.job.collect,
+            name=_collection(number),
+            reward=self._prepared.reward,
+            resume=True,
+        )
+
+    def _check_supply(self, record: CollectionRecord) -> None:
+        latest = self._journal.records[-_COLLECTIONS_AT_MOST:]
+        is_stuck = len(latest) == _COLLECTIONS_AT_MOST and not any(each.is_enough for each in latest)
+        if is_stuck and latest[0].stage == self._prepared.curriculum.stage(self._journal.records):
+            collapse = self._prepared.job.collapse
+            soon = replace(collapse, window=min(collapse.window, _COLLECTIONS_AT_MOST))
+            check_rewards(self._journal.records, soon)  # reads that are all wrong do not differ either
+            asked = record.groups + record.all_right + record.other_uniform + record.failed
+            raise EndOfLoop(
+                f"reads of a question no longer differ: of {asked} questions, {record.all_right} were always answered "
+                f"right, {record.other_uniform} never or all the same, {record.groups} now and then, and "
+                f"{record.failed} failed"
+            )
+
+    def groups(self, record: CollectionRecord) -> list[RolloutGroup]:
+        """What an iteration is trained on."""
+        if self._loaded is not None and self._loaded[0] == record.number:
+            return self._loaded[1]
+        return self._load(record.number, record.stage, record.group_of)
+
+    def _usable(
+        self, number: int, stage: int, group_of: Mapping[str, str]
+    ) -> tuple[list[RolloutGroup], ReplayError | None]:
+        """What a collection found that can be trained on, or why nothing of it can."""
+        try:
+            return (self._load(number, stage, group_of) if group_of else []), None
+        except ReplayError as error:
+            return [], error
+
+    def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
+        """A collection's groups as the run log has them."""
+        replay = load_groups(
+            self._serving.run_log,
+            step_reward=self._evidence(number, stage, group_of) if self._prepared.job.evidence_share else None,
+            chosen=RunFilter(run_ids=tuple(group_of)),
+            groups=group_of,
+            max_tokens=self._prepared.base.window,
+        )
+        if replay.report.refused:
+            log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.summary()))
+        return replay.require_groups()
+
+    def _teaching(self, groups: Sequence[RolloutGroup]) -> int:
+        """How many of these groups have something to teach; penalties and step rewards count, too."""
+        settings = self._prepared.config.advantage_settings
+        return sum(reason_to_drop(group, settings) is None for group in groups)
+
+    def _evidence(self, number: int, stage: int, group_of: Mapping[str, str]) -> EvidenceInMemory:
+        asked = {int(name.rpartition("-")[2]): name for name in set(group_of.values())}
+        questions = self._prepared.curriculum.questions(number, stage)
+        gold_of = {
+            asked[place]: sample.gold
+            for place, sample in enumerate(islice(questions, max(asked) + 1))
+            if place in asked
+        }
+        answers: Mapping[str, tuple[str, ...]] = {run: gold_of[group] for run, group in group_of.items()}
+        return EvidenceInMemory(GoldAnswers(answers), alternatives=False, store=self._serving.rollouts.store)
+
+
+def _collection(number: int) -> str:
+    return f"collection-{number}"
+
+
+def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
+    """The oldest that read any of it: a collection that was cut short may go on with newer weights."""
+    logged = (
+        each.policy_version for group in groups for rollout in group.rollouts_G for each in rollout.conversations_K
+    )
+    return min((Serving.iteration_of(each) for each in logged), default=version)
+
+
+def _by_length(found: Collected) -> dict[int, LengthReward]:
+    rewards: dict[int, list[float]] = {}
+    for group in (*found.groups, *found.uniform):
+        rewards.setdefault(group.length, []).extend(group.rewards)
+    return {length: LengthReward(sum(values) / len(values), len(values)) for length, values in sorted(rewards.items())}
