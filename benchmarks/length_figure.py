@@ -11,7 +11,8 @@ table and pictures (PNG, SVG) come of all lines that are there:
 - loss per overwrite: the mean probability that sampling at temperature 1 does not keep a value that is in memory;
 - where in the document the fact stood against length, for the last model.
 
-More points: name more --chunks, --questions or another --seed; one process per model uses both cores.
+More points: name more --chunks, --questions or another --seed. A process uses one core; several may fill one folder,
+each with models of its own.
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ def main() -> None:
                 found = gathered([read for read in reads_in(given.folder) if read.cell in cells])
                 for cell, reads in found.items():
                     print(line_of(cell, reads), flush=True)
-    reads = list(reads_in(given.folder))
+    names = [name for name, _ in models]
+    reads = sorted(reads_in(given.folder), key=lambda read: names.index(read.model) if read.model in names else -1)
     (given.folder / "table.md").write_text(table(reads) + "\n", encoding="utf-8")
     print(table(reads))
     draw(reads, given.folder)

@@ -108,8 +108,8 @@ def fill(folder: Path, model: Path, cells: Sequence[Cell], count: int) -> None:
         document = min(next_document[cell] for cell in lacking)
         together = [cell for cell in lacking if next_document[cell] == document]
         reads = _read_document(model, weights, together, document, count - max(there[cell] for cell in together))
-        with (folder / OUTCOMES).open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(asdict(read)) + "\n" for read in reads))
+        with (folder / OUTCOMES).open("ab", buffering=0) as file:  # at one stroke, as another process may write, too
+            file.write("".join(json.dumps(asdict(read)) + "\n" for read in reads).encode())
         for cell in together:
             there[cell] += sum(read.cell == cell for read in reads)
             next_document[cell] = document + 1
