@@ -8,8 +8,12 @@ the --baselines. Every read is one line of a file (`benchmarks.length_reads`), s
 table and pictures (PNG, SVG) come of all lines that are there:
 
 - accuracy against chunks with 95 % Wilson intervals, one curve per model and temperature, and per baseline;
-- loss per overwrite: the mean probability that sampling at temperature 1 does not keep a value that is in memory;
-- where in the document the fact stood against length, for the last model.
+- loss per overwrite, along greedy reads: the mean probability that sampling at temperature 1 does not keep a value that
+  is in memory;
+- where in the document the fact stood against length, for the last model at temperature 1.
+
+Questions on one document share its prose ("alone": as many as a quarter of its chunks, 4 to 40), each with a fact, and
+so a text, of its own.
 
 More points: name more --chunks, --questions or another --seed. A process uses one core; several may fill one folder,
 each with models of its own.
@@ -21,6 +25,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +36,19 @@ BASELINES = ("middle_truncation", "full_context", "retrieval")
 
 
 def accuracy(reads: Sequence[Read]) -> Estimate | None:
-    """The share that is right; None where no document fits."""
-    right = [read.right for read in reads if read.right is not None]
-    return wilson(sum(right), len(right)) if right else None
+    """The share that is right; None where no document fits. Where some do, the others count as wrong."""
+    if all(read.right is None for read in reads):
+        return None
+    return wilson(sum(bool(read.right) for read in reads), len(reads))
 
 
 def loss_per_overwrite(reads: Sequence[Read]) -> float | None:
-    """At temperature 1, over all steps that began with the value in memory."""
+    """The mean risk of all steps that began with the value in memory.
+
+    Only greedy reads tell it, which are read on where sampling might have lost the value: of sampled ones, those whose
+    values are hard to keep end early, and would count less.
+    """
+    reads = [read for read in reads if not read.temperature]
     overwrites = sum(read.overwrites for read in reads)
     return sum(read.risk for read in reads) / overwrites if overwrites else None
 
@@ -48,7 +59,9 @@ def line_of(cell: Cell, reads: Sequence[Read]) -> str:
     way = "greedy" if not cell.temperature else f"T={cell.temperature:g}"
     shown = "-" if loss is None else f"{loss:.1e}"
     share = "does not fit" if found is None else f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
-    return f"| {name_of(cell)} | {cell.setting} | {way} | {cell.chunks:,} | {share} | {len(reads)} | {shown} |"
+    documents = len({(read.seed, read.document) for read in reads})
+    counts = f"{len(reads)} | {documents}"
+    return f"| {name_of(cell)} | {cell.setting} | {way} | {cell.chunks:,} | {share} | {counts} | {shown} |"
 
 
 def name_of(cell: Cell) -> str:
@@ -60,8 +73,8 @@ def table(reads: Sequence[Read]) -> str:
     """Every cell, seeds together."""
     cells = gathered(reads)
     head = [
-        "| model | facts | decoding | chunks | right | documents | loss per overwrite |",
-        "|---|---|---|---|---|---|---|",
+        "| model | facts | decoding | chunks | right | questions | on documents | loss per overwrite |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     names = list(dict.fromkeys(map(name_of, cells)))
     ordered = sorted(
@@ -109,26 +122,33 @@ def draw(reads: Sequence[Read], folder: Path) -> None:
             _save(figure, folder / f"lengths_{setting}")
             pyplot.close(figure)
         own = [read for read in reads if read.system == READER]
-        if own:
-            _draw_depths(own[-1].model, [read for read in own if read.model == own[-1].model], folder)
+        for setting in dict.fromkeys(read.setting for read in own):
+            sampled = [
+                read
+                for read in own
+                if (read.model, read.setting, read.temperature) == (own[-1].model, setting, 1.0)
+                and read.depth is not None
+            ]
+            if sampled:
+                _draw_depths(own[-1].model, sampled, folder / f"depths_{setting}")
 
 
 def _draw_curves(axes: Any, reads: Sequence[Read]) -> None:
-    """A colour per model and per baseline, broken lines for temperature 1."""
+    """A colour per model and per baseline; a solid line for greedy reads, others for temperatures."""
     from memagent_graph.evaluation.plots import CURVE_COLOURS, MARKERS
 
     cells = gathered(reads)
     names = list(dict.fromkeys(map(name_of, sorted(cells, key=lambda cell: cell.system != READER))))
     for number, name in enumerate(names):
         colour, marker = CURVE_COLOURS[number % len(CURVE_COLOURS)], MARKERS[number % len(MARKERS)]
-        for temperature, dashes in ((0.0, "-"), (1.0, "--")):
+        for temperature, dashes in zip(sorted({cell.temperature for cell in cells}), cycle(("-", "--", ":", "-."))):
             points = list(
                 _curve({c: r for c, r in cells.items() if (name_of(c), c.temperature) == (name, temperature)})
             )
             if not points:
                 continue
             chunks, found = zip(*points, strict=True)
-            label = f"{name}, {'greedy' if not temperature else 'temperature 1'}"
+            label = f"{name}, {f'temperature {temperature:g}' if temperature else 'greedy'}"
             axes.plot(chunks, [e.mean for e in found], dashes, color=colour, marker=marker, label=label)
             axes.fill_between(chunks, [e.low for e in found], [e.high for e in found], color=colour, alpha=0.12, lw=0)
 
@@ -139,18 +159,15 @@ def _curve(cells: dict[Cell, list[Read]]) -> Iterator[tuple[int, Estimate]]:
             yield cell.chunks, found
 
 
-def _draw_depths(model: str, reads: Sequence[Read], folder: Path) -> None:
+def _draw_depths(model: str, reads: Sequence[Read], path: Path) -> None:
     from matplotlib import pyplot
 
-    with_depth = [read for read in reads if read.depth is not None and read.temperature]
-    lengths = sorted({read.chunks for read in with_depth})
-    if not lengths:
-        return
+    lengths = sorted({read.chunks for read in reads})
     grid: list[list[float]] = []
     for band in range(10):
         row = []
         for chunks in lengths:
-            inside = [r for r in with_depth if r.chunks == chunks and min(int((r.depth or 0.0) * 10), 9) == band]
+            inside = [r for r in reads if r.chunks == chunks and min(int((r.depth or 0.0) * 10), 9) == band]
             row.append(sum(bool(r.right) for r in inside) / len(inside) if inside else float("nan"))
         grid.append(row)
     figure, axes = pyplot.subplots(figsize=(8.0, 4.4), layout="constrained")
@@ -162,7 +179,7 @@ def _draw_depths(model: str, reads: Sequence[Read], folder: Path) -> None:
     axes.grid(visible=False)
     figure.colorbar(image, label="right")
     figure.suptitle(f"{model}, temperature 1")
-    _save(figure, folder / "depths")
+    _save(figure, path)
     pyplot.close(figure)
 
 
@@ -179,7 +196,7 @@ def main() -> None:
         "--model", action="append", default=[], metavar="NAME=FOLDER", help="repeatable; none: only draw"
     )
     parser.add_argument("--chunks", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048])
-    parser.add_argument("--questions", type=int, default=200, help="documents of each length, model and temperature")
+    parser.add_argument("--questions", type=int, default=200, help="of each length, model and temperature")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--settings", choices=["alone", "foreign"], nargs="+", default=["alone"])
     parser.add_argument("--baselines", choices=BASELINES, nargs="*", default=list(BASELINES))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from memagent_training.embedded.documents import Question
 
 OUTCOMES = "outcomes.jsonl"
-MOST_QUESTIONS, FEWEST_QUESTIONS = 40, 4
-"""Questions that share their prose, each with its own fact in it, in the setting "alone": one per chunk between these,
-so that a few unusual chunks do not decide over short documents."""
+MOST_QUESTIONS, FEWEST_QUESTIONS, CHUNKS_PER_QUESTION = 40, 4, 4
+"""Questions that share their prose, each with its own fact in it, in the setting "alone". Shorter documents have fewer:
+so a few unusual chunks do not decide, and 200 questions on 16 chunks or more come by the whole held-out text."""
 READER = "memagent"
 """The system that reads chunk by chunk; the others are named as in `memagent eval`."""
 
@@ -72,7 +73,7 @@ class Read:
 
 
 def reads_in(folder: Path) -> Iterator[Read]:
-    """All reads that are there; a last line that is torn does not count."""
+    """All reads that are there; a line that a kill tore does not count."""
     path = folder / OUTCOMES
     if not path.exists():
         return
@@ -108,11 +109,21 @@ def fill(folder: Path, model: Path, cells: Sequence[Cell], count: int) -> None:
         document = min(next_document[cell] for cell in lacking)
         together = [cell for cell in lacking if next_document[cell] == document]
         reads = _read_document(model, weights, together, document, count - max(there[cell] for cell in together))
-        with (folder / OUTCOMES).open("ab", buffering=0) as file:  # at one stroke, as another process may write, too
-            file.write("".join(json.dumps(asdict(read)) + "\n" for read in reads).encode())
+        _append(folder / OUTCOMES, reads)
         for cell in together:
             there[cell] += sum(read.cell == cell for read in reads)
             next_document[cell] = document + 1
+
+
+def _append(path: Path, reads: Sequence[Read]) -> None:
+    """Add lines in one write, as another process may add some, too."""
+    lines = "".join(json.dumps(asdict(read)) + "\n" for read in reads).encode()
+    with path.open("a+b", buffering=0) as file:
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            lines = b"\n" + lines  # what a kill tore stays a line of its own
+        written = file.write(lines)
+    if written != len(lines):
+        raise SystemExit(f"{path} takes no more lines; is the disk full?")
 
 
 def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: int, count: int) -> list[Read]:
@@ -136,7 +147,7 @@ def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: i
     if setting.foreign:
         asked = questions_with_foreign_facts(reader.tokenizer, default_prose(), setting, facts, 0)[:count]
     else:
-        sharing = max(FEWEST_QUESTIONS, min(MOST_QUESTIONS, cell.chunks))
+        sharing = max(FEWEST_QUESTIONS, min(MOST_QUESTIONS, cell.chunks // CHUNKS_PER_QUESTION))
         asked = questions_alone(reader.tokenizer, default_prose(), setting, facts, min(sharing, count))
     told: list[list[tuple[bool | None, int, float, int | None]]]
     if cell.system == READER:

@@ -25,7 +25,7 @@ GOAL = 1 / 3
 
 
 def collect_in(order: PromptLayout, folder: Path, given: argparse.Namespace) -> tuple[float, float, float]:
-    """Prompt tokens asked for, those computed, and seconds."""
+    """Prompt tokens asked for, those computed, and turns."""
     from memagent_training.collect import CollectSettings, collect
     from memagent_training.vllm_server import VLLMServer
 

@@ -26,6 +26,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -84,11 +85,13 @@ class Outcome:
     rewards: tuple[float, ...]
     """The mean reward of each iteration's reads."""
     trained_twice: int
+    """Groups more than an iteration had, over all iterations."""
     lost: int
+    """Groups with variance that no iteration had, and groups fewer than one had that were trained on."""
     iterations: int
     """In the journal, with enough groups."""
-    steps: int
-    """In the newest checkpoint's history."""
+    trained: int
+    """Iterations in the newest checkpoint's history."""
     kills: int
     seconds: float
 
@@ -171,11 +174,11 @@ class Loop:
         """What journal, run log and checkpoint tell."""
         from memagent_training.rl.job import JOURNAL, RUN_LOG
         from memagent_training.rl.journal import Journal
-        from memagent_training.training_output import find_checkpoints
+        from memagent_training.training_output import RECORD, find_checkpoints
 
         records = Journal(self.out / JOURNAL).records
         used = [each for each in records if each.is_enough]
-        times = Counter(group for each in used for group in set(each.group_of.values()))
+        collected = {group for each in used for group in each.group_of.values()}
         passed_over = {f"collection-{each.number}" for each in records if not each.is_enough}
         with_variance = {
             group
@@ -184,14 +187,18 @@ class Loop:
         }
         newest = find_checkpoints(self.out).newest
         history = json.loads((newest / "trainer_state.json").read_text())["log_history"] if newest else []
-        steps = Counter(each["step"] for each in history if "loss" in each)
-        trained = round(sum(each["rollouts"] for each in history if "loss" in each) / rollouts)
+        settings = json.loads((self.out / RECORD).read_text())
+        per_iteration = -(-settings["loop"]["groups"] // settings["settings"]["groups_per_step"])
+        trained: Counter[int] = Counter()
+        for step in (each for each in history if "loss" in each):
+            trained[(step["step"] - 1) // per_iteration] += step["rollouts"]
+        surplus = {each.iteration: trained[each.iteration] / rollouts - each.groups for each in used}
         return Outcome(
             rewards=tuple(each.reward for each in used),
-            trained_twice=sum(times.values()) - len(times) + max(trained - len(times), 0),
-            lost=len(with_variance - times.keys()) + max(len(times) - trained, 0),
+            trained_twice=math.ceil(sum(max(each, 0) for each in surplus.values())),
+            lost=len(with_variance - collected) + math.ceil(sum(max(-each, 0) for each in surplus.values())),
             iterations=len({each.iteration for each in used}),
-            steps=len(steps),
+            trained=len(trained),
             kills=len(self.kills()),
             seconds=json.loads((self.folder / "seconds.json").read_text()),
         )
@@ -229,10 +236,10 @@ def _children(pid: int) -> list[int]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines; a process that was killed may have left half of one."""
+    """Whole lines; a process that was killed may have left half of one, to which the next one's first is glued."""
     if path.exists():
-        for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
+        for line in path.read_text().splitlines():
+            with suppress(ValueError):
                 yield json.loads(line)
 
 
@@ -331,7 +338,7 @@ def figures_of(victim: Victim, found: Outcome, finals: Sequence[float], given: a
         "groups trained twice": (found.trained_twice, 0),
         "groups lost": (found.lost, 0),
         "iterations in the journal": (found.iterations, given.iterations),
-        "iterations trained": (found.steps, given.iterations),
+        "iterations trained": (found.trained, given.iterations),
     }
     for name, (value, goal) in counts.items():
         yield Figure(f"{victim}: {name}", value, "", str(goal), value == goal)

@@ -14,6 +14,7 @@ pytest.importorskip("trl")
 from support.rl_loops import SETTINGS, record, small_job
 
 from memagent_graph import MemAgentError, RunLog
+from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.profile import EMBEDDED_FOLDER
 from memagent_graph.results import ReadResult
@@ -131,6 +132,9 @@ def test_measured_lengths_are_the_curriculums_and_four_times_its_longest(tmp_pat
     assert prepare(job).measured_lengths == (500, 1000, 4000)
     chosen = dataclasses.replace(job, measure=MeasureSettings(lengths=(800,)))
     assert prepare(chosen).measured_lengths == (800,)
+    with pytest.raises(EvaluationError, match="20"):  # now, and not once a server is up
+        prepare(small_job(tmp_path, measure=MeasureSettings(every=2, lengths=(20,))))
+    prepare(small_job(tmp_path, measure=MeasureSettings(every=0, lengths=(20,))))
 
 
 @pytest.mark.parametrize(("name", "value"), [("strict", 0.0), ("lenient", 1.0), ("string_match", 1.0)])

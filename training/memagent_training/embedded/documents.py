@@ -1,8 +1,8 @@
 """Documents to measure on: held-out prose cut into chunks, with planted facts and the questions about them.
 
 Two settings. *Foreign*: on average one fact per chunk, half of them asked for, and beside each asked one a foreign
-fact, half of these near misses. *Alone*: the asked fact is the only one. Depths are uniform and chunks are cut at
-exactly their token count, so an edge can cut a fact; such questions are counted and marked.
+fact, half of these near misses. *Alone*: the asked fact is the only one. Depths are uniform, and the reader's own
+chunker cuts, so an edge can cut a fact; such questions are counted and marked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph.tokenizers import Tokenizer
 
 _LONGEST_STATEMENT = 90
-"""Characters, about; two statements a chunk are planted."""
+"""Characters, about; one statement a chunk is planted."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from typing import cast
 import torch
 
 from memagent_graph.evaluation.planted_facts import PlantedFacts
+from memagent_graph.evaluation.statistics import wilson
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.embedded.batches import collate
 from memagent_training.embedded.documents import Question, Setting, questions_alone, questions_with_foreign_facts
@@ -215,21 +216,10 @@ class _ReaderState:
         )
 
 
-def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95 % Wilson interval of a share."""
-    if not total:
-        return 0.0, 1.0
-    share = right / total
-    middle = share + z * z / (2 * total)
-    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    scale = 1 + z * z / total
-    return (middle - half) / scale, (middle + half) / scale
-
-
 def measure(
     reader: Reader, prose: str, setting: Setting, wanted: int, *, temperature: float, seed: int
 ) -> list[Outcome]:
-    """Outcomes of at least `wanted` present questions, and of about a quarter as many absent ones."""
+    """Outcomes of at least `wanted` present questions; among foreign facts of absent ones, too, one for 8 chunks."""
     outcomes: list[Outcome] = []
     documents = 0
     while sum(outcome.question.value is not None for outcome in outcomes) < wanted:
@@ -255,9 +245,8 @@ def table_row(setting: Setting, temperature: float, outcomes: list[Outcome], sec
     def share(group: list[Outcome]) -> str:
         if not group:
             return "-"
-        right = sum(outcome.right for outcome in group)
-        low, high = wilson(right, len(group))
-        return f"{right / len(group):.3f} [{low:.3f}, {high:.3f}] n={len(group)}"
+        found = wilson(sum(outcome.right for outcome in group), len(group))
+        return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}] n={found.n}"
 
     cells = [
         str(setting.chunks),

@@ -66,8 +66,9 @@ def choose_checkpoint(out: Path, steps: int) -> Path | None:
     """The last checkpoint, or the plateau's when the last one's decay belongs to a shorter run; None without any."""
     last, plateau = out / "last.pt", out / "plateau.pt"
     if last.exists() and plateau.exists():
-        decayed_for = load_checkpoint(last)["spent"]["steps"]
-        return plateau if decayed_for < steps else last
+        state = load_checkpoint(last)
+        spent = state["spent"]
+        return plateau if spent["steps"] < steps and state["step"] > spent["decay_from"] else last
     return last if last.exists() else plateau if plateau.exists() else None
 
 
@@ -75,7 +76,7 @@ def begin(
     arguments: argparse.Namespace, policy: Policy, optimizers: list[torch.optim.Optimizer]
 ) -> tuple[int, dict[str, float]]:
     """Load a checkpoint, where the run resumes or begins with one; its first step, and what it has spent."""
-    spent = {"seconds": 0.0, "tokens": 0.0, "steps": float(arguments.steps)}
+    planned = {"steps": float(arguments.steps), "decay_from": float(arguments.steps - arguments.decay_steps)}
     source = choose_checkpoint(arguments.out, arguments.steps) if arguments.resume else None
     if source is not None:
         state = load_checkpoint(source)
@@ -83,12 +84,13 @@ def begin(
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         print(f"resumed {source.name} at step {state['step']}", flush=True)
-        return state["step"], state["spent"] | {"steps": float(arguments.steps)}
+        return state["step"], state["spent"] | planned
+    (arguments.out / "plateau.pt").unlink(missing_ok=True)  # of another run
     if arguments.weights_from is not None:
         if not arguments.weights_from.is_dir():
             policy.load_state_dict(load_checkpoint(arguments.weights_from)["model"])
         print(f"began with the weights of {arguments.weights_from.name}", flush=True)
-    return 0, spent
+    return 0, {"seconds": 0.0, "tokens": 0.0} | planned
 
 
 def train(arguments: argparse.Namespace) -> None:

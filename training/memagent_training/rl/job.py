@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -170,6 +171,9 @@ def prepare(job: RLJob) -> PreparedLoop:
     for task in tasks:
         _check_lengths(task, job)
     prepared = PreparedLoop(job, config, base, curriculum, _reward(job))
+    if job.measure.every:
+        for task, length in product(tasks, prepared.measured_lengths):
+            task.sample(length, HELD_OUT)
     config.max_steps = job.iterations * prepared.steps_per_iteration
     config.save_strategy, config.save_steps = SaveStrategy.STEPS, prepared.steps_per_iteration
     config.check_warm_up(config.max_steps)
