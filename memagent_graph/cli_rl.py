@@ -36,6 +36,7 @@ _OPTION_NAMES: Final[OptionNames] = (
     (re.compile(r"\bas many questions as groups are wanted"), "as many --max-questions as --groups"),
     (re.compile(r"\bName a task at least, and lengths that grow"), "Name a --task at least, and --lengths that grow"),
     (re.compile(r"\bSyncSettings\.tolerance\b"), "--sync-tolerance"),
+    (re.compile(r"\bstartup_timeout\b"), "--server-timeout"),
     (re.compile(r"\btakes a TrainingRun\b"), "takes a Sample and its ReadResult"),
 )
 _CODES: Final = {
@@ -145,6 +146,10 @@ def rl(
     server_option: Annotated[
         list[str] | None,
         typer.Option(metavar="OPTION", help='For the server that it starts, as in "--max-model-len 4096". Repeatable.'),
+    ] = None,
+    server_timeout: Annotated[
+        float | None,
+        typer.Option(min=1, help="Seconds that the server may take to come up.", show_default="600.0"),
     ] = None,
     sync_tolerance: Annotated[
         float | None,

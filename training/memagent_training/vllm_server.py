@@ -285,7 +285,8 @@ class VLLMServer:
                 raise VLLMServerError(f"the vLLM server ended while starting{self._log_tail_for_message()}")
             if time.monotonic() > deadline:
                 message = f"the vLLM server did not answer within {self.startup_timeout:.0f} s"
-                raise VLLMServerError(message + self._log_tail_for_message())
+                hint = "Let it take longer (startup_timeout), if its log says that it is still loading."
+                raise VLLMServerError(message + self._log_tail_for_message(), hint=hint)
             time.sleep(_POLL_SECONDS)
 
     def _log_tail_for_message(self) -> str:

@@ -98,7 +98,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         *("--advance-at", "0.7", "--measure-every", "3", "--measure-lengths", "4k", "--measure-count", "9"),
         *("--measure-temperatures", "0,1", "--small", "--haystack", "hay", "--seed", "11", "--sync-tolerance", "0.5"),
         *("--base-url", "http://server/v1", "--api-key", "secret", "--lora", "8", "--resume"),
-        *("--server-option", "--max-model-len 4096", "--server-option=--dtype='float 32'"),
+        *("--server-option", "--max-model-len 4096", "--server-option=--dtype='float 32'", "--server-timeout", "30"),
         least=False,
     )
     assert loop.job == RLJob(
@@ -108,7 +108,8 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         reward="token_f1", evidence_share=0.25, steps_behind=1, advance_at=0.7,
         measure=MeasureSettings(every=3, lengths=(4096,), count=9, temperatures=(0.0, 1.0)), small=True,
         haystack=Path("hay"), seed=11, base_url="http://server/v1", api_key="secret",
-        server_options=("--max-model-len", "4096", "--dtype=float 32"), sync_tolerance=0.5, lora_rank=8, resume=True,
+        server_options=("--max-model-len", "4096", "--dtype=float 32"), server_timeout=30.0, sync_tolerance=0.5,
+        lora_rank=8, resume=True,
     )  # fmt: skip
 
 

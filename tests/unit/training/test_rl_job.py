@@ -46,6 +46,7 @@ def setting(**changes: Any) -> dict[str, Any]:
         ({"temperature": 0.0}, r"temperature above 0"),
         ({"temperature": float("nan")}, r"temperature above 0"),
         ({"lora_rank": 0}, r"LoRA rank of 0.*1 or more"),
+        ({"server_timeout": 0.0}, r"0 seconds for a server.*more than 0"),
         ({"base_url": "http://x/v1", "server_options": ("--no",)}, r"--no.*leave --base-url out"),
         ({"reward": "kindness"}, r"'kindness'.*strict, lenient, string_match, token_f1"),
         ({"evidence_share": 1.5}, r"step_reward_share is 1.5.*0 to 1"),

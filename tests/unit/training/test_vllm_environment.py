@@ -1,4 +1,4 @@
-"""In which environment a vLLM server is started, by what the machine has."""
+"""How a vLLM server is started, before it is one: its environment, and how long it is waited for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memagent_training.vllm_server import server_environment
+from memagent_training.vllm_server import VLLMServer, VLLMServerError, server_environment
 
 
 @pytest.mark.parametrize("device", ["nvidia0", "kfd", "accel/accel0", None])
@@ -18,3 +18,17 @@ def test_only_without_an_accelerator_is_the_cpu_made_the_target(tmp_path: Path, 
     found = server_environment(tmp_path)
     assert ("VLLM_TARGET_DEVICE" in found) == ("OMP_NUM_THREADS" in found) == (device is None)
     assert found["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_server_that_takes_too_long_is_stopped_and_told_how_to_be_given_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho weights are loading\nexec sleep 60\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("MEMAGENT_VLLM_PYTHON", str(python))
+    server = VLLMServer(tmp_path, log_file=tmp_path / "server.log", startup_timeout=1.0)
+    with pytest.raises(VLLMServerError, match=r"(?s)within 1 s.*weights are loading") as refusal:
+        server.start()
+    assert "startup_timeout" in (refusal.value.hint or "")
+    assert not server.is_running

@@ -99,6 +99,8 @@ class RLJob:
     api_key: str | None = None
     server_options: tuple[str, ...] = ()
     """Further command-line options of its own server."""
+    server_timeout: float = 600.0
+    """How many seconds its own server may take to come up: large models load for minutes."""
     sync_tolerance: float = 1e-3
     """The largest difference between log-probs of server and trainer after a swap, in nats."""
     lora_rank: int | None = None
@@ -197,6 +199,8 @@ def _check(job: RLJob) -> None:
             f"{job.iterations:,} iterations ask more questions than there are for training",
             hint=f"Give {COLLECTIONS:,} at most, with more optimizer steps in each.",
         )
+    if not job.server_timeout > 0:
+        raise TrainingError(f"{job.server_timeout:g} seconds for a server to come up", hint="Give more than 0.")
     if job.lora_rank is not None and job.lora_rank < 1:
         raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
     if job.base_url is not None and job.server_options:

@@ -52,6 +52,7 @@ class Serving:
                 max_lora_rank=job.lora_rank,
                 dev_mode=job.lora_rank is None,
                 options=(*_LOGPROBS_AFTER_TEMPERATURE, *job.server_options),
+                startup_timeout=job.server_timeout,
             )
         server: VLLMServer | RemoteServer = self._own or RemoteServer(
             job.base_url or "", job.served_name, job.api_key, prepared.base.folder
