@@ -37,6 +37,9 @@ _NEAR_MISSES = 0.5
 _ABSENT = 0.2
 """The share of questions among foreign facts that nothing answers."""
 _BETWEEN_SENTENCES = 0.5
+_HARD_VALUES = 0.3
+_HARD = re.compile(r"\d{3}0\d\d")
+"""Digits are tokens in threes, and a group that begins with 0 is never a first one: seldom met, it is copied worst."""
 _PARAGRAPH = re.compile(r".*?\S.*?(?:\n\s*\n|\Z)", re.DOTALL)
 _WORD = re.compile(r"\S+\s*")
 
@@ -76,7 +79,7 @@ class _PlantedFact(GeneratedTask):
         """
         chance = self.chance(length, index)
         facts = PlantedFacts(chance, number_share=1.0)
-        asked = facts.fact()
+        asked = self._asked(facts, chance)
         insertions = [Insertion(each.statement, chance.random()) for each in self.foreign(facts, asked, length)]
         is_there = chance.random() >= self.absent
         if is_there:
@@ -87,6 +90,14 @@ class _PlantedFact(GeneratedTask):
     def foreign(self, facts: PlantedFacts, asked: Fact, length: int) -> Iterator[Fact]:
         """What else is stated: other facts, none of them an answer."""
         raise NotImplementedError
+
+    @staticmethod
+    def _asked(facts: PlantedFacts, chance: random.Random) -> Fact:
+        is_hard = chance.random() < _HARD_VALUES
+        fact = facts.fact()
+        while is_hard and not _HARD.match(fact.value):
+            fact = facts.fact()
+        return fact
 
     def _haystack(self, chance: random.Random) -> Haystack:
         text = _text(self.settings.haystack)
