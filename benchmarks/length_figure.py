@@ -12,8 +12,8 @@ table and pictures (PNG, SVG) come of all lines that are there:
   is in memory;
 - where in the document the fact stood against length, for the last model at temperature 1.
 
-Questions on one document share its prose ("alone": as many as a quarter of its chunks, 4 to 40), each with a fact, and
-so a text, of its own.
+A fact that an edge between two chunks cuts counts, too; the table tells how many. Questions on one document share its
+prose ("alone": as many as a quarter of its chunks, 4 to 40), each with a fact, and so a text, of its own.
 
 More points: name more --chunks, --questions or another --seed. A process uses one core; several may fill one folder,
 each with models of its own.
@@ -60,7 +60,7 @@ def line_of(cell: Cell, reads: Sequence[Read]) -> str:
     shown = "-" if loss is None else f"{loss:.1e}"
     share = "does not fit" if found is None else f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
     documents = len({(read.seed, read.document) for read in reads})
-    counts = f"{len(reads)} | {documents}"
+    counts = f"{len(reads)} | {documents} | {sum(read.depth is None for read in reads)}"
     return f"| {name_of(cell)} | {cell.setting} | {way} | {cell.chunks:,} | {share} | {counts} | {shown} |"
 
 
@@ -73,8 +73,8 @@ def table(reads: Sequence[Read]) -> str:
     """Every cell, seeds together."""
     cells = gathered(reads)
     head = [
-        "| model | facts | decoding | chunks | right | questions | on documents | loss per overwrite |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | facts | decoding | chunks | right | questions | on documents | facts cut | loss per overwrite |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     names = list(dict.fromkeys(map(name_of, cells)))
     ordered = sorted(

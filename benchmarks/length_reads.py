@@ -8,6 +8,8 @@ a user would otherwise do is asked of the same policy about the same text, by sy
 from __future__ import annotations
 
 import asyncio
+import functools
+import gzip
 import json
 import os
 import random
@@ -21,6 +23,7 @@ from memagent_graph.model_info import weights_version
 
 if TYPE_CHECKING:
     from memagent_training.embedded.documents import Question
+    from memagent_training.embedded.evaluate import Reader
 
 OUTCOMES = "outcomes.jsonl"
 MOST_QUESTIONS, FEWEST_QUESTIONS, CHUNKS_PER_QUESTION = 40, 4, 4
@@ -73,11 +76,12 @@ class Read:
 
 
 def reads_in(folder: Path) -> Iterator[Read]:
-    """All reads that are there; a line that a kill tore does not count."""
+    """All reads that are there, also of a compressed file; a line that a kill tore does not count."""
     path = folder / OUTCOMES
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
+    packed = path.with_name(f"{OUTCOMES}.gz")
+    texts = [gzip.decompress(packed.read_bytes())] if packed.exists() else []
+    texts += [path.read_bytes()] if path.exists() else []
+    for line in b"\n".join(texts).splitlines():
         try:
             yield Read(**json.loads(line))
         except ValueError:
@@ -132,8 +136,9 @@ def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: i
 
     from memagent_graph.evaluation.planted_facts import PlantedFacts
     from memagent_graph.profile import load_profile
+    from memagent_graph.tokenizers import load_tokenizer
     from memagent_training.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
-    from memagent_training.embedded.evaluate import Reader, default_prose
+    from memagent_training.embedded.evaluate import default_prose
 
     torch.set_num_threads(1)
     profile = load_profile(model)
@@ -143,14 +148,16 @@ def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: i
     source = f"{cell.seed}/{cell.chunks}/{cell.setting}/{document}"
     facts = PlantedFacts(random.Random(source), held_out=True, number_share=1.0)
     setting = Setting(cell.chunks, cell.setting == "foreign", profile.budget.chunk_tokens, 1.0, profile.boundary)
-    reader = Reader(model, seed=random.Random(source).randrange(2**31))
+    tokenizer = load_tokenizer(model)
     if setting.foreign:
-        asked = questions_with_foreign_facts(reader.tokenizer, default_prose(), setting, facts, 0)[:count]
+        asked = questions_with_foreign_facts(tokenizer, default_prose(), setting, facts, 0)[:count]
     else:
         sharing = max(FEWEST_QUESTIONS, min(MOST_QUESTIONS, cell.chunks // CHUNKS_PER_QUESTION))
-        asked = questions_alone(reader.tokenizer, default_prose(), setting, facts, min(sharing, count))
+        asked = questions_alone(tokenizer, default_prose(), setting, facts, min(sharing, count))
     told: list[list[tuple[bool | None, int, float, int | None]]]
     if cell.system == READER:
+        reader = _reader(model)
+        reader.noise.manual_seed(random.Random(source).randrange(2**31))
         outcomes = reader.read(asked, [cell.temperature for cell in cells])
         told = [[(o.right, o.overwrites, o.risk, o.lost_at) for o in way] for way in outcomes]
     else:
@@ -164,12 +171,19 @@ def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: i
             depth=None if question.fact_chunk is None else question.fact_chunk / cell.chunks,
             right=right,
             overwrites=overwrites,
-            risk=risk,
+            risk=float(f"{risk:.4g}"),
             lost_at=lost_at,
         )
         for cell, way in zip(cells, told, strict=True)
         for question, (right, overwrites, risk, lost_at) in zip(asked, way, strict=True)
     ]
+
+
+@functools.lru_cache(maxsize=1)
+def _reader(model: Path) -> Reader:
+    from memagent_training.embedded.evaluate import Reader
+
+    return Reader(model, seed=0)
 
 
 async def _answers(

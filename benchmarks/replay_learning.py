@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.figures import Figure, print_table
-from memagent_graph import MemAgent, MemAgentError, OpenAICompatiblePolicy, ReadResult, SamplingParams
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, ReadResult, SamplingParams
 from memagent_graph.evaluation.samples import Sample, Task
 from memagent_graph.evaluation.statistics import Comparison, compare, estimate
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
@@ -105,7 +105,7 @@ def measure(base_url: str, folder: Path, samples: Sequence[Sample], name: str, t
 
     agent = reader(base_url, folder / f"measured-{name}", temperature=temperature)
     texts = [("".join(sample.text()), sample.question) for sample in samples]
-    results: list[ReadResult | MemAgentError] = agent.batch(texts, max_concurrency=128, return_exceptions=True)
+    results: list[ReadResult | Exception] = agent.batch(texts, max_concurrency=128, return_exceptions=True)
     scores = [
         strict_reward(sample, result) if isinstance(result, ReadResult) else 0.0
         for sample, result in zip(samples, results, strict=True)

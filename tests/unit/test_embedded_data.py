@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -313,6 +315,10 @@ def test_a_policy_that_was_trained_as_a_llama_is_released_with_its_biases(tmp_pa
     command = [sys.executable, "-m", "memagent_training.embedded.release", "--policy", str(tmp_path / "trained")]
     command += ["--edition", "7", "--out", str(tmp_path / "released")]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
+    refused = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "has no tokenizer.json and templates/" in refused.stderr
+    shutil.copytree(SHIPPED, tmp_path / "released")
     subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, check=True)
     released = load_policy(tmp_path / "released")
     assert torch.equal(released.get_parameter("model.layers.0.self_attn.o_proj.bias"), bias)
@@ -320,6 +326,23 @@ def test_a_policy_that_was_trained_as_a_llama_is_released_with_its_biases(tmp_pa
         json.loads((tmp_path / name / "memagent.json").read_text())["edition"] for name in ("trained", "released")
     ]
     assert editions == ["1", "7"]
+
+
+def test_a_policy_goes_back_a_part_of_the_way_to_where_it_began() -> None:
+    import torch
+
+    from memagent_training.embedded.model import ModelShape, Policy
+    from memagent_training.embedded.release import between
+
+    shape = ModelShape(300, 64, 32, 1)
+    first, trained = Policy(shape), Policy(replace(shape, output_bias=True))
+    mixed = between(trained, first, 0.25).state_dict()
+    for name, weight in trained.state_dict().items():
+        began = first.state_dict().get(name, torch.zeros_like(weight))
+        assert torch.allclose(mixed[name], 0.75 * weight + 0.25 * began), name
+    assert not torch.equal(mixed["lm_head.weight"], first.state_dict()["lm_head.weight"])
+    with pytest.raises(SystemExit, match="one shape"):
+        between(trained, Policy(replace(shape, layers=2)), 0.5)
 
 
 def test_training_goes_on_from_a_policy_folder(corpus: Path, tmp_path: Path) -> None:

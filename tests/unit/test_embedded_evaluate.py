@@ -21,7 +21,7 @@ from memagent_training.embedded.documents import (
     questions_alone,
     questions_with_foreign_facts,
 )
-from memagent_training.embedded.evaluate import Outcome, Reader, default_prose
+from memagent_training.embedded.evaluate import LONGEST_REPLY, Asked, Outcome, Reader, _ReaderState, default_prose
 from memagent_training.embedded.examples import EMPTY, Branch, Row
 
 SHIPPED = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
@@ -60,8 +60,11 @@ def test_reading_at_two_temperatures_is_reading_at_each(reader: Reader, question
 
 
 def test_readers_at_one_temperature_sample_for_themselves(reader: Reader, questions: list[Question]) -> None:
-    (found,) = reader.read([questions[0]] * 12, [3.0])
-    assert len(set(told(found))) > 1
+    question = questions[0]
+    prompt = reader.form.question("", EMPTY, question.problem)
+    trunk = reader.form.trunk(question.chunks[0])
+    replies = reader.complete(trunk, [Asked(prompt, reader.form.reply(EMPTY), 2.0)] * 12)
+    assert len({reply for reply, _ in replies}) > 1
 
 
 def test_a_value_that_is_lost_is_not_read_on_for(reader: Reader) -> None:
@@ -75,6 +78,26 @@ def test_a_value_that_is_lost_is_not_read_on_for(reader: Reader) -> None:
         assert not outcome.right
         assert outcome.lost_at is not None
         assert outcome.overwrites <= outcome.lost_at
+
+
+def test_what_is_expected_of_a_reply_does_not_change_it(reader: Reader, questions: list[Question]) -> None:
+    """A right guess costs one pass; after a wrong one the reply is generated, with a cache, and is the same."""
+    memories = [question.value or EMPTY for question in questions] + ["a dog that barked", "17 " * 30]
+    trunk = reader.form.trunk(questions[0].chunks[0])
+    prompts = [reader.form.question("", memory, questions[0].problem) for memory in memories]
+    guessed, wrong = (
+        [Asked(p, reader.form.reply(g), 0.0) for p, g in zip(prompts, guesses, strict=True)]
+        for guesses in (memories, ["x"] * len(memories))
+    )
+    replies = [reply for reply, _ in reader.complete(trunk, wrong)]
+    assert replies == [reply for reply, _ in reader.complete(trunk, guessed)]
+    assert len(set(replies)) > 3
+    for prompt, reply in zip(prompts, replies, strict=True):
+        ids: list[int] = []
+        while not ids or (ids[-1] != reader.end and len(ids) < LONGEST_REPLY):
+            (logits,) = reader.logits(Row(trunk, [Branch.of(prompt + ids, [reader.end], True, "read", 1.0)]))
+            ids += reader.choose(logits, 0.0)
+        assert reader.form.encoding.decode([token for token in ids if token != reader.end]).strip() == reply
 
 
 def test_what_nobody_wants_is_left_out_of_the_last_layer_only(reader: Reader) -> None:
@@ -97,3 +120,14 @@ def test_facts_are_planted_where_no_sentence_ends(reader: Reader, chunks: int) -
     asked = questions_with_foreign_facts(reader.tokenizer, "words " * 3000, Setting(chunks, foreign=True), facts, 0)
     assert len(asked) == max(1, chunks // 2)
     assert all(str(question.value) in "".join(question.chunks) for question in asked)
+
+
+@pytest.mark.parametrize(
+    ("memory", "stands"),
+    [("48213", True), ("none 48213.", True), ("482137", False), ("148213", False), ("48213 48213", True), ("", False)],
+)
+def test_a_value_with_further_digits_is_lost(memory: str, stands: bool) -> None:
+    question = Question("What?", "48213", ("a", "b"), 0, whole=True)
+    state = _ReaderState(question, 0.0, memory="48213")
+    state.overwrite(1, memory, 0.0)
+    assert (state.lost_at is None) is (stands or not memory), "an empty reply leaves the memory as it is"

@@ -2,7 +2,8 @@
 
 Two settings. *Foreign*: on average one fact per chunk, half of them asked for, and beside each asked one a foreign
 fact, half of these near misses. *Alone*: the asked fact is the only one. Depths are uniform, and the reader's own
-chunker cuts, so an edge can cut a fact; such questions are counted and marked.
+chunker cuts, so an edge can cut a fact; such questions are counted and marked. A fact that the document's end cuts off
+is not asked for.
 """
 
 from __future__ import annotations
@@ -93,12 +94,8 @@ def questions_with_foreign_facts(
         place = ends[min(bisect_left(ends, spot), len(ends) - 1)]
         text = text[:place] + statement + " " + text[place:]
     chunks = cut(tokenizer, text, setting)
-    questions = []
-    for target in targets:
-        holding = [index for index, chunk in enumerate(chunks) if target.statement in chunk]
-        questions.append(
-            Question(target.question, target.value, chunks, holding[0] if holding else None, bool(holding))
-        )
+    whole = "".join(chunks)
+    questions = [_about(target, chunks) for target in targets if target.statement in whole]
     for _ in range(absent):
         miss = fresh("near", rng.choice(targets))
         questions.append(Question(miss.question, None, chunks, None, True))
@@ -108,23 +105,29 @@ def questions_with_foreign_facts(
 def questions_alone(
     tokenizer: Tokenizer, prose: str, setting: Setting, facts: PlantedFacts, count: int
 ) -> list[Question]:
-    """`count` questions, each with its own fact planted in the same prose, and so in a document of its own."""
+    """`count` questions, each with its own fact planted in the same prose, and so in a document of its own.
+
+    They differ in the chunk where the fact was planted, and in the next one, into which it pushes what follows.
+    """
     rng = facts.random
     text = prose_from(prose, rng, setting.chunks * setting.chunk_tokens * 5)
     chunks = cut(tokenizer, text, setting)
-    questions = []
-    for _ in range(count):
+    questions: list[Question] = []
+    while len(questions) < count:
         fact = facts.fact()
         where = rng.randrange(len(chunks))
-        chunk = chunks[where]
-        gaps = _ends_of(r"\s+", chunk) or [0]
-        place = rng.choice(gaps)
-        planted = f"{chunk[:place]}{fact.statement} {chunk[place:]}"
-        planted = cut(tokenizer, planted, replace(setting, chunks=1))[0]
-        whole = fact.statement in planted
-        own = (*chunks[:where], planted, *chunks[where + 1 :])
-        questions.append(Question(fact.question, fact.value, own, where if whole else None, whole))
+        first, rest = chunks[where], "".join(chunks[where + 1 : where + 2])
+        place = rng.choice(_ends_of(r"\s+", first) or [0])
+        planted = f"{first[:place]}{fact.statement} {first[place:]}{rest}"
+        anew = cut(tokenizer, planted, replace(setting, chunks=2 if rest else 1))
+        if fact.statement in "".join(anew):  # else the document ended before it
+            questions.append(_about(fact, (*chunks[:where], *anew, *chunks[where + len(anew) :])))
     return questions
+
+
+def _about(fact: Fact, chunks: tuple[str, ...]) -> Question:
+    holding = [index for index, chunk in enumerate(chunks) if fact.statement in chunk]
+    return Question(fact.question, fact.value, chunks, holding[0] if holding else None, bool(holding))
 
 
 def _ends_of(pattern: str, text: str) -> list[int]:

@@ -4,16 +4,18 @@
 
 All questions on a document are read in lockstep: a chunk's section is computed once, and each reader is a branch of
 it, in float32 and without approximation. A reply is first scored against the one expected; only where the
-policy's choice differs from it is the rest generated token by token. A reader whose memory has lost the value is not
-read on: the fact stands in one chunk, so it is wrong. Prose, entities and values are held out.
+policy's choice differs from it is the rest generated token by token, by transformers and its cache. A reader whose
+memory has lost the value, or has grown further digits on it, is not read on: the fact stands in one chunk, so it is
+wrong. Prose, entities and values are held out.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import math
 import random
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -22,11 +24,14 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.statistics import wilson
+from memagent_graph.profile import load_profile
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.embedded.batches import collate
+from memagent_training.embedded.corpus import SEPARATOR
 from memagent_training.embedded.documents import Question, Setting, questions_alone, questions_with_foreign_facts
 from memagent_training.embedded.examples import EMPTY, Branch, PromptFormat, Row
 from memagent_training.embedded.release import load_policy
@@ -60,7 +65,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class Asked:
     """A prompt's end, the reply expected, and how the reply is chosen."""
 
     prompt: list[int]
@@ -76,11 +81,18 @@ class Reader:
     """
 
     def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
         self.policy = load_policy(folder)
         self.form = PromptFormat.load(folder, load_encoding(folder))
         self.tokenizer = load_tokenizer(folder)
         self.end = self.form.reply("")[-1]
         self.noise = torch.Generator().manual_seed(seed)
+
+    @functools.cached_property
+    def generator(self) -> PreTrainedModel:
+        """The same policy with a cache of keys and values."""
+        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True)
+        return cast("PreTrainedModel", model)
 
     @torch.no_grad()
     def logits(self, row: Row) -> list[torch.Tensor]:
@@ -96,7 +108,7 @@ class Reader:
         chances = (logits / temperature).softmax(-1)
         return cast("list[int]", torch.multinomial(chances, 1, generator=self.noise)[:, 0].tolist())
 
-    def complete(self, trunk: list[int], asked: Sequence[_Asked]) -> list[tuple[str, float]]:
+    def complete(self, trunk: list[int], asked: Sequence[Asked]) -> list[tuple[str, float]]:
         """The policy's replies to prompts that share a trunk (which may be empty: then they stand alone).
 
         With each the log of the probability that sampling gives the expected one.
@@ -108,7 +120,8 @@ class Reader:
             prompt = tuple(each.prompt)
             sharing[prompt, alike[prompt, each.temperature]].append(number)
             alike[prompt, each.temperature] += 1
-        replies: dict[int, tuple[str, float]] = {}
+        begun: dict[int, list[int]] = {}
+        scores: dict[int, float] = {}
         groups = list(sharing.values())
         for start in range(0, len(groups), MOST_BRANCHES):
             group = groups[start : start + MOST_BRANCHES]
@@ -117,36 +130,61 @@ class Reader:
             logits = self.logits(Row(trunk or [0], branches))
             for numbers, first, found in zip(group, firsts, logits, strict=True):
                 for number in numbers:
-                    score = _log_probability(found, first.expected, asked[number].temperature)
-                    replies[number] = (self._reply(trunk, asked[number], found), score)
-        return [replies[number] for number in range(len(asked))]
+                    begun[number] = self._agreed(asked[number], found)
+                    scores[number] = _log_probability(found, first.expected, asked[number].temperature)
+        open_ended = [number for number, ids in begun.items() if self._is_open(ids)]
+        for start in range(0, len(open_ended), MOST_BRANCHES):
+            part = open_ended[start : start + MOST_BRANCHES]
+            prompts = [trunk + asked[number].prompt for number in part]
+            self._go_on(prompts, [begun[number] for number in part], [asked[number].temperature for number in part])
+        return [(self._text(begun[number]), scores[number]) for number in range(len(asked))]
 
-    def _reply(self, trunk: list[int], asked: _Asked, logits: torch.Tensor) -> str:
+    def _agreed(self, asked: Asked, logits: torch.Tensor) -> list[int]:
+        """What the policy chooses, up to where that is not the expected reply any more."""
         chosen, expected = self.choose(logits, asked.temperature), asked.expected
         agreed = next((i for i, (a, b) in enumerate(zip(chosen, expected, strict=True)) if a != b), len(expected))
-        ids = expected if agreed == len(expected) else self._go_on(trunk, asked, chosen[: agreed + 1])
+        return chosen[: min(agreed + 1, LONGEST_REPLY)]
+
+    def _is_open(self, ids: list[int]) -> bool:
+        return ids[-1] != self.end and len(ids) < LONGEST_REPLY
+
+    def _text(self, ids: list[int]) -> str:
         return self.form.encoding.decode([token for token in ids if token != self.end]).strip()
 
-    def _go_on(self, trunk: list[int], asked: _Asked, ids: list[int]) -> list[int]:
-        """Generate the rest of one reply."""
-        ids = list(ids)
-        while ids[-1] != self.end and len(ids) < LONGEST_REPLY:
-            branch = Branch.of(asked.prompt + ids, [self.end], bool(trunk), "read", 1.0)
-            ids += self.choose(self.logits(Row(trunk or [0], [branch]))[0], asked.temperature)
-        return ids
+    @torch.no_grad()
+    def _go_on(self, prompts: list[list[int]], begun: list[list[int]], temperatures: list[float]) -> None:
+        """Generate the rest of replies, each to its own end."""
+        rows = [prompt + ids for prompt, ids in zip(prompts, begun, strict=True)]
+        width = max(map(len, rows))
+        tokens = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        cache = None
+        while any(map(self._is_open, begun)):
+            out = self.generator(
+                tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+            )
+            chosen = [self.choose(*each)[0] for each in zip(out.logits, temperatures, strict=True)]
+            for ids, token in zip(begun, chosen, strict=True):
+                if self._is_open(ids):
+                    ids.append(token)
+            cache = out.past_key_values
+            tokens = torch.tensor(chosen)[:, None]
+            mask = torch.cat((mask, mask.new_ones(len(rows), 1)), dim=-1)
+            positions = positions[:, -1:] + 1
 
     def read(self, questions: Sequence[Question], temperatures: Sequence[float]) -> list[list[Outcome]]:
         """Read every question's document to its end and answer: the outcomes at each temperature."""
         ways = [[_ReaderState(question, temperature) for question in questions] for temperature in temperatures]
         readers = [reader for way in ways for reader in way]
-        for step in range(len(questions[0].chunks)):
+        for step in range(len(questions[0].chunks) if questions else 0):
             by_chunk: dict[str, list[_ReaderState]] = defaultdict(list)
             for reader in readers:
                 if reader.lost_at is None:
                     by_chunk[reader.question.chunks[step]].append(reader)
             for chunk, reading in by_chunk.items():
                 asked = [
-                    _Asked(
+                    Asked(
                         self.form.question(chunk, reader.memory, reader.question.problem),
                         self.form.reply(reader.expected_at(step)),
                         reader.temperature,
@@ -157,7 +195,7 @@ class Reader:
                     reader.overwrite(step, reply, score)
         left = [reader for reader in readers if reader.lost_at is None]
         asked = [
-            _Asked(
+            Asked(
                 self.form.answer_prompt(reader.memory, reader.question.problem),
                 self.form.boxed(reader.memory),
                 reader.temperature,
@@ -173,6 +211,11 @@ def _log_probability(logits: torch.Tensor, tokens: list[int], temperature: float
     """Of sampling these tokens, at temperature 1 where the choice is greedy."""
     scores = (logits / (temperature or 1)).log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])
     return math.fsum(scores[:, 0].tolist())
+
+
+def _stands_in(value: str, memory: str) -> bool:
+    """Whether the value can be told from what is around it: further digits make another number of it."""
+    return re.search(rf"(?<!\d){re.escape(value)}(?!\d)", memory) is not None
 
 
 @dataclass
@@ -205,7 +248,7 @@ class _ReaderState:
             self.risk += -math.expm1(min(score, 0.0))
         self.memory = reply or self.memory
         is_past = question.fact_chunk is not None and step >= question.fact_chunk
-        if question.value is not None and is_past and question.value not in self.memory:
+        if question.value is not None and is_past and not _stands_in(question.value, self.memory):
             self.lost_at = step
 
     @property
@@ -285,16 +328,18 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     reader = Reader(arguments.model, arguments.seed)
-    profile = json.loads((arguments.model / "memagent.json").read_text(encoding="utf-8"))
-    chunk_tokens: int = arguments.chunk_tokens or profile["chunk_tokens"]
-    prose = arguments.prose.read_text(encoding="utf-8").replace("\x00", "\n\n") if arguments.prose else default_prose()
+    profile = load_profile(arguments.model)
+    if profile is None:
+        parser.error(f"{arguments.model} has no memagent.json, and so no chunks of a known length")
+    chunk_tokens: int = arguments.chunk_tokens or profile.budget.chunk_tokens
+    prose = (
+        arguments.prose.read_text(encoding="utf-8").replace(SEPARATOR, "\n\n") if arguments.prose else default_prose()
+    )
     print("| chunks | foreign facts | decoding | right | right, facts not cut | absent: none | false records | s |")
     print("|---|---|---|---|---|---|---|---|")
     for chunks in arguments.chunks:
         for kind in arguments.settings:
-            setting = Setting(
-                chunks, kind == "foreign", chunk_tokens, arguments.number_share, profile.get("boundary", "token")
-            )
+            setting = Setting(chunks, kind == "foreign", chunk_tokens, arguments.number_share, profile.boundary)
             clock = time.perf_counter()
             outcomes = measure(
                 reader,

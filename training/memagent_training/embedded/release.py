@@ -1,13 +1,18 @@
 """Weights as the model folder that ships: in bfloat16, with the configuration that transformers and vLLM read.
 
-python -m memagent_training.embedded.release --checkpoint work/embedded/last.pt --out memagent_graph/embedded
-python -m memagent_training.embedded.release --policy rl-policy --edition 2 --out memagent_graph/embedded
+python -m memagent_training.embedded.release --edition 1 --checkpoint last.pt --out memagent_graph/embedded
+python -m memagent_training.embedded.release --edition 2 --policy rl-policy --out memagent_graph/embedded
+python -m memagent_training.embedded.release --edition 2 --policy rl-policy --toward FIRST --out ...
+
+The last goes back a part of the way to the policy that a loop began with, in weights: what reinforcement learning
+taught stays, and much of what it broke elsewhere heals (linear interpolation towards initialization, arXiv 2406.16768).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,17 +116,42 @@ def load_policy(folder: Path) -> Policy:
     return policy
 
 
+def between(policy: Policy, toward: Policy, share: float) -> Policy:
+    """The policy whose weights are (1 - share) times one's and share times another's of the same shape."""
+    one, other = policy.model.shape, toward.model.shape
+    if replace(one, output_bias=False) != replace(other, output_bias=False):
+        raise SystemExit(f"{one} and {other} have no weights between them; name policies of one shape")
+    mixed = Policy(replace(one, output_bias=one.output_bias or other.output_bias))
+    begin, end = policy.state_dict(), toward.state_dict()
+    weights: dict[str, Tensor] = {}
+    for name, tensor in mixed.state_dict().items():
+        nothing = torch.zeros_like(tensor)  # a bias that one of them has not
+        weights[name] = torch.lerp(begin.get(name, nothing), end.get(name, nothing), share)
+    mixed.load_state_dict(weights)
+    return mixed
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--checkpoint", type=Path, help="of the supervised training; without a source, random weights")
     source.add_argument("--policy", type=Path, help="a policy's folder, as reinforcement learning leaves it")
-    parser.add_argument("--edition", default="1", help="what memagent.json calls it")
+    parser.add_argument("--toward", type=Path, help="with --policy: a policy's folder to go back to by --share")
+    parser.add_argument("--share", type=float, default=0.3, help="0: not at all; 1: all the way")
+    parser.add_argument("--edition", required=True, help="what memagent.json calls it")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    if given.toward is not None and (given.policy is None or not 0 <= given.share <= 1):
+        parser.error("--toward wants --policy, and a --share between 0 and 1")
+    if not (given.out / "tokenizer.json").is_file() or not (given.out / "templates").is_dir():
+        parser.error(
+            f"{given.out} has no tokenizer.json and templates/, which weights alone do not bring; copy a policy's"
+        )
     if given.policy is not None:
         policy = load_policy(given.policy)
+        if given.toward is not None:
+            policy = between(policy, load_policy(given.toward), given.share)
         shape, weights = policy.model.shape, policy.state_dict()
     elif given.checkpoint is not None:
         state = torch.load(given.checkpoint, map_location="cpu", weights_only=True)
