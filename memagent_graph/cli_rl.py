@@ -16,7 +16,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from memagent_graph.cli_options import AsJSON, Quiet
+from memagent_graph.cli_options import (
+    AnswerForm,
+    AnswerTemplate,
+    AnswerTokens,
+    AsJSON,
+    ChunkBoundary,
+    ChunkTokens,
+    ContextWindow,
+    EmptyMemory,
+    Layout,
+    MemoryTokens,
+    ProfileSpec,
+    QuestionTokens,
+    Quiet,
+    UpdateTemplate,
+)
 from memagent_graph.cli_training import (
     LoRARank,
     OptionNames,
@@ -110,6 +125,18 @@ def rl(
         float | None,
         typer.Option(help="Mean reward of the longest length so far that adds the next one.", show_default="0.8"),
     ] = None,
+    profile: ProfileSpec = None,
+    layout: Layout = None,
+    answer_format: AnswerForm = None,
+    update_template: UpdateTemplate = None,
+    answer_template: AnswerTemplate = None,
+    empty_memory: EmptyMemory = None,
+    context_window: ContextWindow = None,
+    question_tokens: QuestionTokens = None,
+    memory_tokens: MemoryTokens = None,
+    chunk_tokens: ChunkTokens = None,
+    answer_tokens: AnswerTokens = None,
+    boundary: ChunkBoundary = None,
     measure_every: Annotated[
         int | None, typer.Option(min=0, help="Iterations between measurements; 0 for none.", show_default="10")
     ] = None,
@@ -121,7 +148,11 @@ def rl(
         int | None, typer.Option(min=1, help="Questions of each of these lengths.", show_default="32")
     ] = None,
     measure_temperatures: Annotated[
-        str | None, typer.Option(help="At which is measured, with commas between.", show_default="0.0")
+        str | None,
+        typer.Option(
+            help="At which is measured, with commas between; the first decides which policy is best.",
+            show_default="0.0",
+        ),
     ] = None,
     small: Annotated[bool, typer.Option("--small", help="The tasks' variants for policies of small context.")] = False,
     haystack: Annotated[
@@ -135,7 +166,8 @@ def rl(
         str | None,
         typer.Option(
             help="A vLLM server that runs already with the model's weights in float32, on this file system, started "
-            "with VLLM_SERVER_DEV_MODE=1 (for --lora: VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora).",
+            "with VLLM_SERVER_DEV_MODE=1 (for --lora: VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora) and "
+            "--generation-config vllm.",
             show_default="starts its own",
         ),
     ] = None,
@@ -189,6 +221,7 @@ def _job(given: dict[str, Any]) -> RLJob:
     from memagent_training.collect import CollectSettings  # noqa: PLC0415
     from memagent_training.job_settings import parse_settings  # noqa: PLC0415
     from memagent_training.rl.job import MeasureSettings, RLJob  # noqa: PLC0415
+    from memagent_training.rl.reading import ReadingSettings  # noqa: PLC0415
 
     readers: dict[str, Callable[[str], Any]] = {
         "lengths": parse_lengths,
@@ -205,6 +238,7 @@ def _job(given: dict[str, Any]) -> RLJob:
         "server_options": _words(given["server_option"] or ()),
         "lora_rank": given["lora"],
         "collect": CollectSettings(**_of(CollectSettings, found)),
+        "reading": ReadingSettings(**_of(ReadingSettings, found)),
         "measure": MeasureSettings(**_of(MeasureSettings, found, "measure_")),
     }
     if given["base_url"] is not None:

@@ -7,14 +7,14 @@ the weights: `memagent.json` holds the budgets, the folder `templates` the two p
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import get_args
 
 from memagent_graph.budget import Budget
 from memagent_graph.chunking import Boundary
 from memagent_graph.errors import ProfileError
-from memagent_graph.prompts import EMPTY_MEMORY, Prompts, load_prompts
+from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 """The embedded policy: weights, tokenizer, templates and card."""
@@ -27,6 +27,13 @@ class Profile:
     budget: Budget
     prompts: Prompts
     boundary: Boundary = "token"
+
+    @property
+    def values(self) -> dict[str, int | str]:
+        """All but the two templates, as `memagent.json` has it."""
+        prompts = self.prompts
+        words = {"empty_memory": prompts.empty_memory, "answer_format": prompts.answer_format.value}
+        return {**asdict(self.budget), "boundary": self.boundary, **words}
 
 
 def load_profile(folder: Path | str) -> Profile | None:
@@ -47,14 +54,28 @@ def load_profile(folder: Path | str) -> Profile | None:
         if boundary not in get_args(Boundary):
             raise ValueError(f"boundary is {boundary!r}")
         empty_memory = str(values.get("empty_memory", EMPTY_MEMORY))
+        answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ProfileError(
             f"{path} cannot be understood: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "
-            "answer_tokens, boundary and empty_memory.",
+            "answer_tokens, boundary, empty_memory and answer_format.",
         ) from error
     templates = folder / "templates"
     prompts = load_prompts(
-        update_file=templates / "update.txt", answer_file=templates / "answer.txt", empty_memory=empty_memory
+        answer_format=answer_format,
+        update_file=templates / "update.txt",
+        answer_file=templates / "answer.txt",
+        empty_memory=empty_memory,
     )
     return Profile(budget=budget, prompts=prompts, boundary=boundary)
+
+
+def save_profile(profile: Profile, folder: Path) -> None:
+    """Write `memagent.json` and `templates`, of which `load_profile` makes the same profile."""
+    prompts = profile.prompts
+    templates = folder / "templates"
+    templates.mkdir(parents=True, exist_ok=True)
+    (templates / "update.txt").write_text(prompts.update.text + "\n", encoding="utf-8")
+    (templates / "answer.txt").write_text(prompts.answer.text + "\n", encoding="utf-8")
+    (folder / "memagent.json").write_text(json.dumps(profile.values, indent=2) + "\n", encoding="utf-8")

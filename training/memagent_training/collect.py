@@ -14,6 +14,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 from memagent_graph import MemAgent, MemAgentError, ReadResult, RunFilter, RunLog, Usage
@@ -21,6 +22,7 @@ from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.scorers import score
+from memagent_graph.prompts import AnswerFormat
 from memagent_training.errors import RewardError, TrainingError
 
 SampleReward: TypeAlias = Callable[[Sample, ReadResult], float]
@@ -31,9 +33,9 @@ _SERVER_GONE = (PolicyUnreachableError, PolicyAuthenticationError)
 """Errors of which a further question would only be a further case."""
 
 
-def strict_reward(sample: Sample, result: ReadResult) -> float:
-    """1 where the answer is exactly the gold one (the paper's reward), else 0."""
-    return score(sample, result.answer, result.raw_answer).strict
+def strict_reward(sample: Sample, result: ReadResult, *, answer_format: AnswerFormat = AnswerFormat.BOXED) -> float:
+    """1 where the answer, asked for in this format, is exactly the gold one (the paper's reward), else 0."""
+    return score(sample, result.answer, result.raw_answer, answer_format=answer_format).strict
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Collected:
     """What came of it. Rewards stand in the run log, too."""
 
     groups: list[CollectedGroup] = field(default_factory=list)
-    """Groups with variance, as they were finished."""
+    """Groups with variance, as they were finished; those without, too, where they are kept."""
     uniform: list[CollectedGroup] = field(default_factory=list)
     """Groups without."""
     failed: dict[str, MemAgentError] = field(default_factory=dict)
@@ -105,7 +107,7 @@ class Collected:
 
     @property
     def group_of(self) -> dict[str, str]:
-        """The group's name of each run with variance: what `load_groups` takes."""
+        """The group's name of each run of these groups: what `load_groups` takes."""
         return {run_id: group.name for group in self.groups for run_id in group.run_ids}
 
 
@@ -115,7 +117,8 @@ async def collect(
     settings: CollectSettings,
     *,
     name: str,
-    reward: SampleReward = strict_reward,
+    reward: SampleReward | None = None,
+    keep_uniform: bool = False,
     resume: bool = False,
 ) -> Collected:
     """Roll questions out until enough groups have variance, or there are no more questions.
@@ -125,7 +128,8 @@ async def collect(
         samples: Questions; taken one at a time, as they are needed.
         settings: How much.
         name: Of this collection; run ids and groups begin with it, so it must be new to the run log.
-        reward: What a read is worth; logged under the name "reward".
+        reward: What a read is worth; logged under the name "reward". By default `strict_reward`.
+        keep_uniform: Take groups without variance, too: where more than outcomes is rewarded, they may teach.
         resume: Go on with a collection of this name, of the same samples and settings, if the log has one.
 
     Raises:
@@ -141,9 +145,12 @@ async def collect(
     if not resume and list(agent.run_log.runs(RunFilter(run_ids=(f"{name}-0-0",)))):
         hint = "Give this one another name, or go on with that one (resume=True)."
         raise TrainingError(f"The run log has a collection {name!r} already", hint=hint)
+    if reward is None:
+        answer_format = (await agent.aprepare()).prompts.answer_format
+        reward = partial(strict_reward, answer_format=answer_format)
     collected = Collected()
     slots = asyncio.Semaphore(settings.concurrency)
-    collection = _Collection(agent, settings, reward, slots, collected, may_be_logged=resume)
+    collection = _Collection(agent, settings, reward, slots, collected, resume, keep_uniform)
     asked: Iterator[tuple[int, Sample]] = enumerate(samples)
     at_work: dict[asyncio.Task[CollectedGroup], str] = {}
     is_exhausted = False
@@ -179,6 +186,7 @@ class _Collection:
     slots: asyncio.Semaphore
     collected: Collected
     may_be_logged: bool
+    keep_uniform: bool
     begun: int = 0
 
     def enter(self, name: str, task: asyncio.Task[CollectedGroup]) -> None:
@@ -190,7 +198,8 @@ class _Collection:
         except MemAgentError as error:
             self.collected.failed[name] = error
             return
-        (self.collected.groups if group.has_variance else self.collected.uniform).append(group)
+        is_wanted = group.has_variance or self.keep_uniform
+        (self.collected.groups if is_wanted else self.collected.uniform).append(group)
 
     async def group(self, name: str, sample: Sample) -> CollectedGroup:
         """All rollouts of a question; the document is stored once."""

@@ -46,6 +46,8 @@ _FIXED: dict[str, tuple[object, str]] = {
     "use_adaptive_entropy": (False, "entropy_coef is constant"),
     "off_policy_mask_threshold": (None, "importance_cap bounds what stale runs can do"),
     "log_completions": (False, "the run log holds them"),
+    "scale_rewards": ("group", "divide_by_std says it"),
+    "multi_objective_aggregation": ("sum_then_normalize", "each run has one reward"),
 }
 """Options of TRL's that must stay as they are, and what to use instead."""
 
@@ -103,7 +105,8 @@ class MultiConvDAPOConfig(GRPOConfig):
     old_logprobs: str = OldLogProbs.RECOMPUTED.value
     importance_cap: float | None = None
     """Where given, each token's policy gradient is multiplied with min(p_old / p_logged, cap): token-level truncated
-    importance sampling for runs that older weights, or another engine's arithmetic, sampled."""
+    importance sampling for runs that older weights, or another engine's arithmetic, sampled. With `old_logprobs` logged
+    the weight is always 1: the ratio itself is then with what was sampled, and the clip bounds it."""
     logged_after_temperature: bool = False
     """Whether the logged log-probs are those of what was sampled from, after temperature (vLLM: --logprobs-mode
     processed_logprobs). Otherwise they are those before it, and only of use where it is 1."""
@@ -126,8 +129,9 @@ class MultiConvDAPOConfig(GRPOConfig):
 
     def _check(self) -> None:
         for name, (value, instead) in _FIXED.items():
-            if getattr(self, name) != value:
-                raise TrainingError(f"{name} is {getattr(self, name)!r}, which has no use here", hint=f"{instead}.")
+            given = getattr(self, name, value)
+            if given != value:
+                raise TrainingError(f"{name} is {given!r}, which has no use here", hint=f"{instead}.")
         if self.eval_strategy != "no":
             raise TrainingError("eval_strategy has no use here", hint="Measure checkpoints with memagent eval.")
         if self.temperature <= 0:

@@ -29,6 +29,7 @@ from memagent_training.rl.collapse import CollapsedError
 from memagent_training.rl.dashboard import Dashboard
 from memagent_training.rl.job import BEST, JOURNAL, MeasureSettings, RLJob, prepare
 from memagent_training.rl.journal import Measurement
+from memagent_training.rl.reading import ReadingSettings
 from memagent_training.vllm_server import VLLMNotInstalledError, VLLMServerError
 
 ROOT = Path(__file__).parents[3]
@@ -98,6 +99,9 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         *("--advance-at", "0.7", "--measure-every", "3", "--measure-lengths", "4k", "--measure-count", "9"),
         *("--measure-temperatures", "0,1", "--small", "--haystack", "hay", "--seed", "11", "--sync-tolerance", "0.5"),
         *("--base-url", "http://server/v1", "--api-key", "secret", "--lora", "8", "--resume"),
+        *("--profile", "embedded", "--layout", "section_first", "--answer-format", "plain", "--empty-memory", "none"),
+        *("--update-template", "u.txt", "--answer-template", "a.txt", "--context-window", "900", "--chunk-tokens", "5"),
+        *("--question-tokens", "6", "--memory-tokens", "7", "--answer-tokens", "8", "--boundary", "sentence"),
         *("--server-option", "--max-model-len 4096", "--server-option=--dtype='float 32'", "--server-timeout", "30"),
         least=False,
     )
@@ -110,14 +114,19 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         haystack=Path("hay"), seed=11, base_url="http://server/v1", api_key="secret",
         server_options=("--max-model-len", "4096", "--dtype=float 32"), server_timeout=30.0, sync_tolerance=0.5,
         lora_rank=8, resume=True,
+        reading=ReadingSettings(
+            profile="embedded", layout="section_first", answer_format="plain", empty_memory="none",
+            update_template="u.txt", answer_template="a.txt", context_window=900, chunk_tokens=5, question_tokens=6,
+            memory_tokens=7, answer_tokens=8, boundary="sentence",
+        ),
     )  # fmt: skip
 
 
 def test_every_field_of_the_job_that_a_command_line_can_give_has_an_option(loop) -> None:
-    plain = {each.name for kind in (RLJob, CollectSettings) for each in dataclasses.fields(kind)}
+    plain = {each.name for kind in (RLJob, CollectSettings, ReadingSettings) for each in dataclasses.fields(kind)}
     options = set(cli_rl.rl.__annotations__) - {"return"}
     named_otherwise = {"tasks": "task", "server_options": "server_option", "lora_rank": "lora"}
-    apart = {"collect", "measure", "collapse", "retries"}
+    apart = {"collect", "measure", "reading", "collapse", "retries"}
     assert {named_otherwise.get(name, name) for name in plain - apart} <= options
     assert {f"measure_{each.name}" for each in dataclasses.fields(MeasureSettings)} <= options
 
@@ -129,6 +138,8 @@ def test_the_defaults_that_help_names_are_the_job_s(loop) -> None:
     shown = {
         each.name: each.show_default for each in command.commands["rl"].params if isinstance(each.show_default, str)
     }
+    for each in dataclasses.fields(ReadingSettings):  # of which other commands' tests tell
+        shown.pop(each.name, None)
     job = RLJob(tasks=(), lengths=(), out=Path())
     values = {name: getattr(job, name) for name in shown if hasattr(job, name)}
     values |= {name: getattr(job.collect, name) for name in shown if hasattr(job.collect, name)}

@@ -38,7 +38,7 @@ def questions(count: int | None = None) -> Iterator[Sample]:
     return (Numbered().sample(100, number) for number in numbers)
 
 
-def reader(folder: Path, reply: Reply) -> MemAgent:
+def reader(folder: Path, reply: Reply, answer_format: str = "boxed") -> MemAgent:
     reads: dict[int, int] = {}
 
     def script(prompt: str) -> str | Exception:
@@ -51,6 +51,7 @@ def reader(folder: Path, reply: Reply) -> MemAgent:
     return MemAgent(
         ScriptedPolicy(script),
         tokenizer="embedded",
+        prompt_changes={"answer_format": answer_format},
         budget=Budget(context_window=2048, question_tokens=64, memory_tokens=64, chunk_tokens=256, answer_tokens=64),
         run_log=folder / "runs.sqlite",
         store=folder / "documents",
@@ -276,3 +277,17 @@ async def test_a_question_that_failed_is_tried_again_when_the_collection_goes_on
 def test_settings_that_cannot_be(changes: dict[str, int]) -> None:
     with pytest.raises(TrainingError):
         CollectSettings(**changes)
+
+
+async def test_groups_without_variance_are_taken_where_more_than_outcomes_is_rewarded(tmp_path: Path) -> None:
+    agent = reader(tmp_path, lambda number, nth: right(number))
+    settings = CollectSettings(rollouts=2, groups=3, max_questions=9)
+    found = await collect(agent, questions(), settings, name="kept", keep_uniform=True)
+    assert (len(found.groups), len(found.uniform)) == (3, 0)
+    assert len(found.group_of) == 6
+
+
+async def test_an_answer_that_was_asked_for_plainly_is_scored_so(tmp_path: Path) -> None:
+    agent = reader(tmp_path, lambda number, nth: str(number) if nth else "none", answer_format="plain")
+    found = await collect(agent, questions(), CollectSettings(rollouts=2, groups=2), name="plain")
+    assert [group.rewards for group in found.groups] == [(0.0, 1.0)] * 2

@@ -35,7 +35,7 @@ def has_collapsed(of: Sequence[CollectionRecord], **settings: float) -> bool:
 
 
 def test_a_fall_below_half_the_best_average_is_said_with_both_and_a_remedy() -> None:
-    with pytest.raises(CollapsedError, match=r"last 2 iterations is 0\.200, and it was 0\.700.*learning rate"):
+    with pytest.raises(CollapsedError, match=r"last 2 collections is 0\.200, and it was 0\.700.*learning rate"):
         check_rewards(records(0.6, 0.8, 0.3, 0.1), CollapseSettings(window=2))
 
 

@@ -223,7 +223,7 @@ async def test_reads_that_are_all_wrong_after_some_were_right_are_a_collapse_and
     collected_as(monkeypatch, (0.0, 1.0), (1.0, 1.0))
     await source._collector.collect(0, 0)
     names = collected_as(monkeypatch, (0.0, 0.0), (0.0, 0.0))
-    with pytest.raises(CollapsedError, match=r"last 3 iterations is 0\.000") as refusal:
+    with pytest.raises(CollapsedError, match=r"last 3 collections is 0\.000") as refusal:
         await source._collector.collect(1, 1)
     assert names == ["collection-1", "collection-2", "collection-3"]
     assert "lower learning rate" in (refusal.value.hint or "")

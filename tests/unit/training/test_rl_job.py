@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,18 @@ def test_a_task_of_which_there_are_too_few_questions_is_refused(tmp_path: Path) 
 def test_the_models_own_folder_is_refused() -> None:
     with pytest.raises(TrainingError, match=r"folder of the model to train.*--out"):
         prepare(small_job(EMBEDDED_FOLDER))
+
+
+def test_tied_embeddings_on_anothers_server_are_refused_but_with_adapters(tmp_path: Path) -> None:
+    model = tmp_path / "tied"
+    shutil.copytree(EMBEDDED_FOLDER, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    job = small_job(tmp_path / "rl", model=str(model), base_url="http://x/v1")
+    with pytest.raises(TrainingError, match=r"tied embeddings.*--lora.*--base-url"):
+        prepare(job)
+    prepare(dataclasses.replace(job, lora_rank=4))
+    prepare(dataclasses.replace(job, base_url=None))
 
 
 # What follows from a job

@@ -17,7 +17,7 @@ model, and dies of a path that it cannot read.
 
 from memagent_training.policy_sync.probe import Probe, ProbeRow
 from memagent_training.policy_sync.reference import FolderLogProbs, ReferenceLogProbs
-from memagent_training.policy_sync.served import How, Served, SyncError, WeightSync
+from memagent_training.policy_sync.served import How, Served, SyncError
 from memagent_training.policy_sync.sync import PolicySync, RemoteServer, SyncSettings
 
 __all__ = [
@@ -31,5 +31,4 @@ __all__ = [
     "Served",
     "SyncError",
     "SyncSettings",
-    "WeightSync",
 ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-from typing import Protocol
 
 from memagent_training.errors import TrainingError
 
@@ -40,15 +38,3 @@ class Served:
     """The largest difference between the server's log-probs of the probe and the trainer's."""
     reasons: tuple[str, ...] = ()
     """Why the ways before this one were not taken, one sentence each."""
-
-
-class WeightSync(Protocol):
-    """Brings new weights into a running server."""
-
-    async def sync(self, policy: Path, version: str) -> Served:
-        """Serve the weights of a policy's folder from now on, under a version's name.
-
-        Raises:
-            TrainingError: the server does not serve them; says why and what to do.
-        """
-        ...

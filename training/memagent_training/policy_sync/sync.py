@@ -69,7 +69,7 @@ class SyncSettings:
 
 
 class PolicySync:
-    """Brings versions of one policy into one server: a `WeightSync`.
+    """Brings versions of one policy into one server.
 
     Readers of an older version may go on while adapters are loaded. Whole weights change under everyone who reads:
     conversations that are sent during such a swap carry the old version although the new weights may write them. So
@@ -199,7 +199,8 @@ class PolicySync:
     async def _before(self, folder: PolicyFolder) -> Standing | None:
         """What server and trainer say of the probe before the swap; the server's cache then holds its prompts.
 
-        None where that is not known: the server does not answer, which a restart may mend, or its weights are gone.
+        None where that is not known: the server does not answer, which a restart may mend, or its weights are gone, or
+        in files of an older format.
         """
         try:
             reading = await self._read_current(await self._chosen_probe(folder))
@@ -211,6 +212,8 @@ class PolicySync:
         if self._verified is not None and self._verified[0] == self._model:
             return Standing(reading.logprobs.given, self._verified[1])
         if self._model != self.server.model_name or self._base is None or not self._base.is_dir():
+            return None
+        if not any(self._base.glob("*.safetensors")):
             return None
         return Standing(reading.logprobs.given, (await self._expected(self._base, reading)).given)
 

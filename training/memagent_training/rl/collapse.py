@@ -20,7 +20,7 @@ class CollapseSettings:
     """When a loop stops."""
 
     window: int = 8
-    """Iterations that are averaged."""
+    """Collections that are averaged; an iteration with too few groups has several."""
     share: float = 0.5
     """Of the best average of the same stage, below which the newest one must not fall; where that is above 0."""
 
@@ -44,7 +44,7 @@ def check_rewards(records: Sequence[CollectionRecord], settings: CollapseSetting
     averages = [fmean(rewards[end - settings.window : end]) for end in range(settings.window, len(rewards) + 1)]
     if averages and max(averages) > 0 and averages[-1] < settings.share * max(averages):
         raise CollapsedError(
-            f"the policy collapsed: the mean reward of the last {settings.window} iterations is {averages[-1]:.3f}, "
+            f"the policy collapsed: the mean reward of the last {settings.window} collections is {averages[-1]:.3f}, "
             f"and it was {max(averages):.3f} before",
             hint="Begin a loop in another folder from an earlier policy (`best` in this one, if any was measured) with "
             "a lower learning rate, or smaller steps (fewer an iteration, max_grad_norm, beta).",

@@ -59,6 +59,7 @@ class Collector:
             found = await self._serving.reading(version, partial(self._read, number, stage))
             groups, refusal = await asyncio.to_thread(self._usable, number, stage, found.group_of)
             self._loaded = (number, groups)
+            uniform = [group for group in (*found.groups, *found.uniform) if not group.has_variance]
             record = CollectionRecord(
                 number=number,
                 iteration=iteration,
@@ -67,8 +68,8 @@ class Collector:
                 stage=stage,
                 group_of=found.group_of,
                 by_length=_by_length(found),
-                all_right=sum(min(group.rewards) >= 1 for group in found.uniform),
-                other_uniform=sum(min(group.rewards) < 1 for group in found.uniform),
+                all_right=sum(min(group.rewards) >= 1 for group in uniform),
+                other_uniform=sum(min(group.rewards) < 1 for group in uniform),
                 failed=len(found.failed),
                 prompt_tokens=found.usage.prompt_tokens,
                 cached_tokens=found.usage.cached_tokens,
@@ -92,6 +93,7 @@ class Collector:
             self._prepared.job.collect,
             name=_collection(number),
             reward=self._prepared.reward,
+            keep_uniform=self._prepared.job.evidence_share > 0,
             resume=True,
         )
 
@@ -111,8 +113,9 @@ class Collector:
 
     def groups(self, record: CollectionRecord) -> list[RolloutGroup]:
         """What an iteration is trained on."""
-        if self._loaded is not None and self._loaded[0] == record.number:
-            return self._loaded[1]
+        loaded = self._loaded  # once: a collection in the background may be the newest one at any moment
+        if loaded is not None and loaded[0] == record.number:
+            return loaded[1]
         return self._load(record.number, record.stage, record.group_of)
 
     def _usable(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +12,12 @@ from typing import Any, Final
 from transformers.trainer_utils import SaveStrategy
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.samples import Task
+from memagent_graph.evaluation.samples import Sample, Task
 from memagent_graph.evaluation.scorers import score
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.profile import load_profile
+from memagent_graph.prompts import AnswerFormat
+from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training import training_output as output
@@ -22,9 +25,11 @@ from memagent_training.base_model import BaseModel, find_base_model
 from memagent_training.collect import CollectSettings, SampleReward
 from memagent_training.config import MultiConvDAPOConfig
 from memagent_training.errors import TrainingError
-from memagent_training.job_settings import decisive, make_config
+from memagent_training.job_settings import decisive, make_config, rate_depends_on_length
+from memagent_training.policy_sync.folders import has_tied_embeddings
 from memagent_training.rl.collapse import CollapseSettings
 from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
+from memagent_training.rl.reading import ReadingSettings
 
 REWARDS: Final = ("strict", "lenient", "string_match", "token_f1")
 """What a read may earn, by name: the scores of an evaluation."""
@@ -86,6 +91,7 @@ class RLJob:
     """1 collects an iteration while the one before is trained on; the rollouts are then one version old."""
     advance_at: float = 0.8
     """The mean reward of the longest length so far at which the next one is added."""
+    reading: ReadingSettings = field(default_factory=ReadingSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     collapse: CollapseSettings = field(default_factory=CollapseSettings)
     small: bool = False
@@ -133,11 +139,10 @@ class PreparedLoop:
     def record(self) -> dict[str, dict[str, Any]]:
         """What decides the weights, but for how long the loop goes on."""
         job = self.job
+        profile = self.base.profile
+        reading = {"read_with": {**profile.values, "prompts": profile.prompts.fingerprint}} if profile else {}
         collecting = {name: value for name, value in asdict(job.collect).items() if name != "concurrency"}
-        scheduler = self.config.lr_scheduler_type
-        is_constant = str(getattr(scheduler, "value", scheduler)).startswith("constant")
-        is_share = 0 < self.config.warmup_steps < 1  # of all steps
-        schedule = {} if is_constant and not is_share else {"iterations": job.iterations}
+        schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
         return {
             "settings": {**decisive(self.config), **schedule},
             "model": {"weights": self.base.version, "lora_rank": job.lora_rank},
@@ -153,8 +158,15 @@ class PreparedLoop:
                 "small": job.small,
                 "haystack": None if job.haystack is None else str(job.haystack),
                 "loop_seed": job.seed,
+                **reading,
             },
         }
+
+
+def answer_format_of(base: BaseModel) -> AnswerFormat:
+    """How the policy is asked for its answer."""
+    profile = base.profile or load_profile(base.folder)
+    return profile.prompts.answer_format if profile else AnswerFormat.BOXED
 
 
 def prepare(job: RLJob) -> PreparedLoop:
@@ -166,13 +178,20 @@ def prepare(job: RLJob) -> PreparedLoop:
     _check(job)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
+    if job.base_url is not None and job.lora_rank is None and has_tied_embeddings(base.folder):
+        raise TrainingError(
+            f"{job.model} has tied embeddings, and {job.base_url} would keep its old output head on a reload",
+            hint="Train adapters (--lora), untie them, or leave --base-url out: the loop restarts a server of its own.",
+        )
     config = _config(job)
-    settings = TaskSettings(load_tokenizer(base.folder), job.seed, job.small, job.haystack)
+    tokenizer = load_tokenizer(base.folder)
+    base = replace(base, profile=job.reading.resolved(base, tokenizer))
+    settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack)
     tasks = [load_task(name, settings) for name in job.tasks]
     curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed)
     for task in tasks:
         _check_lengths(task, job)
-    prepared = PreparedLoop(job, config, base, curriculum, _reward(job))
+    prepared = PreparedLoop(job, config, base, curriculum, _reward(job, answer_format_of(base)))
     if job.measure.every:
         for task, length in product(tasks, prepared.measured_lengths):
             task.sample(length, HELD_OUT)
@@ -251,13 +270,19 @@ def _config(job: RLJob) -> MultiConvDAPOConfig:
     return config
 
 
-def _reward(job: RLJob) -> SampleReward:
+def _reward(job: RLJob, answer_format: AnswerFormat) -> SampleReward:
     if not isinstance(job.reward, str):
         return job.reward
     if job.reward not in REWARDS:
         raise TrainingError(f"there is no reward {job.reward!r}", hint=f"Choose {', '.join(REWARDS)}.")
     name = job.reward
-    return lambda sample, result: getattr(score(sample, result.answer, result.raw_answer), name)
+
+    def reward(sample: Sample, result: ReadResult) -> float:
+        scores = score(sample, result.answer, result.raw_answer, answer_format=answer_format)
+        value: float = getattr(scores, name)
+        return value
+
+    return reward
 
 
 def _check_lengths(task: Task, job: RLJob) -> None:

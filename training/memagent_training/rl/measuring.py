@@ -11,7 +11,7 @@ from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.statistics import estimate
 from memagent_training.collect import strict_reward
 from memagent_training.rl.curriculum import HELD_OUT
-from memagent_training.rl.job import PreparedLoop
+from memagent_training.rl.job import PreparedLoop, answer_format_of
 from memagent_training.rl.journal import Measurement
 
 
@@ -29,13 +29,15 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
     """
     job = prepared.job
     slots = asyncio.Semaphore(job.collect.concurrency)
+    answer_format = answer_format_of(prepared.base)
     began = time.monotonic()
 
     async def score_of(sample: Sample) -> float | None:
         async with slots:
             try:
                 text = await asyncio.to_thread(lambda: "".join(sample.text()))
-                return strict_reward(sample, await agent.aread(text, sample.question))
+                result = await agent.aread(text, sample.question)
+                return strict_reward(sample, result, answer_format=answer_format)
             except (PolicyUnreachableError, PolicyAuthenticationError):
                 raise
             except MemAgentError:

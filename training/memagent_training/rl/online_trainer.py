@@ -6,7 +6,6 @@ source is asked for its groups, on the main process; the others wait for them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, Final, Protocol
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from memagent_graph.errors import MemAgentError
 from memagent_training.config import MultiConvDAPOConfig
@@ -25,8 +23,8 @@ from memagent_training.recomputed import LogProbGap
 from memagent_training.rollouts import RolloutGroup
 from memagent_training.schedule import ScheduledStep
 from memagent_training.trainer import MultiConvDAPOTrainer
+from memagent_training.training_output import step_of
 
-_NUMBER: Final = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 _SEED_STRIDE: Final = 7919
 """Between the seeds of two iterations' orders."""
 
@@ -144,8 +142,8 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         Raises:
             TrainingError: This one does not.
         """
-        match = None if checkpoint is None else _NUMBER.fullmatch(Path(checkpoint).name)
-        if match is not None and int(match[1]) % self._steps_per_iteration:
+        step = None if checkpoint is None else step_of(Path(checkpoint))
+        if step is not None and step % self._steps_per_iteration:
             raise TrainingError(
                 f"{checkpoint} was saved within an iteration of {self._steps_per_iteration} optimizer steps",
                 hint="Resume with the settings that the loop began with.",

@@ -154,7 +154,7 @@ class Serving:
 
     def _reader(self, temperature: float, run_log: RunLog | bool, logprobs: bool | None = None) -> MemAgent:
         base = self._prepared.base
-        profile = load_profile(base.folder)
+        profile = base.profile or load_profile(base.folder)
         return MemAgent(
             self._policy,
             tokenizer=base.folder,

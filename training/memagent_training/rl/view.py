@@ -209,10 +209,8 @@ def _speed(record: CollectionRecord) -> str:
 
 
 def _groups(record: CollectionRecord) -> str:
-    return (
-        f"{record.groups} groups with variance, {record.all_right} always right, {record.other_uniform} never, "
-        f"{record.failed} failed"
-    )
+    others = f"{record.all_right} always right, {record.other_uniform} never or all alike, {record.failed} failed"
+    return f"{record.groups} groups with variance, {others}"
 
 
 def _training(progress: LoopProgress) -> Table | None:

@@ -1,0 +1,144 @@
+"""How a loop's policy reads may be chosen; what was chosen stays with its weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl")
+
+from support.fake_server import FakeServer
+from support.rl_loops import record, small_job
+
+from memagent_graph import Document, MemAgentError
+from memagent_graph.budget import Budget
+from memagent_graph.profile import EMBEDDED_FOLDER, Profile, load_profile, save_profile
+from memagent_graph.prompts import AnswerFormat, load_prompts
+from memagent_graph.tokenizers import load_tokenizer
+from memagent_training.base_model import BaseModel, find_base_model
+from memagent_training.errors import TrainingError
+from memagent_training.rl.job import prepare, write_record
+from memagent_training.rl.journal import Journal
+from memagent_training.rl.reading import ReadingSettings
+from memagent_training.rl.serving import Serving
+from memagent_training.saved_policy import _complete
+
+
+@pytest.fixture
+def plain_model(tmp_path: Path) -> Path:
+    """A model without a profile, as from the hub."""
+    folder = tmp_path / "plain"
+    shutil.copytree(EMBEDDED_FOLDER, folder, ignore=shutil.ignore_patterns("memagent.json", "templates"))
+    return folder
+
+
+def prepared_base(tmp_path: Path, reading: ReadingSettings, model: Path | str = "embedded") -> BaseModel:
+    return prepare(small_job(tmp_path / "rl", model=str(model), reading=reading)).base
+
+
+def test_without_choices_the_models_own_profile_holds(tmp_path: Path) -> None:
+    prepared = prepare(small_job(tmp_path / "rl"))
+    assert prepared.base.profile is None
+    assert "read_with" not in prepared.record["loop"]
+
+
+def test_choices_change_the_models_own_profile_and_nothing_else_of_it(tmp_path: Path) -> None:
+    own = load_profile("embedded")
+    assert own is not None
+    found = prepared_base(tmp_path, ReadingSettings(chunk_tokens=128, boundary="paragraph")).profile
+    assert found == Profile(replace(own.budget, chunk_tokens=128), own.prompts, "paragraph")
+
+
+def test_a_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -> None:
+    chosen = ReadingSettings(
+        layout="section_first", chunk_tokens=300, memory_tokens=64, question_tokens=64, answer_tokens=64
+    )
+    found = prepared_base(tmp_path, chosen, plain_model).profile
+    assert found is not None
+    assert found.budget == Budget(1024, 64, 64, 300, 64), "the window is the model's"
+    assert found.prompts.wording == load_prompts("section_first").wording
+    assert prepared_base(tmp_path, ReadingSettings(profile="embedded"), plain_model).profile == load_profile("embedded")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"chunk_tokens": 0}, r"chunk_tokens is 0"),
+        ({"chunk_tokens": 5000}, r"a memory update needs .* 1024.*Use chunk_tokens="),
+        ({"profile": "nowhere"}, r"nowhere has no memagent.json.*embedded"),
+        ({"update_template": "nowhere.txt"}, r"nowhere.txt"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_at_once(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(MemAgentError, match=message):
+        prepared_base(tmp_path, ReadingSettings(**changes))  # type: ignore[arg-type]
+    assert not (tmp_path / "rl").exists()
+
+
+def test_the_finished_policy_reads_as_it_was_trained_to(tmp_path: Path, plain_model: Path) -> None:
+    base = prepared_base(tmp_path, ReadingSettings(profile="embedded", chunk_tokens=200), plain_model)
+    out = tmp_path / "policy"
+    out.mkdir()
+    _complete(out, base)
+    saved, chosen = load_profile(out), base.profile
+    assert saved is not None and chosen is not None
+    assert saved.budget == chosen.budget
+    assert saved.prompts.fingerprint == chosen.prompts.fingerprint
+    assert (out / "tokenizer.json").read_bytes() == (plain_model / "tokenizer.json").read_bytes()
+
+
+def test_a_policy_whose_reading_was_not_chosen_keeps_its_files(tmp_path: Path) -> None:
+    out = tmp_path / "policy"
+    out.mkdir()
+    _complete(out, find_base_model("embedded"))
+    assert (out / "memagent.json").read_bytes() == (EMBEDDED_FOLDER / "memagent.json").read_bytes()
+
+
+async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> None:
+    with FakeServer() as server:
+        job = small_job(
+            tmp_path / "rl",
+            model=str(plain_model),
+            base_url=server.base_url,
+            served_name=server.model,
+            reading=ReadingSettings(profile="embedded", chunk_tokens=50),
+        )
+        serving = Serving(prepare(job))
+        try:
+            result = await serving.reader(0.0).aread(Document.from_text("One word more. " * 40), "What?")
+        finally:
+            await serving.close()
+        own = load_profile("embedded")
+        assert own is not None
+        sections = [request["messages"][0]["content"] for request in server.requests[:-1]]
+        head, _, tail = own.prompts.update.text.partition("{chunk}")
+        tokenizer = load_tokenizer("embedded")
+        assert len(sections) == result.chunks_read > 2
+        for section in sections:
+            assert section.startswith(head)
+            assert tokenizer.count(section.removeprefix(head).partition(tail.partition("{")[0])[0]) <= 50
+
+
+def test_going_on_with_another_way_of_reading_is_refused(tmp_path: Path) -> None:
+    job = small_job(tmp_path / "rl", reading=ReadingSettings(chunk_tokens=128))
+    write_record(prepare(job))
+    Journal(job.out / "journal.jsonl").collected(record())
+    prepare(replace(job, resume=True))
+    with pytest.raises(TrainingError, match=r"read_with|chunk_tokens"):
+        prepare(replace(job, resume=True, reading=ReadingSettings(chunk_tokens=64)))
+
+
+def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    prompts = load_prompts("section_first", AnswerFormat.PLAIN, empty_memory="nothing yet")
+    profile = Profile(Budget(chunk_tokens=77), prompts, "sentence")
+    save_profile(profile, tmp_path)
+    found = load_profile(tmp_path)
+    assert found is not None
+    assert (found.budget, found.boundary) == (profile.budget, "sentence")
+    assert found.prompts.wording == prompts.wording
+    assert json.loads((tmp_path / "memagent.json").read_text())["answer_format"] == "plain"
