@@ -12,7 +12,7 @@ from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import TokenizerError
 from memagent_graph.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policy import Policy, SamplingParams
-from memagent_graph.prompts import Prompts, load_prompts
+from memagent_graph.prompts import Prompts, changed_prompts, load_prompts
 from memagent_graph.run_log import RunLog
 from memagent_graph.state import Limits, ReaderContext, UpdateRules
 from memagent_graph.tokenizers import Tokenizer
@@ -28,6 +28,7 @@ class Wishes:
     budget: Budget | None = None
     budget_changes: Mapping[str, int] = field(default_factory=dict)
     prompts: Prompts | None = None
+    prompt_changes: Mapping[str, Any] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rules: UpdateRules = field(default_factory=UpdateRules)
     limits: Limits = field(default_factory=Limits)
@@ -65,6 +66,8 @@ def assemble(wishes: Wishes, info: ModelInfo) -> ReaderContext:
             hint="Name it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, or a hub id.",
         )
     prompts = wishes.prompts or (info.profile.prompts if info.profile else load_prompts())
+    if wishes.prompt_changes:
+        prompts = changed_prompts(prompts, **wishes.prompt_changes)
     return ReaderContext(
         policy=wishes.policy,
         tokenizer=tokenizer,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, fields, replace
@@ -118,7 +119,9 @@ def read(
     max_chunks: MaxChunks = None,
     max_tokens_total: MaxTokensTotal = None,
     max_seconds: MaxSeconds = None,
-    run_id: Annotated[str | None, typer.Option(help="An id of your own for the run.")] = None,
+    run_id: Annotated[
+        str | None, typer.Option(help="An id of your own for the run; one of that id is replaced.")
+    ] = None,
     checkpoints: Checkpoints = None,
     log: Log = None,
     no_log: NoLog = False,
@@ -142,12 +145,14 @@ def read(
             if document == "-"
             else Document.from_path(Path(document), encoding=encoding)
         )
-        console.run_id = run_id or new_run_id()
+        name = run_id or new_run_id()
         # The document comes first: it costs little to find out that it cannot be read, and a policy may take seconds.
         reference = DocumentStore(default_store()).add(source, replace_undecodable=replace_undecodable)
         async with _reader(settings, api_key, checkpoints, False if no_log else log) as reader:
+            if not no_log:
+                console.resume_command = _resume_command(name, checkpoints, log)
             stream = reader.astream(
-                reference, question, run_id=console.run_id, limits=_limits(max_chunks, max_tokens_total, max_seconds)
+                reference, question, run_id=name, limits=_limits(max_chunks, max_tokens_total, max_seconds)
             )
             return await console.follow(stream)
 
@@ -177,11 +182,11 @@ def resume(
         from memagent_graph.run_log import RunLog  # noqa: PLC0415
         from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
 
-        console.run_id = run_id
         record = RunLog(log or default_run_log()).get(run_id)
         settings = ReaderSettings.from_log(record.settings, run_id)
         settings = replace(settings, model=model or settings.model, base_url=base_url or settings.base_url)
         async with _reader(settings, api_key, checkpoints, log) as reader:
+            console.resume_command = _resume_command(run_id, checkpoints, log)
             stream = reader.astream_resume(
                 run_id, document=document, limits=_limits(max_chunks, max_tokens_total, max_seconds)
             )
@@ -300,6 +305,14 @@ def _reader(
         checkpoints=checkpoints or default_checkpoints(),
         run_log=True if log is None else log,
     )
+
+
+def _resume_command(run_id: str, checkpoints: Path | None, log: Path | None) -> str:
+    """What goes on with a run that is kept in these files, or in those of the home folder."""
+    words = ["memagent", "resume", run_id]
+    for option, path in (("--checkpoints", checkpoints), ("--log", log)):
+        words += [option, str(path)] if path else []
+    return shlex.join(words)
 
 
 def _limits(max_chunks: int | None, max_tokens_total: int | None, max_seconds: float | None) -> Limits:

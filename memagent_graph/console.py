@@ -37,8 +37,8 @@ class Console:
         self._out = rich.console.Console(highlight=False, soft_wrap=True)
         self._err = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
         self._quiet = quiet or not self._err.is_terminal
-        self.run_id: str | None = None
-        """The run that can be resumed, once it is known."""
+        self.resume_command: str | None = None
+        """What goes on with the run, once it has begun; None where nothing would."""
 
     async def follow(self, parts: AsyncIterator[MemoryUpdate | ReadResult]) -> ReadResult:
         """Show a read's progress until its result comes."""
@@ -93,8 +93,8 @@ class Console:
             f"[dim]{result.chunks_read} chunks, {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in "
             f"{usage.turns} turns, {usage.seconds:.1f} s{saved}; run {result.run_id}[/]"
         )
-        if result.stop_reason.resumable:
-            self._err.print(f"go on with: memagent resume {result.run_id}")
+        if result.stop_reason.resumable and self.resume_command:
+            self._err.print(f"go on with: {escape(self.resume_command)}")
 
     def failure(self, error: MemAgentError, code: int) -> int:
         """Say what went wrong and what to do; returns `code`."""
@@ -110,16 +110,15 @@ class Console:
         self._err.print(f"[red]error:[/] {escape(error.message)}")
         if error.hint:
             self._err.print(f"[bold]what to do:[/] {escape(error.hint)}")
-        if error.run_id and error.run_id == self.run_id:
+        if error.run_id and self.resume_command:
             at = "" if error.chunk_index is None else f" at chunk {error.chunk_index}"
-            self._err.print(f"nothing is lost: the run stopped{at}; go on with: memagent resume {error.run_id}")
+            self._err.print(f"nothing is lost: the run stopped{at}; go on with: {escape(self.resume_command)}")
         return int(code)
 
     def interrupted(self, code: int) -> int:
         """Say that the read was interrupted; returns `code`."""
-        self._err.print(
-            "[yellow]interrupted[/]" + (f"; go on with: memagent resume {self.run_id}" if self.run_id else "")
-        )
+        how = f"; go on with: {escape(self.resume_command)}" if self.resume_command else ""
+        self._err.print(f"[yellow]interrupted[/]{how}")
         return int(code)
 
     def finding(self, finding: Finding) -> None:

@@ -58,20 +58,21 @@ class DocumentStore:
             replace_undecodable: Put U+FFFD where bytes or code points are not text.
 
         Raises:
-            DocumentError: It cannot be read (see its subclasses for why), with the remedy.
+            DocumentError: It cannot be read (see its subclasses for why), or not be stored, with the remedy.
             MissingExtraError: Its kind needs the extra `files`.
         """
-        self._make_folders()
-        if document.is_live:
-            return self._register(document, str(uuid.uuid4()), replace_undecodable)
-        replace = replace_undecodable or document.errors == "replace"
-        with opened(document, replace=replace) as (kind, pieces), self._new_file() as (file, temporary):
-            key, size, marks = _write(pieces, file, document.name, replace=replace)
-            _publish(file, temporary, self._texts / f"{key}.txt")
-        ref = DocumentRef(key=f"sha256:{key}", name=document.name, size=size, media_type=kind)
-        if marks:
-            ref["sections"] = self._add_sections(marks)
-        return ref
+        with self._failures_told():
+            self._make_folders()
+            if document.is_live:
+                return self._register(document, str(uuid.uuid4()), replace_undecodable)
+            replace = replace_undecodable or document.errors == "replace"
+            with opened(document, replace=replace) as (kind, pieces), self._new_file() as (file, temporary):
+                key, size, marks = _write(pieces, file, document.name, replace=replace)
+                _publish(file, temporary, self._texts / f"{key}.txt")
+            ref = DocumentRef(key=f"sha256:{key}", name=document.name, size=size, media_type=kind)
+            if marks:
+                ref["sections"] = self._add_sections(marks)
+            return ref
 
     def reattach(self, ref: DocumentRef, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
         """Give a reference its source back: one whose text was removed, or a stream whose reading was interrupted.
@@ -160,15 +161,17 @@ class DocumentStore:
         """
         live = self._source_for(ref, until_byte)
         if live is not None:
-            live.pull(until_byte)
-            self._finish(ref, live)
+            with self._failures_told():
+                live.pull(until_byte)
+                self._finish(ref, live)
 
     async def pull_async(self, ref: DocumentRef, until_byte: int) -> None:
         """As `pull`, without blocking the event loop."""
         live = self._source_for(ref, until_byte)
         if live is not None:
-            await live.pull_async(until_byte)
-            self._finish(ref, live)
+            with self._failures_told():
+                await live.pull_async(until_byte)
+                self._finish(ref, live)
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
         """Where the document's pages or sources begin, in order; empty where it has none."""
@@ -207,6 +210,17 @@ class DocumentStore:
         """The size of all that is stored here."""
         return sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
 
+    @contextlib.contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        """A disk that is full, or may not be written to, as an error of the package's."""
+        try:
+            yield
+        except OSError as error:
+            raise DocumentError(
+                f"the document store {self.root} cannot be written: {error}",
+                hint="Make room there, or have it elsewhere: MEMAGENT_HOME names the folder of all that is kept.",
+            ) from error
+
     def _make_folders(self) -> None:
         for folder in (self._texts, self._sections, self._streams):
             if not folder.exists():
@@ -222,7 +236,7 @@ class DocumentStore:
         descriptor, path = tempfile.mkstemp(prefix=".incoming-", dir=self.root)
         with contextlib.ExitStack() as stack:
             stack.callback(Path(path).unlink, missing_ok=True)
-            yield stack.enter_context(os.fdopen(descriptor, "wb", buffering=0)), Path(path)
+            yield stack.enter_context(os.fdopen(descriptor, "wb")), Path(path)
 
     def _add_sections(self, marks: list[SourceMark]) -> str:
         data = json.dumps([[mark.start_char, mark.label] for mark in marks], ensure_ascii=False)
@@ -321,5 +335,6 @@ def _publish(file: IO[bytes], temporary: Path, final: Path) -> None:
     """Give a finished file its name, on disk before anyone can see it."""
     if final.exists():
         return
+    file.flush()  # says so where the disk is full; writing itself may stop short
     os.fsync(file.fileno())
     temporary.replace(final)

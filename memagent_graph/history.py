@@ -82,7 +82,8 @@ async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str) ->
 async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
     """The checkpoints behind a memory update that lead to the newest one, newest first.
 
-    An edited chunk has two such checkpoints in line, and the newer one counts.
+    An edited chunk has two such checkpoints in line, and the newer one counts. An earlier run under the same id is
+    another one: the line ends where this one began.
     """
     found: dict[int, StateSnapshot] = {}
     wanted: str | None = None
@@ -91,8 +92,9 @@ async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
             continue
         parent = snapshot.parent_config
         wanted = parent["configurable"]["checkpoint_id"] if parent else ""
+        if (snapshot.metadata or {}).get("source") == "input":
+            break
         step = snapshot.values.get("step")
-        if step is None or step["type"] != "memory_update":
-            continue
-        found.setdefault(step["chunk_index"], snapshot)
+        if step is not None and step["type"] == "memory_update":
+            found.setdefault(step["chunk_index"], snapshot)
     return list(found.values())

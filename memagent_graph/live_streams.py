@@ -146,11 +146,17 @@ class LiveStream:
             self._spool.seek(self._seen)
             if self._spool.read(len(overlap)) != overlap:
                 raise self._mismatch(f"differs from it after byte {self._seen}")
-        self._spool.write(data[len(overlap) :])
+        self._append(data[len(overlap) :])
         self.digest.update(data)
         self._seen += len(data)
         self._characters += len(text)
         self._blank = self._blank and (not text or text.isspace())
+
+    def _append(self, data: bytes) -> None:
+        """Where the disk is nearly full, one write may take a part of it; the next one then says so."""
+        left = memoryview(data)
+        while left:
+            left = left[self._spool.write(left) :]
 
     def _end(self) -> None:
         if self._seen < self._kept:

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from memagent_graph.decoding import SAMPLE_BYTES, Errors, byte_order_mark, decoded
 from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedDocumentError
@@ -58,13 +58,13 @@ def opened(document: Document, *, replace: bool = False) -> Iterator[tuple[str, 
             yield _from_binary(document, stack.enter_context(_open(content)), errors)
         else:
             file = stack.enter_context(_open(content)) if isinstance(content, Path) else content
-            first = _first_piece(document.name, file)
+            first = _read(document.name, file)
             if isinstance(first, str):
-                yield TEXT, ((None, piece) for piece in _rest(first, file))
+                yield TEXT, ((None, piece) for piece in _rest(document.name, first, file))
             else:
                 # It cannot be read twice, which finding its charset may need.
                 copy = stack.enter_context(tempfile.TemporaryFile())
-                copy.writelines(_rest(first, file))
+                copy.writelines(_rest(document.name, first, file))
                 copy.seek(0)
                 yield _from_binary(document, copy, errors)
 
@@ -97,22 +97,26 @@ def _joined(sections: tuple[Section, ...]) -> Iterator[LabelledText]:
         yield section.label, section.text
 
 
-def _first_piece(name: str, file: IO[Any]) -> str | bytes:
+def _read(name: str, file: IO[Any]) -> str | bytes:
     try:
-        first: str | bytes = file.read(READ_BYTES)
-    except (OSError, ValueError) as error:
+        piece: str | bytes = file.read(READ_BYTES)
+    except OSError as error:
+        raise DocumentError(
+            f"{name} cannot be read: {error}", hint="Copy it to where it can be, and read that."
+        ) from error
+    except ValueError as error:
         raise DocumentError(
             f"the open file {name} cannot be read: {error}",
             hint="A text file is decoded by whoever opened it: open it in binary mode, or pass its path.",
         ) from error
-    return first
+    return piece
 
 
-def _rest(first: Any, file: IO[Any]) -> Iterator[Any]:
+def _rest(name: str, first: Any, file: IO[Any]) -> Iterator[Any]:
     piece = first
     while piece:
         yield piece
-        piece = file.read(READ_BYTES)
+        piece = _read(name, file)
 
 
 def _kind(document: Document, file: IO[bytes]) -> str:
@@ -148,15 +152,15 @@ def _from_binary(document: Document, file: IO[bytes], errors: Errors) -> tuple[s
         return kind, iter([(None, _docx_text(document.name, file))])
     if kind == HTML:
         return kind, iter([(None, _html_text(document, file, errors))])
-    reopen = partial(_pieces, file, file.tell())
+    reopen = partial(_pieces, document.name, file, file.tell())
     texts = decoded(document.name, reopen, encoding=document.encoding, errors=errors)
     return kind, ((None, text) for text in texts)
 
 
-def _pieces(file: IO[bytes], start: int) -> Iterator[bytes]:
+def _pieces(name: str, file: IO[bytes], start: int) -> Iterator[bytes]:
     file.seek(start)
-    while piece := file.read(READ_BYTES):
-        yield piece
+    while piece := _read(name, file):
+        yield cast("bytes", piece)
 
 
 def _extra(module: str, needed_for: str) -> Any:
@@ -181,8 +185,14 @@ def _pdf_pages(name: str, file: IO[bytes]) -> Iterator[LabelledText]:
     found_text = False
     try:
         for number in range(count):
-            with _PDFIUM:
-                text = _page_text(pdf, number).replace("\r\n", "\n").replace("\x00", "")
+            try:
+                with _PDFIUM:
+                    text = _page_text(pdf, number).replace("\r\n", "\n").replace("\x00", "")
+            except pypdfium2.PdfiumError as error:
+                raise DocumentError(
+                    f"page {number + 1} of the PDF file {name} cannot be read: {error}",
+                    hint="The file is damaged: have it repaired (qpdf rewrites what it can), or leave the page out.",
+                ) from error
             found_text = found_text or bool(text.strip())
             yield f"page {number + 1}", text if number == count - 1 else text + _SECTION_GAP
     finally:
@@ -197,11 +207,13 @@ def _pdf_pages(name: str, file: IO[bytes]) -> Iterator[LabelledText]:
 
 def _page_text(pdf: Any, number: int) -> str:
     page = pdf[number]
-    textpage = page.get_textpage()
     try:
-        return str(textpage.get_text_range())
+        textpage = page.get_textpage()
+        try:
+            return str(textpage.get_text_range())
+        finally:
+            textpage.close()
     finally:
-        textpage.close()
         page.close()
 
 
@@ -220,14 +232,21 @@ def _html_text(document: Document, file: IO[bytes], errors: Errors) -> str:
     declared = document.encoding
     if declared is None and byte_order_mark(head) is None and (meta := _META_CHARSET.search(head[:4096])):
         declared = meta.group(1).decode("ascii")
-    text = "".join(decoded(document.name, partial(_pieces, file, start), encoding=declared, errors=errors))
+    text = "".join(
+        decoded(document.name, partial(_pieces, document.name, file, start), encoding=declared, errors=errors)
+    )
     return _as_markdown(document.name, text)
 
 
 def _as_markdown(name: str, html: str) -> str:
     bs4 = _extra("bs4", f"reading HTML ({name})")
     markdownify = _extra("markdownify", f"reading HTML ({name})")
-    soup = bs4.BeautifulSoup(html, "html.parser")
+    try:
+        soup = bs4.BeautifulSoup(html, "html.parser")
+    except Exception as error:  # the parser of the standard library and bs4 raise several kinds
+        raise DocumentError(
+            f"the HTML of {name} cannot be parsed: {error}", hint="Convert it to plain text first."
+        ) from error
     for element in soup(_UNREAD_ELEMENTS):
         element.decompose()
     for comment in soup.find_all(string=lambda text: isinstance(text, bs4.Comment)):

@@ -49,12 +49,13 @@ async def open_document(state: ReaderState, context: ReaderContext) -> Change:
     """Begin a run: set everything that an earlier run on the same thread may have left behind."""
     run_id = state.get("run_id") or new_run_id()
     if recording := context.meter.recording:
-        recording.begin(run_id, state["question"], state["document"], context.prompts)
+        recording.begin(run_id, state["question"], state["document"], context.prompts, anew=True)
     return {
         "run_id": run_id,
         "settings": context.settings,
         "cursor": start_cursor(),
         "span": None,
+        "step": None,
         "memory": "",
         "usage": NO_COST,
         "chunks_read": 0,

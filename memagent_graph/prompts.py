@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from importlib import resources
@@ -216,6 +216,43 @@ def load_prompts(
         answer_format=answer_format,
         empty_memory=empty_memory,
         control_tokens=frozenset(control_tokens),
+    )
+
+
+def changed_prompts(
+    prompts: Prompts,
+    *,
+    layout: PromptLayout | str | None = None,
+    answer_format: AnswerFormat | str | None = None,
+    update_template: Path | str | None = None,
+    answer_template: Path | str | None = None,
+    empty_memory: str | None = None,
+) -> Prompts:
+    """Prompts of which single parts are other ones; what is None stays.
+
+    Args:
+        prompts: those that a policy was trained with, say.
+        layout: the package's own update prompt in this order.
+        answer_format: the package's own answer prompt in this format.
+        update_template: a file with the update prompt, whatever the layout.
+        answer_template: a file with the answer prompt; the format is then how the answer is found.
+        empty_memory: what stands in the memory's place before the first update.
+
+    Raises:
+        PromptError: a file that cannot be read, or a field that is missing, unknown or not between tags.
+    """
+    found = load_prompts(
+        layout or PromptLayout.PAPER,
+        answer_format or prompts.answer_format,
+        update_file=update_template,
+        answer_file=answer_template,
+        empty_memory=empty_memory or prompts.empty_memory,
+        control_tokens=prompts.control_tokens,
+    )
+    return replace(
+        found,
+        update=found.update if layout or update_template else prompts.update,
+        answer=found.answer if answer_format or answer_template else prompts.answer,
     )
 
 

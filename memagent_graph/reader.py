@@ -67,6 +67,7 @@ class MemAgent:
         budget: how the context window is shared.
         budget_changes: single values to change in that budget, or in the policy's own.
         prompts: the wording.
+        prompt_changes: single parts to change in it, or in the policy's own: what `changed_prompts` takes.
         sampling: temperature and the like; its `max_tokens` is set by the budget.
         rules: what to do with truncated, empty and refused updates.
         limits: where a read stops early.
@@ -92,6 +93,7 @@ class MemAgent:
         budget: Budget | None = None,
         budget_changes: Mapping[str, int] | None = None,
         prompts: Prompts | None = None,
+        prompt_changes: Mapping[str, Any] | None = None,
         sampling: SamplingParams | None = None,
         rules: UpdateRules | None = None,
         limits: Limits | None = None,
@@ -106,6 +108,7 @@ class MemAgent:
         self.policy = policy if policy is not None else _embedded_policy()
         self.store = store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
         self.run_log = _open_log(run_log)
+        self._owns_log = not isinstance(run_log, RunLog)
         self._wishes = Wishes(
             policy=self.policy,
             store=self.store,
@@ -113,6 +116,7 @@ class MemAgent:
             budget=budget,
             budget_changes=budget_changes or {},
             prompts=prompts,
+            prompt_changes=prompt_changes or {},
             sampling=sampling or SamplingParams(),
             rules=rules or UpdateRules(),
             limits=limits or Limits(),
@@ -146,7 +150,7 @@ class MemAgent:
             document: anything that `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text,
                 LangChain documents; or a reference from `store.add`.
             question: the question, at most `budget.question_tokens` tokens.
-            run_id: an id of your own; otherwise one is made.
+            run_id: an id of your own; otherwise one is made. A run of that id that is there is replaced.
             limits: bounds for this call, instead of the reader's own.
 
         Raises:
@@ -200,7 +204,7 @@ class MemAgent:
         *,
         max_concurrency: int = 128,
         return_exceptions: bool = False,
-    ) -> list[ReadResult | MemAgentError]:
+    ) -> list[ReadResult | Exception]:
         """Read many documents, or one document with many questions, at most `max_concurrency` at once.
 
         Results come in the order of the requests. All reads go on to their end; then the first failure is raised,
@@ -208,16 +212,16 @@ class MemAgent:
         """
         slots = asyncio.Semaphore(max_concurrency)
 
-        async def one(request: ReadRequest) -> ReadResult | MemAgentError:
+        async def one(request: ReadRequest) -> ReadResult | Exception:
             async with slots:
                 try:
                     return await self.aread(request.document, request.question)
-                except MemAgentError as error:
+                except Exception as error:  # noqa: BLE001  whatever it is, the other reads go on
                     return error
 
         each = [request if isinstance(request, ReadRequest) else ReadRequest(*request) for request in requests]
         outcomes = await asyncio.gather(*map(one, each))
-        if not return_exceptions and (failures := [item for item in outcomes if isinstance(item, MemAgentError)]):
+        if not return_exceptions and (failures := [item for item in outcomes if isinstance(item, Exception)]):
             if len(failures) > 1:
                 failures[0].add_note(f"{len(failures)} of {len(outcomes)} reads failed; this is the first.")
             raise failures[0]
@@ -229,7 +233,7 @@ class MemAgent:
         *,
         max_concurrency: int = 128,
         return_exceptions: bool = False,
-    ) -> list[ReadResult | MemAgentError]:
+    ) -> list[ReadResult | Exception]:
         """`abatch` for synchronous code."""
         return run_sync(self.abatch(requests, max_concurrency=max_concurrency, return_exceptions=return_exceptions))
 
@@ -369,13 +373,18 @@ class MemAgent:
         return run_sync(self.agraph())
 
     async def aclose(self) -> None:
-        """Close the running loop's connections and checkpoint file."""
+        """Close the running loop's connections and checkpoint file, and the log if the reader opened it.
+
+        Whoever reads again opens them anew.
+        """
         if graphs := self._graphs.pop():
             for graph in graphs:
                 if isinstance(self._checkpoints, str | Path) and isinstance(graph.checkpointer, BaseCheckpointSaver):
                     await graph.checkpointer.conn.close()  # type: ignore[attr-defined]
         if hasattr(self.policy, "aclose"):
             await self.policy.aclose()
+        if self.run_log is not None and self._owns_log:
+            await asyncio.to_thread(self.run_log.close)
 
     def close(self) -> None:
         """`aclose` for synchronous code."""
@@ -401,9 +410,9 @@ class MemAgent:
         """The running loop's graph, with the reader's own checkpointer."""
         context = await self.aprepare()
         graphs = self._graphs.get()
-        if not graphs:
-            saver = await open_saver(self._checkpoints)
+        async with self._preparing.get():  # or every first read would open the checkpoints
             if not graphs:
+                saver = await open_saver(self._checkpoints)
                 graphs.append(build_graph(context, strategy=self._strategy, checkpointer=saver))
         return graphs[0]
 

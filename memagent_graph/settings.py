@@ -14,7 +14,6 @@ from memagent_graph.chunking import Boundary
 from memagent_graph.errors import PolicyError, ProfileError, RunError
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.profile import load_profile
-from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, PromptLayout, load_prompts
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import UpdateRule
 from memagent_graph.run_log import RunLog
@@ -144,21 +143,15 @@ class ReaderSettings:
             )
         asked = {each.name: getattr(self, each.name) for each in fields(Budget) if getattr(self, each.name) is not None}
         budget = profile.budget if profile else None
-        prompts = profile.prompts if profile else None
-        if self.layout or self.answer_format or self.update_template or self.answer_template or self.empty_memory:
-            prompts = load_prompts(
-                self.layout or PromptLayout.PAPER,
-                self.answer_format or AnswerFormat.BOXED,
-                update_file=self.update_template,
-                answer_file=self.answer_template,
-                empty_memory=self.empty_memory or EMPTY_MEMORY,
-            )
+        parts = ("layout", "answer_format", "update_template", "answer_template", "empty_memory")
+        wording = {name: value for name in parts if (value := getattr(self, name))}
         return MemAgent(
             self.make_policy(api_key),
             tokenizer=self.tokenizer or ("embedded" if self.profile == "embedded" else None),
             budget=budget,
             budget_changes=asked,
-            prompts=prompts,
+            prompts=profile.prompts if profile else None,
+            prompt_changes=wording,
             sampling=SamplingParams(
                 temperature=self.temperature, top_p=self.top_p, seed=self.seed, logprobs=self.logprobs
             ),

@@ -58,7 +58,7 @@ def analyse(sample: Sample, run: RunView, completions: Mapping[int, str] | None 
     """
     if run.stop_reason not in {"answered", "no_answer"} or not run.updates:
         return tuple(NeedleLoss(needle, Loss.NOT_APPLICABLE) for needle in sample.needles)
-    said = run.raw_answer if run.raw_answer is not None else run.answer
+    said = strip_reasoning(run.raw_answer) if run.raw_answer is not None else run.answer
     return tuple(_analyse(needle, run.updates, said or "", completions or {}) for needle in sample.needles)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
 from memagent_graph.flops import ModelShape
@@ -50,9 +50,10 @@ class LocalPolicy:
         self._engine = _Engine(str(self._folder), device, dtype)
         self._version = weights_version(self._folder)
         self._max_batch = max_batch
-        self._waiting: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+        self._waiting: _Waiting = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._starting = threading.Lock()
+        self._computing = threading.Lock()
 
     @classmethod
     def embedded(cls, **options: Any) -> LocalPolicy:
@@ -92,31 +93,51 @@ class LocalPolicy:
         self._submit(request)
         return await asyncio.wrap_future(request.future)
 
+    async def aclose(self) -> None:
+        """End the thread that computes, after what was asked of it; the next call starts another.
+
+        Until then it holds the weights, whoever else has let go of the policy.
+        """
+        with self._starting:
+            worker, self._worker = self._worker, None
+            waiting, self._waiting = self._waiting, queue.SimpleQueue()
+        if worker is not None:
+            waiting.put(None)
+            await asyncio.to_thread(worker.join)
+
     def _submit(self, request: _Request) -> None:
         with self._starting:
             self._waiting.put(request)
             if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name=f"policy-{self._name}", daemon=True)
+                self._worker = threading.Thread(
+                    target=self._work, args=(self._waiting,), name=f"policy-{self._name}", daemon=True
+                )
                 self._worker.start()
 
-    def _work(self) -> None:
-        while True:
-            requests = [self._waiting.get()]
-            while len(requests) < self._max_batch:
+    def _work(self, waiting: _Waiting) -> None:
+        last = False
+        while not last:
+            found = [waiting.get()]
+            while len(found) < self._max_batch and found[-1] is not None:
                 try:
-                    requests.append(self._waiting.get(timeout=_LINGER))
+                    found.append(waiting.get(timeout=_LINGER))
                 except queue.Empty:
                     break
-            requests = [request for request in requests if request.future.set_running_or_notify_cancel()]
-            try:
-                for request, completion in zip(requests, self._complete(requests), strict=True):
-                    request.future.set_result(completion)
-            except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
-                failure = PolicyError(f"{self._name}: {type(error).__name__}: {error}")
-                failure.__cause__ = error
-                for request in requests:
-                    if not request.future.done():
-                        request.future.set_exception(failure)
+            last = found[-1] is None
+            with self._computing:
+                self._serve([request for request in found if request is not None])
+
+    def _serve(self, asked: Sequence[_Request]) -> None:
+        requests = [request for request in asked if request.future.set_running_or_notify_cancel()]
+        try:
+            for request, completion in zip(requests, self._complete(requests), strict=True):
+                request.future.set_result(completion)
+        except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
+            failure = PolicyError(f"{self._name}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            for request in requests:
+                if not request.future.done():
+                    request.future.set_exception(failure)
 
     def _complete(self, requests: Sequence[_Request]) -> list[Completion]:
         drafts = self._engine.generate(
@@ -143,6 +164,10 @@ class _Request:
     ids: list[int]
     sampling: SamplingParams
     future: Future[Completion]
+
+
+_Waiting: TypeAlias = "queue.SimpleQueue[_Request | None]"
+"""None ends the thread that takes them."""
 
 
 class _Draft:

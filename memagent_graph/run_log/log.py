@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import RunLogError, RunNotFoundError
@@ -30,6 +30,15 @@ from memagent_graph.run_log.records import (
 )
 from memagent_graph.run_log.schema import LogConnection, connect, migrate
 from memagent_graph.run_log.writer import Job, Writer
+
+_BEGIN: Final = (
+    "INSERT INTO runs (run_id, began, question, document, settings, trace) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (run_id) DO UPDATE SET ended = NULL, stop_reason = NULL"
+)
+_BEGIN_ANEW: Final = (
+    _BEGIN + ", answer = NULL, began = excluded.began, question = excluded.question, "
+    "document = excluded.document, settings = excluded.settings, trace = excluded.trace"
+)
 
 
 class RunLog:
@@ -68,8 +77,12 @@ class RunLog:
         *,
         prompts: Prompts | None = None,
         trace: Mapping[str, str] | None = None,
+        anew: bool = False,
     ) -> Job:
-        """What `begin` hands in, with the prompts' wording and the trace it runs under."""
+        """What `begin` hands in, with the prompts' wording and the trace it runs under.
+
+        A run of that id that is there is gone on with, or, `anew`, replaced: its conversations no longer count.
+        """
         kept_document = {**document, "name": self._kept(TextKind.DOCUMENT_NAME, document["name"]) or ""}
         values = (
             run_id,
@@ -81,11 +94,11 @@ class RunLog:
         )
 
         def job(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "INSERT INTO runs (run_id, began, question, document, settings, trace) VALUES (?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (run_id) DO UPDATE SET ended = NULL, stop_reason = NULL",
-                values,
-            )
+            connection.execute(_BEGIN_ANEW if anew else _BEGIN, values)
+            if anew:
+                connection.execute(
+                    "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND superseded = 0", (run_id,)
+                )
             if prompts is not None:
                 connection.execute(
                     "INSERT OR IGNORE INTO templates (hash, content) VALUES (?, ?)",

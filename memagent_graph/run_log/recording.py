@@ -47,12 +47,14 @@ class Recording:
         """The read fails: the coming `settle` waits for everything."""
         self._ended = True
 
-    def begin(self, run_id: str, question: str, document: DocumentRef, prompts: Prompts) -> None:
-        """Enter the run, once per call of the graph."""
+    def begin(self, run_id: str, question: str, document: DocumentRef, prompts: Prompts, *, anew: bool = False) -> None:
+        """Enter the run, once per call of the graph; `anew` if it begins, and is not gone on with."""
         if not self._begun:
             self._begun = True
             self._hand_in(
-                self.log.begin_job(run_id, question, document, self.settings, prompts=prompts, trace=self.trace)
+                self.log.begin_job(
+                    run_id, question, document, self.settings, prompts=prompts, trace=self.trace, anew=anew
+                )
             )
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:

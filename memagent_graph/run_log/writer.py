@@ -50,6 +50,8 @@ class Writer:
         self._path = path
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._ending: threading.Thread | None = None
+        """One that `close` waits for; the next begins when it is done."""
         self._lock = threading.Lock()
         self._haste = threading.Event()
 
@@ -82,6 +84,7 @@ class Writer:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._entries.put(None)
+                self._entries, self._ending = queue.SimpleQueue(), thread
                 self._haste.set()
         if thread is not None:
             atexit.unregister(self.close)
@@ -90,16 +93,20 @@ class Writer:
     def _put(self, entry: _Entry) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="memagent-run-log", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._work, args=(self._entries, self._ending), name="memagent-run-log", daemon=True
+                )
                 self._thread.start()
                 atexit.register(self.close)
             self._entries.put(entry)
 
-    def _work(self) -> None:
+    def _work(self, entries: queue.SimpleQueue[_Entry | None], before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
         connection: LogConnection | None = None
         try:
             while True:
-                batch, last = self._next_batch()
+                batch, last = self._next_batch(entries)
                 if batch:
                     try:
                         connection = connection or connect(self._path)
@@ -113,10 +120,10 @@ class Writer:
             if connection is not None:
                 connection.close()
 
-    def _next_batch(self) -> tuple[list[_Entry], bool]:
+    def _next_batch(self, entries: queue.SimpleQueue[_Entry | None]) -> tuple[list[_Entry], bool]:
         """The entries that wait, at least one unless the end has come, and whether it has."""
         batch: list[_Entry] = []
-        entry = self._entries.get()
+        entry = entries.get()
         if entry is not None and entry.loop is not None and self._haste.wait(_LINGER_SECONDS):
             time.sleep(_LINGER_IN_HASTE_SECONDS)
         self._haste.clear()
@@ -125,7 +132,7 @@ class Writer:
             if len(batch) == _LARGEST_BATCH:
                 return batch, False
             try:
-                entry = self._entries.get_nowait()
+                entry = entries.get_nowait()
             except queue.Empty:
                 return batch, False
         return batch, True

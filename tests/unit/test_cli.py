@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -77,6 +78,19 @@ def test_a_read_that_stops_at_a_limit_is_resumed_from_its_id_alone(book) -> None
     assert finished.returncode == 0
     assert json.loads(finished.stdout)["answer"] == "4711"
     assert again.stdout == "4711\n"
+
+
+def test_the_command_that_goes_on_is_the_one_that_works(book, tmp_path) -> None:
+    with FakeServer() as server:
+        options = ["--base-url", server.base_url, *SMALL, "--max-chunks", 2]
+        places = ["--log", tmp_path / "my runs.sqlite", "--checkpoints", tmp_path / "c.sqlite"]
+        stopped = memagent("read", book, "-q", QUESTION, *options, *places)
+        (told,) = [line for line in stopped.stderr.splitlines() if "go on with: memagent " in line]
+        command = shlex.split(told.partition("memagent ")[2])
+        assert memagent(*command).stdout == "4711\n"
+        without = memagent("read", book, "-q", QUESTION, *options, "--no-log")
+        assert without.returncode == 5
+        assert "go on with" not in without.stderr, "no log, so no command could find it"
 
 
 def test_an_interrupted_read_says_how_to_go_on(book) -> None:

@@ -5,6 +5,8 @@ import io
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -341,3 +343,36 @@ def test_an_async_stream_cannot_be_pulled_by_blocking(store):
     ref = store.add(Document.from_stream(_slowly(["a"])))
     with pytest.raises(DocumentError, match="aread"):
         store.pull(ref, 1)
+
+
+FULL_DISK = """
+import resource, sys
+from memagent_graph.documents import Document, DocumentStore
+from memagent_graph.errors import DocumentError
+
+store, text = DocumentStore(sys.argv[1]), "word " * 50_000
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+for source in (text, iter([text])):
+    try:
+        ref = store.add(Document.of(source))
+        store.pull(ref, sys.maxsize)
+    except DocumentError as error:
+        print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+ref = store.add(Document.of(text))
+assert store.read(ref, 0, ref["size"]) == text
+"""
+
+
+def test_a_disk_that_is_full_is_told_and_leaves_no_text_cut_off(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    assert len([line for line in told if "too large" in line]) == 2, told
+    assert "MEMAGENT_HOME" in told[0]
+
+
+def test_a_store_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DocumentError, match=r"cannot be written.*MEMAGENT_HOME"):
+        DocumentStore(tmp_path / "file" / "store").add(Document.from_text("text"))

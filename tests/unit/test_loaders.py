@@ -164,3 +164,31 @@ def test_a_missing_converter_names_the_extra(module, name, data, store, monkeypa
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r'pip install "memagent-graph\[files\]"'):
         store.add(Document.from_bytes(data, name=name))
+
+
+def test_a_page_that_cannot_be_read_is_named(store):
+    data = pdf("The first page.", "The second one.")
+    kids = b"/Kids [4 0 R 6 0 R]"
+    assert kids in data
+    with pytest.raises(DocumentError, match=r"page 2 of the PDF file .* cannot be read.*qpdf"):
+        store.add(Document.from_bytes(data.replace(kids, b"/Kids [4 0 R 9 0 R]")))
+
+
+def test_html_that_no_parser_takes_is_an_error_of_ours(store):
+    try:
+        text, _ = read(store, Document.from_bytes(b"<p>before</p><![ if x><p>after</p>", name="odd.html"))
+    except DocumentError as error:
+        assert "odd.html cannot be parsed" in error.message
+    else:
+        assert "before" in text  # newer versions of Python read on
+
+
+def test_a_file_that_breaks_off_while_it_is_read_is_told(store):
+    class Breaking(io.BytesIO):
+        def read(self, size: int = -1) -> bytes:
+            if self.tell():
+                raise OSError("the cable was pulled")
+            return super().read(1 << 20)
+
+    with pytest.raises(DocumentError, match="the cable was pulled"):
+        store.add(Document.of(Breaking(b"word " * 400_000)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -117,3 +119,18 @@ def test_it_serves_any_event_loop(policy) -> None:
 def test_a_folder_without_a_model_is_an_error_with_a_remedy(tmp_path) -> None:
     with pytest.raises(PolicyError, match=r"config\.json, weights"):
         LocalPolicy(tmp_path)
+
+
+async def test_a_policy_that_was_closed_lets_its_weights_go_and_may_be_asked_again() -> None:
+    closed = LocalPolicy.embedded()
+    before = (await closed.complete(prompt(QUESTIONS[0]), GREEDY)).text
+    waiting = [asyncio.create_task(closed.complete(prompt(question), GREEDY)) for question in QUESTIONS]
+    await asyncio.sleep(0)
+    await closed.aclose()
+    assert [each.done() or (await each).text != "" for each in waiting], "what was asked before is answered"
+    assert (await closed.complete(prompt(QUESTIONS[0]), GREEDY)).text == before
+    await closed.aclose()
+    weights = weakref.ref(closed._engine)
+    del closed, waiting
+    gc.collect()
+    assert weights() is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 from memagent_graph import AnswerFormat, PromptLayout, Prompts, PromptTemplate, load_prompts
 from memagent_graph.errors import PromptError
-from memagent_graph.prompts import last_boxed
+from memagent_graph.profile import load_profile
+from memagent_graph.prompts import changed_prompts, last_boxed
+from memagent_graph.settings import ReaderSettings
 
 
 def test_the_two_layouts_order_their_parts_differently() -> None:
@@ -133,3 +136,25 @@ def test_the_papers_budget_holds_the_packages_templates() -> None:
     for layout in PromptLayout:
         prompts = load_prompts(layout)
         Budget().require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
+
+
+def test_single_parts_of_a_policys_own_wording_may_be_other_ones(tmp_path) -> None:
+    own = load_profile("embedded").prompts
+    assert changed_prompts(own) == own
+    assert changed_prompts(own, empty_memory="(nothing)") == replace(own, empty_memory="(nothing)")
+    paper = changed_prompts(own, layout="paper")
+    assert (paper.update, paper.answer) == (load_prompts().update, own.answer)
+    plain = changed_prompts(own, answer_format="plain")
+    assert (plain.update, plain.answer) == (own.update, load_prompts(answer_format="plain").answer)
+    assert plain.answer_format is AnswerFormat.PLAIN
+    (tmp_path / "answer.txt").write_text("<m> {memory} </m> <q> {prompt} </q>")
+    mine = changed_prompts(own, answer_template=tmp_path / "answer.txt")
+    assert (mine.update, mine.answer.text) == (own.update, "<m> {memory} </m> <q> {prompt} </q>")
+
+
+async def test_a_reader_changes_the_wording_that_its_policy_was_trained_with(tmp_path) -> None:
+    settings = ReaderSettings(model="embedded", empty_memory="(nothing)")
+    async with settings.make_reader(store=tmp_path, run_log=False) as reader:
+        prompts = (await reader.aprepare()).prompts
+    own = load_profile("embedded").prompts
+    assert (prompts.update, prompts.answer, prompts.empty_memory) == (own.update, own.answer, "(nothing)")

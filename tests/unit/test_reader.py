@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from itertools import pairwise
 
 import pytest
@@ -16,12 +17,14 @@ from memagent_graph import (
     MemoryUpdate,
     ReadRequest,
     ReadResult,
+    RunLog,
     ScriptedPolicy,
     StopReason,
     UpdateRule,
     UpdateRules,
     load_prompts,
 )
+from memagent_graph.checkpoints import open_saver
 from memagent_graph.chunking import Chunker
 from memagent_graph.errors import (
     BudgetError,
@@ -407,3 +410,57 @@ def test_another_question_is_asked_of_an_earlier_run_s_document(tmp_path) -> Non
     silent = MemAgent(ScriptedPolicy(perfect_reader), tokenizer="embedded", store=tmp_path, run_log=False)
     with silent, pytest.raises(MemAgentError, match="keeps no run log"):
         silent.ask_again(first.run_id, "What?")
+
+
+def test_a_failure_of_any_kind_leaves_the_other_reads_of_a_batch_alone(make_reader) -> None:
+    def script(prompt: str):
+        if "castle?" in prompt:
+            raise RuntimeError("not one of ours")
+        return perfect_reader(prompt)
+
+    reader = make_reader(ScriptedPolicy(script))
+    requests = [(TEXT, QUESTION), (TEXT, "What is the key of castle?"), (TEXT, QUESTION)]
+    outcomes = reader.batch(requests, return_exceptions=True)
+    assert [getattr(outcome, "answer", None) for outcome in outcomes] == ["4711", None, "4711"]
+    assert isinstance(outcomes[1], RuntimeError)
+    with pytest.raises(RuntimeError, match="not one of ours"):
+        reader.batch(requests)
+
+
+def test_a_question_in_a_script_of_many_tokens_is_counted(make_reader) -> None:
+    reader = make_reader(budget_changes={"question_tokens": 100})
+    with pytest.raises(BudgetError, match=r"the question has \d+ tokens and its budget is 100"):
+        reader.read(TEXT, "\N{ALCHEMICAL SYMBOL FOR GOLD}" * 60)
+
+
+async def test_first_reads_share_one_connection_to_the_checkpoints(make_reader, tmp_path, monkeypatch) -> None:
+    opened = []
+
+    async def counting(given):
+        opened.append(given)
+        await asyncio.sleep(0.01)
+        return await open_saver(given)
+
+    monkeypatch.setattr("memagent_graph.reader.open_saver", counting)
+    async with make_reader(checkpoints=tmp_path / "c.sqlite") as reader:
+        await reader.abatch([(TEXT, QUESTION)] * 5)
+    assert len(opened) == 1
+
+
+async def test_closing_ends_the_log_that_the_reader_opened_and_no_other(make_reader, tmp_path) -> None:
+    def writers() -> int:
+        return sum(thread.name == "memagent-run-log" for thread in threading.enumerate())
+
+    before = writers()
+    async with make_reader(run_log=tmp_path / "own.sqlite") as reader:
+        await reader.aread(TEXT, QUESTION)
+        assert writers() == before + 1
+    assert writers() == before
+    await reader.aread(TEXT, QUESTION)
+    await reader.aclose()
+    assert RunLog(tmp_path / "own.sqlite").counts()[0] == 2
+    shared = RunLog(tmp_path / "shared.sqlite")
+    async with make_reader(run_log=shared) as reader:
+        await reader.aread(TEXT, QUESTION)
+    assert writers() == before + 1
+    shared.close()

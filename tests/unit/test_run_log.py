@@ -137,6 +137,24 @@ def test_a_resumed_run_has_one_trajectory(make_reader, log, tmp_path) -> None:
     assert log.get("r").stop_reason == "answered"
 
 
+def test_a_run_under_the_id_of_another_replaces_it(make_reader, log, tmp_path) -> None:
+    reader = make_reader(run_log=log, checkpoints=tmp_path / "c.sqlite")
+    reader.read(TEXT, QUESTION, run_id="r")
+    began = log.get("r").began
+    short = document_with({0.5: "The key of castle is 12."}, words=300)
+    result = reader.read(short, "What is the key of castle?", run_id="r", limits=Limits(max_chunks=2))
+    record = log.get("r")
+    assert (record.question, record.answer, record.stop_reason) == ("What is the key of castle?", None, "max_chunks")
+    assert record.began > began
+    assert record.document["size"] == len(short)
+    assert [row.position for row in log.conversations("r")] == [0, 1]
+    assert [update.chunk_index for update in reader.history("r")] == [0, 1], "and nothing of the other run's chunks"
+    finished = reader.resume("r")
+    assert [update.chunk_index for update in finished.updates] == list(range(finished.chunks_read))
+    assert finished.answer == "12"
+    assert result.chunks_read == 2
+
+
 def test_what_a_resume_reads_again_supersedes_what_was_logged_before(log) -> None:
     log.begin("r", QUESTION, REF, {})
     for position in range(4):
@@ -504,3 +522,24 @@ def test_log_probs_are_kept_as_32_bit_floats() -> None:
     assert kept == struct.unpack("f", struct.pack("f", -0.1))[0]
     assert unpack_text(pack_text("\ud800")) == "\ud800"
     assert pack_ids(None) is pack_logprobs(None) is pack_text(None) is None
+
+
+def test_a_log_may_be_closed_while_others_write(log) -> None:
+    log.begin("r", QUESTION, REF, {})
+    stop = threading.Event()
+
+    def closing() -> None:
+        while not stop.is_set():
+            log.close()
+
+    threads = [threading.Thread(target=closing, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    written = [log.record(conversation(position, f"text {position}")) for position in range(200)]
+    for each in written:
+        each.result(20)
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert [row.position for row in log.conversations("r")] == list(range(200))

@@ -219,9 +219,9 @@ def test_prefixes_of_text_that_a_normal_form_changes_are_in_its_own_characters(f
 @pytest.mark.parametrize("unit", ["a", " ", "\n", "語", "7", "😀", "\ud800", "\x00", "-", "e\u0301"])
 def test_a_megabyte_of_one_character_neither_crashes_nor_crawls(unit, tokenizer):
     text = (unit * 1_000_000)[: 1_000_000 // len(unit.encode("utf-8", "replace"))]
-    begin = time.perf_counter()
+    begin = time.process_time()
     ids = tokenizer.encode(text)
-    assert time.perf_counter() - begin < 3
+    assert time.process_time() - begin < 3
     assert tokenizer.prefix_chars(text, ids, len(ids)) == len(text)
 
 

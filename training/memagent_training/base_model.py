@@ -9,7 +9,7 @@ from typing import Final
 from memagent_graph.errors import PolicyError
 from memagent_graph.hub import is_hub_id, model_folder
 from memagent_graph.model_info import weights_version
-from memagent_graph.profile import EMBEDDED_FOLDER
+from memagent_graph.profile import EMBEDDED_FOLDER, Profile
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.errors import TrainingError
 
@@ -32,6 +32,8 @@ class BaseModel:
     """The tokenizer's fingerprint."""
     version: str
     """Of the weights, as the local policy names it; empty where they are not here."""
+    profile: Profile | None = None
+    """What it is to be read with, where that is not its folder's."""
 
 
 def find_base_model(name: str) -> BaseModel:

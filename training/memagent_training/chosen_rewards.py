@@ -121,11 +121,16 @@ def _module(name: str, text: str) -> ModuleType:
             if here not in sys.path:  # the command's own script is elsewhere
                 sys.path.insert(0, here)
             return importlib.import_module(name)
-        spec = importlib.util.spec_from_file_location(Path(name).stem, Path(name).expanduser())
+        spec = importlib.util.spec_from_file_location(f"_memagent_{Path(name).stem}", Path(name).expanduser())
         if spec is None or spec.loader is None:
             raise ImportError(f"{name} is no Python file")
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        sys.modules[spec.name] = module  # dataclasses look there for their module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[spec.name]
+            raise
     except Exception as error:  # whatever a user's module raises when it is imported
         raise RewardError(f"{text} cannot be imported: {type(error).__name__}: {error}", hint=hint) from error
     return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -31,6 +32,7 @@ from memagent_training.training_job import PreparedJob
 _CHEAP_TOKENS: Final = 4_000_000
 """Row tokens that are planned in all layouts; some seconds' work."""
 _NAMED_RUNS: Final = 3
+_ZERO_STAGE: Final = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +184,12 @@ def _laid_out(rows: tuple[TrainingRow, ...], chosen: tuple[int, ...], layout: st
 
 
 def _shards(prepared: PreparedJob) -> int:
-    """Ranks that share what is kept of the model, under FSDP and ZeRO's stage 3; accelerate shards on no CPU."""
-    is_asked = any(parse_flag_from_env(name) for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
+    """Ranks that share what is kept of the model, under FSDP and ZeRO's stage 3; accelerate shards on no CPU.
+
+    ZeRO's lower stages share a part of it; as if they shared nothing, the estimate is too high rather than too low.
+    """
+    zero_3 = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and os.environ.get(_ZERO_STAGE) == "3"
+    is_asked = zero_3 or parse_flag_from_env("ACCELERATE_USE_FSDP")
     return prepared.schedule.ranks if is_asked and not prepared.config.use_cpu else 1
 
 

@@ -39,6 +39,16 @@ DECISIVE: Final = (
 """Settings that decide what the weights become. The others only say how it is computed, how long, and what is told."""
 
 
+def rate_depends_on_length(config: MultiConvDAPOConfig) -> bool:
+    """Whether the learning rate of a step depends on how many there are: not where it is constant after a warm-up.
+
+    A warm-up below 1 is a share of all steps.
+    """
+    scheduler = config.lr_scheduler_type
+    is_constant = str(getattr(scheduler, "value", scheduler)).startswith("constant")
+    return not is_constant or 0 < config.warmup_steps < 1
+
+
 def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
     """Settings by name from NAME=VALUE texts. Unknown names pass; `load_preset` refuses them with what is near.
 

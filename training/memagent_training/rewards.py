@@ -55,7 +55,8 @@ class StepRewardFunction(Protocol):
 class BoxedExactMatch:
     r"""The paper's: 1 if the last \boxed{} in the completion's last 300 characters equals a gold answer.
 
-    Both are normalised (`scorers.normalised`). Gold answers of a list are alternatives.
+    Both are normalised (`scorers.normalised`). Gold answers of a list are alternatives. An evaluation's strict score,
+    which the closed loop rewards, is stricter: reasoning does not count, nor is one of several wanted strings enough.
     """
 
     gold: GoldAnswers

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from memagent_graph.profile import save_profile
 from memagent_training import training_output as output
 from memagent_training.base_model import BaseModel
 from memagent_training.config import MultiConvDAPOConfig
@@ -38,12 +39,18 @@ def save_policy(
         if adapter is not None and merged:
             merge_adapter(base, adapter, out, trainer.args)
         if adapter is None:
-            output.complete_policy(out, base.folder)
+            _complete(out, base)
             _make_sharable(out)
         else:
             _make_sharable(adapter)
     trainer.accelerator.wait_for_everyone()
     return adapter
+
+
+def _complete(out: Path, base: BaseModel) -> None:
+    output.complete_policy(out, base.folder)
+    if base.profile is not None:
+        save_profile(base.profile, out)
 
 
 def _make_sharable(folder: Path) -> None:
@@ -61,5 +68,5 @@ def merge_adapter(base: BaseModel, adapter: Path, out: Path, config: MultiConvDA
     options: Any = config.model_init_kwargs or {}
     model: Any = AutoModelForCausalLM.from_pretrained(base.source, dtype=options.get("dtype", "float32"))
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(out)
-    output.complete_policy(out, base.folder)
+    _complete(out, base)
     _make_sharable(out)

@@ -23,7 +23,7 @@ from memagent_training.advantages import prepare_batch
 from memagent_training.base_model import BaseModel, find_base_model
 from memagent_training.config import MultiConvDAPOConfig
 from memagent_training.errors import ReplayError, TrainingError
-from memagent_training.job_settings import decisive, make_config
+from memagent_training.job_settings import decisive, make_config, rate_depends_on_length
 from memagent_training.memory_estimate import lora_of_rank
 from memagent_training.planner import Layout
 from memagent_training.replay import Groups, Replay, load_groups
@@ -94,9 +94,9 @@ class PreparedJob:
     @property
     def record(self) -> dict[str, dict[str, Any]]:
         """What decides the weights but for the runs. How long it takes does where the learning rate follows from it."""
-        is_constant = decisive(self.config)["lr_scheduler_type"].startswith("constant")
+        steps = self.total_steps if rate_depends_on_length(self.config) else None
         return {
-            "settings": {**decisive(self.config), "steps": None if is_constant else self.total_steps},
+            "settings": {**decisive(self.config), "steps": steps},
             "model": {"weights": self.base.version, "lora_rank": self.job.lora_rank},
         }
 

@@ -132,8 +132,13 @@ def complete_policy(out: Path, base: Path) -> None:
         shutil.copytree(base / "templates", out / "templates", dirs_exist_ok=True)
 
 
+def step_of(checkpoint: Path) -> int | None:
+    """The optimizer step that a checkpoint's folder is named after; None for another folder."""
+    match = _NUMBER.fullmatch(checkpoint.name)
+    return int(match[1]) if match else None
+
+
 def _checkpoints(out: Path) -> list[Path]:
     """Checkpoint folders, whole or not, the newest first."""
-    numbered = [(_NUMBER.fullmatch(path.name), path) for path in (out.iterdir() if out.is_dir() else ())]
-    found = [(int(match[1]), path) for match, path in numbered if match and path.is_dir()]
-    return [path for _, path in sorted(found, reverse=True)]
+    numbered = [(step_of(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()]
+    return [path for _, path in sorted(((step, path) for step, path in numbered if step is not None), reverse=True)]

@@ -58,7 +58,9 @@ class DocumentEnds:
         start = max(0, self.tokens - tokens)
         before, cursor = next((place for place in reversed(self._late) if place[0] <= start), self._late[0])
         if skipped := start - before:
-            cursor = next(iter(self._chunker(skipped).chunks(cursor))).next
+            chunk = next(iter(self._chunker(skipped).chunks(cursor)))
+            if chunk.tokens <= skipped:  # a chunk has one character at least, of however many tokens
+                cursor = chunk.next
         return self._store.read(self._document, cursor["byte"], self._end_byte)
 
     def _chunker(self, tokens: int) -> Chunker:

@@ -53,15 +53,13 @@ def logs_of(trainer: Any) -> list[dict[str, float]]:
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
-# Was so: TRL divides its denominator by steps_per_generation, which _FIXED leaves free.
-@pytest.mark.parametrize("changes", [{"steps_per_generation": 4}, {"generation_batch_size": 16}], ids=str)
-def test_an_option_of_generation_does_not_scale_the_loss(changes: dict[str, Any], world: World, tmp_path: Path) -> None:
-    expected = logs_of(trained(world, tmp_path / "plain", max_steps=1))[0]["grad_norm"]
-    try:
-        found = logs_of(trained(world, tmp_path / "scaled", max_steps=1, **changes))[0]["grad_norm"]
-    except TrainingError:
-        return  # refused, which is as good
-    assert found == pytest.approx(expected, rel=1e-4)
+# Was so: TRL divides its denominator by steps_per_generation.
+@pytest.mark.parametrize(
+    "changes", [{"steps_per_generation": 4}, {"generation_batch_size": 16}, {"scale_rewards": "none"}], ids=str
+)
+def test_an_option_of_trl_s_own_loop_is_refused(changes: dict[str, Any], world: World, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=rf"{next(iter(changes))} is .*, which has no use here"):
+        trained(world, tmp_path / "scaled", max_steps=1, **changes)
 
 
 # Was so: a training of one step kept no log-probs of the first weights: what went on from it had a ratio of 1.
@@ -116,24 +114,17 @@ def test_the_gap_in_the_log_is_of_equal_temperatures(world: World, tmp_path: Pat
 
 
 # Was so: with fewer steps than warm-up has, hardly anything is learned; in one step, whose learning rate is 0, nothing.
-def test_a_training_that_ends_before_its_warm_up_learns_or_is_refused(world: World, tmp_path: Path) -> None:
-    from memagent_training.training_job import TrainingJob, prepare, train
+def test_a_training_that_ends_before_its_warm_up_is_refused(world: World, tmp_path: Path) -> None:
+    from memagent_training.training_job import TrainingJob, prepare
 
     folder = world[0]
     runs = write_log(tmp_path / "runs.sqlite", comparable(world[1]), folder / "model")
     wishes = QUIET | {"groups_per_step": 99, "max_logprob_gap": 9.0}
     job = TrainingJob(runs=runs, model=str(folder / "model"), out=tmp_path / "out", settings=wishes)
-    try:
-        train(prepare(job))
-    except TrainingError:
-        return
-    from safetensors.torch import load_file
-
-    before, after = (load_file(each / "model.safetensors") for each in (folder / "model", tmp_path / "out"))
-    assert any(not torch.equal(after[name], each) for name, each in before.items())
+    with pytest.raises(TrainingError, match=r"warms up over 20 optimizer steps.*warmup_steps lower"):
+        prepare(job)
 
 
-# Was so: with fewer steps than warm-up has hardly anything was learned; in one step, at a rate of 0, nothing.
 def test_several_gpus_without_a_launcher_are_refused_with_the_remedy(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -296,10 +296,12 @@ def test_a_training_goes_on_only_with_what_it_began_with(tmp_path) -> None:
 
 
 def test_the_number_of_steps_is_part_of_it_where_the_learning_rate_follows_from_it(job) -> None:
-    for scheduler, is_part in (("constant_with_warmup", False), ("linear", True)):
-        short, long = (
-            prepare(job(settings={"lr_scheduler_type": scheduler, "max_steps": steps})).record for steps in (2, 3)
-        )
+    for settings, is_part in (
+        ({"lr_scheduler_type": "constant_with_warmup"}, False),
+        ({"lr_scheduler_type": "linear"}, True),
+        ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 0.1}, True),  # a share of all steps
+    ):
+        short, long = (prepare(job(settings={**settings, "max_steps": steps})).record for steps in (2, 3))
         assert (short != long) is is_part
 
 
@@ -379,6 +381,12 @@ def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, m
     ):
         function = chosen_reward(text)
         assert not isinstance(function, str) and function.__name__ == "length"
+    (tmp_path / "with_dataclass.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n@dataclass\nclass Times:\n"
+        "    factor: float\n    def __call__(self, run):\n        return self.factor\n\ntwice = Times(2.0)\n"
+    )
+    twice = chosen_reward("with_dataclass.py:twice")
+    assert callable(twice) and twice(None) == 2.0
     for text, told in (
         ("own_rewards_of_test:lenght", "Did you mean length"),
         ("own_rewards_of_test:x", "no function"),

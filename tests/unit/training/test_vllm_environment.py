@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,24 @@ def test_a_server_that_takes_too_long_is_stopped_and_told_how_to_be_given_longer
         server.start()
     assert "startup_timeout" in (refusal.value.hint or "")
     assert not server.is_running
+
+
+def test_a_proxy_of_the_environment_is_not_asked_about_a_server_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+
+    class Healthy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"vllm:num_requests_running 3.0\n")
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as answering:
+        threading.Thread(target=answering.serve_forever, daemon=True).start()
+        server = VLLMServer(tmp_path, log_file=tmp_path / "log")
+        server.port = answering.server_port
+        assert server.is_healthy()
+        assert server.metrics() == {"vllm:num_requests_running": 3.0}
+        answering.shutdown()
