@@ -162,11 +162,16 @@ def _prepared(given: dict[str, Any]) -> PreparedJob:
 
 
 def _trained(prepared: PreparedJob) -> TrainedPolicy:
+    from accelerate import PartialState  # noqa: PLC0415
+
     from memagent_training.training_job import train as train_job  # noqa: PLC0415
 
     # The trainer prints its progress, and standard output is for results alone.
     with contextlib.redirect_stdout(sys.stderr):
-        return train_job(prepared)
+        policy = train_job(prepared)
+    # A process that ends with the group's threads running may abort, and take a finished training for a failed one.
+    PartialState().destroy_process_group()
+    return policy
 
 
 def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:

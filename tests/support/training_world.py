@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 from memagent_training.config import MultiConvDAPOConfig
@@ -162,6 +163,9 @@ def main() -> None:
     torch.set_num_threads(1)
     found = {text: run_case(folder, json.loads(text), output / "trainer") for text in sys.argv[3:]}
     torch.save(found, output / f"{os.environ.get('RANK', '0')}.pt")
+    state = PartialState()
+    state.wait_for_everyone()
+    state.destroy_process_group()  # a process that ends with the group's threads running may abort
 
 
 if __name__ == "__main__":
