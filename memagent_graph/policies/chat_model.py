@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 from memagent_graph.background import PerLoop
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.messages import AIMessage
 
+_OUTPUT_BOUNDS = ("max_tokens", "max_output_tokens", "num_predict")
+"""What integrations call the most tokens of a reply."""
 _FINISH_REASONS = {
     **dict.fromkeys(("stop", "end_turn", "stop_sequence", "STOP"), FinishReason.STOP),
     **dict.fromkeys(("length", "max_tokens", "MAX_TOKENS", "model_length"), FinishReason.LENGTH),
@@ -23,8 +26,9 @@ _FINISH_REASONS = {
 class ChatModelPolicy:
     """Completions from a LangChain `BaseChatModel`.
 
-    The model keeps its own client, keys and retries. Temperature, output bound and the rest are passed with each call
-    as keyword arguments, by the names that most integrations use; `unsupported` names those that this one refuses.
+    The model keeps its own client, keys and retries. Temperature, output bound and the rest are passed with each call as
+    keyword arguments, the output bound by the name that the model has a field for (`max_output_tokens` for Gemini).
+    ChatOllama, which takes none with a call, is copied with its fields changed. `unsupported` names what a model refuses.
 
     Args:
         model: the chat model.
@@ -66,13 +70,31 @@ class ChatModelPolicy:
             )
         async with self._slots.get():
             try:
-                reply = await self._model.ainvoke(
-                    [(message["role"], message["content"]) for message in prompt],  # type: ignore[index]
-                    **self._options(sampling),
-                )
+                model, options = self._with(sampling)
+                messages = [(message["role"], message["content"]) for message in prompt]  # type: ignore[index]
+                reply = await model.ainvoke(messages, **options)
             except Exception as error:
-                raise PolicyError(f"{self._name}: {type(error).__name__}: {error}") from error
+                raise PolicyError(
+                    f"{self._name}: {type(error).__name__}: {error}", hint=self._hint(error, sampling)
+                ) from error
         return self._completion(reply)
+
+    def _with(self, sampling: SamplingParams) -> tuple[BaseChatModel, dict[str, Any]]:
+        """The model to call, and the keyword arguments of the call."""
+        options, fields = self._options(sampling), type(self._model).model_fields
+        bound = next((name for name in _OUTPUT_BOUNDS if name in fields), "max_tokens")
+        if "max_tokens" in options:
+            options[bound] = options.pop("max_tokens")
+        if bound == "num_predict":
+            return self._model.model_copy(update=options), {}
+        return self._model, options
+
+    def _hint(self, error: Exception, sampling: SamplingParams) -> str | None:
+        """How to leave out what the model does not take, where its error is about one of the options."""
+        if not isinstance(error, (TypeError, ValueError)):
+            return None
+        named = next((name for name in self._options(sampling) if re.search(rf"\b{name}\b", str(error))), None)
+        return named and f'If it does not take {named}: ChatModelPolicy(model, unsupported=frozenset({{"{named}"}})).'
 
     def _options(self, sampling: SamplingParams) -> dict[str, Any]:
         options: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}

@@ -1,0 +1,127 @@
+"""The chat models of LangChain's own packages, each with a server that speaks its API: what is asked arrives there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from langchain_core.language_models import BaseChatModel
+
+from memagent_graph import ChatModelPolicy, FinishReason, SamplingParams
+from memagent_graph.errors import PolicyError
+from memagent_graph.policy import Message, TokenUsage
+
+HELLO = [Message(role="user", content="hello there")]
+OLLAMA = {
+    "model": "m",
+    "created_at": "2026-01-01T00:00:00Z",
+    "message": {"role": "assistant", "content": "hi"},
+    "done": True,
+    "done_reason": "length",
+    "prompt_eval_count": 5,
+    "eval_count": 1,
+}
+GEMINI = {
+    "candidates": [{"content": {"role": "model", "parts": [{"text": "hi"}]}, "finishReason": "MAX_TOKENS"}],
+    "usageMetadata": {"promptTokenCount": 5, "candidatesTokenCount": 1, "totalTokenCount": 6},
+    "modelVersion": "m",
+}
+ANTHROPIC = {
+    "id": "1",
+    "type": "message",
+    "role": "assistant",
+    "model": "m",
+    "content": [{"type": "text", "text": "hi"}],
+    "stop_reason": "max_tokens",
+    "usage": {"input_tokens": 5, "output_tokens": 1},
+}
+
+
+class ChatServer:
+    """Answers every request with the same reply of one of the APIs, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.base_url = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.asked.append(await request.json())
+        if request.path.startswith("/api/"):
+            return web.json_response(OLLAMA)
+        return web.json_response(GEMINI if "generateContent" in request.path else ANTHROPIC)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ChatServer]:
+    served = ChatServer()
+    app = web.Application()
+    app.router.add_post("/{path:.*}", served.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    served.base_url = f"http://{host}:{port}"
+    yield served
+    await runner.cleanup()
+
+
+def ollama(url: str) -> BaseChatModel:
+    from langchain_ollama import ChatOllama
+
+    return ChatOllama(model="m", base_url=url, num_ctx=4096, temperature=0.1)
+
+
+def gemini(url: str) -> BaseChatModel:
+    from langchain_google_genai import ChatGoogleGenerativeAI
+
+    return ChatGoogleGenerativeAI(model="m", google_api_key="key", base_url=url)
+
+
+def anthropic(url: str) -> BaseChatModel:
+    from langchain_anthropic import ChatAnthropic
+
+    return ChatAnthropic(model="m", api_key="key", base_url=url)
+
+
+@pytest.mark.parametrize(
+    ("make", "sent"),
+    [
+        (ollama, lambda body: body["options"]),
+        (gemini, lambda body: body["generationConfig"]),
+        (anthropic, lambda body: body),
+    ],
+)
+async def test_what_a_reader_asks_for_arrives(
+    make: Callable[[str], BaseChatModel], sent: Callable[[dict[str, Any]], dict[str, Any]], server: ChatServer
+) -> None:
+    policy = ChatModelPolicy(make(server.base_url))
+    completion = await policy.complete(HELLO, SamplingParams(max_tokens=7, temperature=0.5, stop=("end",)))
+    assert (completion.text, completion.finish_reason) == ("hi", FinishReason.LENGTH)
+    assert completion.usage == TokenUsage(5, 1)
+    asked = sent(server.asked[0])
+    bounds = {"max_tokens", "maxOutputTokens", "num_predict"} & asked.keys()
+    assert [asked[name] for name in bounds] == [7]
+    assert asked["temperature"] == 0.5
+    stops = {"stop", "stopSequences", "stop_sequences"} & asked.keys()
+    assert [asked[name] for name in stops] == [["end"]]
+
+
+async def test_options_of_ones_own_model_stay(server: ChatServer) -> None:
+    model = ollama(server.base_url)
+    await ChatModelPolicy(model).complete(HELLO, SamplingParams(max_tokens=7, temperature=0.5, seed=3, top_p=0.9))
+    wished = {"num_ctx": 4096, "num_predict": 7, "temperature": 0.5, "seed": 3, "top_p": 0.9}
+    assert server.asked[0]["options"] == wished
+    assert model.temperature == 0.1  # type: ignore[attr-defined]
+
+
+async def test_what_a_model_does_not_take_is_named_with_the_remedy(server: ChatServer) -> None:
+    sampling = SamplingParams(max_tokens=7, seed=3)
+    with pytest.raises(PolicyError, match="seed") as caught:
+        await ChatModelPolicy(anthropic(server.base_url)).complete(HELLO, sampling)
+    assert 'unsupported=frozenset({"seed"})' in str(caught.value)
+    policy = ChatModelPolicy(anthropic(server.base_url), unsupported=frozenset({"seed"}))
+    assert (await policy.complete(HELLO, sampling)).text == "hi"
+    assert "seed" not in server.asked[0]
