@@ -26,9 +26,9 @@ _FINISH_REASONS = {
 class ChatModelPolicy:
     """Completions from a LangChain `BaseChatModel`.
 
-    The model keeps its own client, keys and retries. Temperature, output bound and the rest are passed with each call as
-    keyword arguments, the output bound by the name that the model has a field for (`max_output_tokens` for Gemini).
-    ChatOllama, which takes none with a call, is copied with its fields changed. `unsupported` names what a model refuses.
+    The model keeps its own client, keys and retries. Temperature, output bound and the rest are passed with each call
+    as keyword arguments, the output bound by the name that the model has a field for (`max_output_tokens` for Gemini).
+    ChatOllama takes none with a call: it is copied, with its fields changed. `unsupported` names what a model refuses.
 
     Args:
         model: the chat model.
