@@ -38,6 +38,7 @@ from memagent_graph.cli_training import (
     Settings,
     failures_told,
     is_main_process,
+    leave_the_others,
     print_json,
     require_extra,
 )
@@ -206,6 +207,7 @@ def rl(
         # Libraries print what they do, and standard output is for results alone.
         with contextlib.redirect_stdout(sys.stderr), _calm_libraries():
             finished = _finished(_job(given), quiet=quiet)
+        leave_the_others()
         if is_main_process():
             _show(finished, as_json=as_json)
 

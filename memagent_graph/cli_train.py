@@ -17,6 +17,7 @@ from memagent_graph.cli_training import (
     as_options,
     failures_told,
     is_main_process,
+    leave_the_others,
     print_json,
     require_extra,
 )
@@ -162,15 +163,12 @@ def _prepared(given: dict[str, Any]) -> PreparedJob:
 
 
 def _trained(prepared: PreparedJob) -> TrainedPolicy:
-    from accelerate import PartialState  # noqa: PLC0415
-
     from memagent_training.training_job import train as train_job  # noqa: PLC0415
 
     # The trainer prints its progress, and standard output is for results alone.
     with contextlib.redirect_stdout(sys.stderr):
         policy = train_job(prepared)
-    # A process that ends with the group's threads running may abort, and take a finished training for a failed one.
-    PartialState().destroy_process_group()
+    leave_the_others()
     return policy
 
 

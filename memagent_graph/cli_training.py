@@ -47,6 +47,16 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def leave_the_others() -> None:
+    """End this process' part in `accelerate launch`'s group, once its work is done.
+
+    One that ends with the group's threads running may abort, and a finished training be taken for a failed one.
+    """
+    from accelerate import PartialState  # noqa: PLC0415  heavy
+
+    PartialState().destroy_process_group()
+
+
 @contextlib.contextmanager
 def failures_told(
     *,

@@ -1,0 +1,129 @@
+"""How well a policy learns in either order of the prompt's parts, from the same start and with the same questions.
+
+    python -m benchmarks.order_learning work/orders --first FIRST --corpus work/corpus
+
+For each order, the section first and the paper's (problem, memory, section):
+
+1. supervise: the weights of FIRST, a release of the embedded policy, are trained on for some steps with prompts in that
+   order, as FIRST knows one alone;
+2. loop: `memagent rl` for some iterations, with a real vLLM server, the same tasks, seeds and numbers of reads;
+3. measure: questions on held-out prose, before the loop and after it, greedily and at temperature 1, by the readers of
+   `benchmarks.length_figure`.
+
+The same command goes on where it was stopped.
+
+What a loop took beside what it brought: seconds, and the prompt tokens that the server had to compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from benchmarks.length_figure import table
+from benchmarks.length_reads import READER, Cell, fill, reads_in
+from benchmarks.loop_phases import PHASES, iterations_in
+from memagent_graph.prompts import PromptLayout
+
+FIELDS: Final = ("{chunk}", "{memory}", "{prompt}")
+LOOP: Final = (
+    "--task memagent_training.embedded.tasks:Alone --task memagent_training.embedded.tasks:AmongForeign --small "
+    "--lengths 500,1000 --advance-at 0.5 --temperature 1.3 --rollouts 8 --groups 32 --max-questions 200 "
+    "--measure-every 0 --set lr_scheduler_type=linear --set warmup_steps=3 --set groups_per_step=8 "
+    "--set loss_weights=conversation_mean --set overlong_max_length=48 --set overlong_cache_length=32 "
+    "--set old_logprobs=logged --set skip_certain=0.02 --set token_budget=8192 --set gradient_checkpointing=false "
+    "--set learning_rate=5e-4 --set muon_learning_rate=2e-3"
+)
+"""The loop that made the embedded policy's second edition."""
+
+
+def in_order(template: str, order: PromptLayout) -> str:
+    """The embedded policy's update prompt, a line each for section, memory and problem, in an order."""
+    lines = template.splitlines()
+    if len(lines) != len(FIELDS) or not all(field in line for field, line in zip(FIELDS, lines, strict=True)):
+        raise SystemExit("the update prompt is not the embedded policy's; name a release of it")
+    return template if order is PromptLayout.SECTION_FIRST else "\n".join(reversed(lines))
+
+
+def run(module: str, *arguments: str | Path) -> None:
+    """Run a command of the project to its end."""
+    done = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], check=False)
+    if done.returncode:
+        raise SystemExit(f"{module} ended with {done.returncode}; the same command goes on from what it has kept")
+
+
+def start_of(folder: Path, order: PromptLayout, given: argparse.Namespace) -> Path:
+    """A policy that knows the order, made unless it is there."""
+    start, training = folder / "start", folder / "supervised"
+    made = folder / "start.partial"
+    if start.is_dir():
+        return start
+    shutil.copytree(given.first, made, dirs_exist_ok=True)
+    update = given.first / "templates" / "update.txt"
+    (made / "templates" / "update.txt").write_text(in_order(update.read_text("utf-8"), order), encoding="utf-8")
+    steps = ("--steps", str(given.steps), "--decay-steps", str(given.steps * 2 // 3), "--ramp-steps", "1")
+    rates = ("--tokens", "6144", "--muon-lr", "0.003", "--adamw-lr", "0.0015", "--threads", str(given.threads))
+    sources = ("--shipped", made, "--weights-from", given.first, "--corpus", given.corpus, "--out", training)
+    run("memagent_training.embedded.train", *sources, *steps, *rates, "--resume")
+    last = ("--checkpoint", training / "last.pt", "--out", made)
+    run("memagent_training.embedded.release", "--edition", f"1, {order.value}", *last)
+    made.replace(start)
+    return start
+
+
+def looped(folder: Path, start: Path, given: argparse.Namespace) -> Path:
+    """The policy that a loop makes of it."""
+    out = folder / "loop"
+    if not (out / "model.safetensors").is_file():
+        policy = ("--model", start, "--out", out, "--iterations", str(given.iterations), "--seed", str(given.seed))
+        text = ("--haystack", given.corpus / "train.txt")
+        run("memagent_graph", "rl", *LOOP.split(), *policy, *text, *(["--resume"] if out.exists() else []))
+    return out
+
+
+def cost_of(folder: Path) -> str:
+    """What an iteration of a loop took, as a line of a table."""
+    iterations = iterations_in(folder / "loop")
+    seconds = fmean(sum(each[name] for name in PHASES) for each in iterations)
+    collecting, computed, asked = (
+        fmean(each[name] for each in iterations) for name in ("reading", "computed", "prompt")
+    )
+    cells = (folder.name, len(iterations), f"{seconds:.1f}", f"{collecting:.1f}", f"{computed:,.0f}")
+    return f"| {' | '.join(map(str, cells))} | {computed / asked:.2f} |"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--first", type=Path, required=True, help="the policy to begin with")
+    parser.add_argument("--corpus", type=Path, required=True, help="of memagent_training.embedded.corpus")
+    parser.add_argument("--steps", type=int, default=500, help="of supervised training")
+    parser.add_argument("--iterations", type=int, default=30, help="of the loop")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[4, 32])
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=31)
+    given = parser.parse_args()
+    folders = [given.folder / order.value for order in PromptLayout]
+    for order, folder in zip(PromptLayout, folders, strict=True):
+        folder.mkdir(parents=True, exist_ok=True)
+        start = start_of(folder, order, given)
+        for stage, model in (("before", start), ("after", looped(folder, start, given))):
+            for chunks in given.chunks:
+                cells = [Cell(READER, f"{order.value}, {stage}", "alone", way, chunks, 1) for way in (0.0, 1.0)]
+                fill(given.folder, model, cells, given.questions)
+    reads = list(reads_in(given.folder))
+    print(table(reads), "\n")
+    print("| order | iterations | seconds each | collecting | prompt tokens computed | of those asked for |")
+    print("|---|---|---|---|---|---|")
+    print("\n".join(map(cost_of, folders)))
+
+
+if __name__ == "__main__":
+    main()
