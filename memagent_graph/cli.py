@@ -28,12 +28,15 @@ from memagent_graph.cli_options import (
     ApiKey,
     AsJSON,
     BaseURL,
+    BaseURLAlone,
+    BaseURLOfRun,
     Checkpoints,
     ChunkBoundary,
     ChunkTokens,
     Concurrency,
     ContextWindow,
     EmptyMemory,
+    Encoding,
     Layout,
     Log,
     MaxChunks,
@@ -41,6 +44,7 @@ from memagent_graph.cli_options import (
     MaxTokensTotal,
     MemoryTokens,
     Model,
+    ModelOfRun,
     ProfileSpec,
     QuestionTokens,
     Quiet,
@@ -102,7 +106,9 @@ def read(
     logprobs: Annotated[
         bool | None,
         typer.Option(
-            "--logprobs/--no-logprobs", help="Ask for token ids and log-probs.", show_default="if logged, from vLLM"
+            "--logprobs/--no-logprobs",
+            help="Ask for token ids and log-probs.",
+            show_default="if logged, and the policy has them",
         ),
     ] = None,
     boundary: ChunkBoundary = None,
@@ -111,7 +117,7 @@ def read(
     ] = "accept",
     on_empty: Annotated[Rule, typer.Option(help="With an empty one.")] = "keep_previous",
     on_refused: Annotated[Rule, typer.Option(help="With a refusal.")] = "keep_previous",
-    encoding: Annotated[str | None, typer.Option(help="The document's charset.", show_default="detected")] = None,
+    encoding: Encoding = None,
     replace_undecodable: ReplaceUndecodable = False,
     concurrency: Concurrency = 128,
     timeout: Timeout = 300.0,
@@ -163,8 +169,9 @@ def read(
 def resume(
     run_id: Annotated[str, typer.Argument(help="The run, as `memagent read` named it.")],
     document: Annotated[Path | None, typer.Option(help="The document again, if its stored text is gone.")] = None,
-    model: Model = None,
-    base_url: BaseURL = None,
+    encoding: Encoding = None,
+    model: ModelOfRun = None,
+    base_url: BaseURLOfRun = None,
     api_key: ApiKey = None,
     max_chunks: MaxChunks = None,
     max_tokens_total: MaxTokensTotal = None,
@@ -178,6 +185,7 @@ def resume(
     """Go on with a run that was killed, failed, or stopped at a limit."""
 
     async def run(console: Console) -> ReadResult:
+        from memagent_graph.documents import Document  # noqa: PLC0415
         from memagent_graph.paths import default_run_log  # noqa: PLC0415
         from memagent_graph.run_log import RunLog  # noqa: PLC0415
         from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
@@ -187,8 +195,9 @@ def resume(
         settings = replace(settings, model=model or settings.model, base_url=base_url or settings.base_url)
         async with _reader(settings, api_key, checkpoints, log) as reader:
             console.resume_command = _resume_command(run_id, checkpoints, log)
+            source = None if document is None else Document.from_path(document, encoding=encoding)
             stream = reader.astream_resume(
-                run_id, document=document, limits=_limits(max_chunks, max_tokens_total, max_seconds)
+                run_id, document=source, limits=_limits(max_chunks, max_tokens_total, max_seconds)
             )
             return await console.follow(stream)
 
@@ -237,7 +246,7 @@ def doctor(
     except MemAgentError as error:
         raise typer.Exit(console.failure(error, exit_code(error))) from None
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings]))
+        print(json.dumps({"findings": [asdict(finding) for finding in findings]}))
     if any(finding.health is Health.BAD for finding in findings):
         raise typer.Exit(ExitCode.POLICY)
 
@@ -248,7 +257,7 @@ def demo(
     questions: Annotated[int, typer.Option(min=1, max=50, help="How many facts to plant and ask for.")] = 4,
     seed: Annotated[int, typer.Option(help="Seed of the facts and of their places.")] = 7,
     model: Model = None,
-    base_url: BaseURL = None,
+    base_url: BaseURLAlone = None,
     profile: ProfileSpec = None,
     as_json: AsJSON = False,
 ) -> None:

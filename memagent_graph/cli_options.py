@@ -20,6 +20,14 @@ Model = Annotated[
 BaseURL = Annotated[
     str | None, typer.Option(help="The server's API, as in http://localhost:8000/v1.", show_default="$OPENAI_BASE_URL")
 ]
+ModelOfRun = Annotated[str | None, typer.Option("--model", help="Another policy.", show_default="the run's")]
+BaseURLOfRun = Annotated[
+    str | None, typer.Option("--base-url", help="Where its server is now.", show_default="the run's")
+]
+BaseURLAlone = Annotated[
+    str | None, typer.Option("--base-url", help="A server's API; without it, the model runs in this process.")
+]
+"""Of a command that heeds no server of the environment."""
 ApiKey = Annotated[str | None, typer.Option(help="The server's key.", show_default="$OPENAI_API_KEY")]
 TokenizerSpec = Annotated[
     str | None,
@@ -46,25 +54,31 @@ AnswerForm = Annotated[
 UpdateTemplate = Annotated[str | None, typer.Option(help="Your own update prompt: a text file.")]
 AnswerTemplate = Annotated[str | None, typer.Option(help="Your own answer prompt: a text file.")]
 EmptyMemory = Annotated[
-    str | None, typer.Option(help="What stands for the memory at the first chunk.", show_default="(empty)")
+    str | None,
+    typer.Option(help="What stands for the memory at the first chunk.", show_default="the policy's, or (empty)"),
 ]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(min=0.0, max=1.0)]
 
 # Budgets, in tokens, and chunks
 
-ContextWindow = Annotated[int | None, typer.Option(help="Tokens.", show_default="the server's, or 8192")]
-QuestionTokens = Annotated[int | None, typer.Option(help="Bound of the question.", show_default="1024")]
-MemoryTokens = Annotated[int | None, typer.Option(help="Bound of the memory.", show_default="1024")]
-ChunkTokens = Annotated[int | None, typer.Option(help="Size of a chunk.", show_default="5000")]
-AnswerTokens = Annotated[int | None, typer.Option(help="Bound of the answer.", show_default="1024")]
+ContextWindow = Annotated[
+    int | None, typer.Option(help="Tokens.", show_default="the policy's or the server's, or 8192")
+]
+QuestionTokens = Annotated[
+    int | None, typer.Option(help="Bound of the question.", show_default="the policy's, or 1024")
+]
+MemoryTokens = Annotated[int | None, typer.Option(help="Bound of the memory.", show_default="the policy's, or 1024")]
+ChunkTokens = Annotated[int | None, typer.Option(help="Size of a chunk.", show_default="the policy's, or 5000")]
+AnswerTokens = Annotated[int | None, typer.Option(help="Bound of the answer.", show_default="the policy's, or 1024")]
 ChunkBoundary = Annotated[
     Literal["token", "sentence", "paragraph"] | None,
-    typer.Option("--boundary", help="Where chunks may end.", show_default="the profile's, or token"),
+    typer.Option("--boundary", help="Where chunks may end.", show_default="the policy's, or token"),
 ]
 
 # Documents
 
+Encoding = Annotated[str | None, typer.Option(help="The document's charset.", show_default="detected")]
 ReplaceUndecodable = Annotated[bool, typer.Option("--replace-undecodable", help="Put U+FFFD for stray bytes.")]
 
 # Where a call stops

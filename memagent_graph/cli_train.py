@@ -21,6 +21,7 @@ from memagent_graph.cli_training import (
     print_json,
     require_extra,
 )
+from memagent_graph.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from memagent_training.training_job import PreparedJob, TrainedPolicy, TrainingJob
@@ -182,11 +183,13 @@ def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     found = plan(prepared)
     if as_json:
         print_json(found.to_dict())
-        return
-    console = rich.console.Console(highlight=False)
-    if not console.is_terminal:
-        console = rich.console.Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
-    console.print(rendered(found, _as_options))
+    else:
+        console = rich.console.Console(highlight=False)
+        if not console.is_terminal:
+            console = rich.console.Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
+        console.print(rendered(found, _as_options))
+    if found.obstacle is not None:
+        raise typer.Exit(ExitCode.USAGE)
 
 
 def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:

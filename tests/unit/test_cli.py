@@ -262,6 +262,17 @@ def test_a_run_is_not_resumed_with_another_document(book, tmp_path) -> None:
     assert "another document" in done.stderr
 
 
+def test_a_document_given_again_is_read_in_its_charset(tmp_path) -> None:
+    text = "Der Leuchtturm wurde 1843 gebaut. Über ihn weiß man wenig. " * 40
+    (tmp_path / "old.txt").write_text(text, encoding="utf-16-le")
+    read = ("read", tmp_path / "old.txt", "--encoding", "utf-16-le", "-q", QUESTION, *SMALL)
+    with FakeServer() as server:
+        memagent(*read, "--base-url", server.base_url, "--run-id", "r", "--max-chunks", 1)
+        again = ("resume", "r", "--document", tmp_path / "old.txt")
+        assert "Pass the encoding utf-16-le" in memagent(*again).stderr
+        assert memagent(*again, "--encoding", "utf-16-le").returncode == 0
+
+
 def test_doctor_finds_a_healthy_server_healthy() -> None:
     def count(body, number):
         from memagent_graph import load_tokenizer
@@ -273,7 +284,7 @@ def test_doctor_finds_a_healthy_server_healthy() -> None:
 
     with FakeServer(count, vllm=True) as server:
         done = memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
-    findings = {finding["subject"]: finding["health"] for finding in json.loads(done.stdout)}
+    findings = {finding["subject"]: finding["health"] for finding in json.loads(done.stdout)["findings"]}
     assert done.returncode == 0, done.stdout
     assert set(findings.values()) == {"ok"}
     assert {"server", "model", "window", "budget", "completion", "token ids", "tokenizer"} == set(findings)
@@ -282,7 +293,7 @@ def test_doctor_finds_a_healthy_server_healthy() -> None:
 def test_doctor_finds_what_is_wrong() -> None:
     with FakeServer(lambda body, number: "fine", window=None) as server:
         done = memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
-        findings = {finding["subject"]: finding["health"] for finding in json.loads(done.stdout)}
+        findings = {finding["subject"]: finding["health"] for finding in json.loads(done.stdout)["findings"]}
         assert done.returncode == 4
         assert (findings["window"], findings["token ids"], findings["tokenizer"]) == ("note", "note", "failed")
     gone = memagent("doctor", "--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded")

@@ -86,7 +86,7 @@ def _built_in(text: str, known: Mapping[str, Callable[[GoldAnswers], Any]]) -> C
     near = difflib.get_close_matches(text, known, n=3)
     raise RewardError(
         f"no reward {text!r} compares with gold answers",
-        hint=f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(known)}.",
+        hint=f"Did you mean {' or '.join(near)}?" if near else f"Name one that does (--reward): {', '.join(known)}.",
     )
 
 

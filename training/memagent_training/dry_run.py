@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memagent_training.advantages import TrainingRow
+from memagent_training.errors import TrainingError
 from memagent_training.job_settings import ChangedSetting, changed_settings
 from memagent_training.memory_estimate import (
     MemoryEstimate,
@@ -59,6 +60,8 @@ class Plan:
     groups_kept: int
     steps_per_pass: int
     total_steps: int
+    obstacle: str | None
+    """Why a training of so many steps cannot begin, and what to do."""
     ranks: int
     resumes_from: str | None
     planned_steps: int
@@ -104,6 +107,7 @@ def plan(prepared: PreparedJob) -> Plan:
         groups_kept=len(schedule.kept),
         steps_per_pass=schedule.steps_per_pass,
         total_steps=prepared.total_steps,
+        obstacle=_obstacle(prepared),
         ranks=schedule.ranks,
         resumes_from=None if prepared.checkpoints.newest is None else prepared.checkpoints.newest.name,
         planned_steps=len(steps),
@@ -116,6 +120,14 @@ def plan(prepared: PreparedJob) -> Plan:
         model_version=prepared.base.version,
         changed=changed_settings(config, prepared.job.preset, prepared.job.settings),
     )
+
+
+def _obstacle(prepared: PreparedJob) -> str | None:
+    try:
+        prepared.config.check_warm_up(prepared.total_steps)
+    except TrainingError as error:
+        return str(error)
+    return None
 
 
 def _first_steps(prepared: PreparedJob) -> Iterator[ScheduledStep]:
@@ -202,6 +214,8 @@ def rendered(found: Plan, worded: Callable[[str], str] = str) -> RenderableType:
         parts.append(_memory_table(found.memory, checkpointing=found.checkpointing))
     if found.changed:
         parts.append(_settings_table(found))
+    if found.obstacle is not None:
+        parts.append(Text(f"cannot begin: {worded(found.obstacle)}"))
     return Group(*(each for part in parts for each in (part, Text(""))))
 
 

@@ -3,8 +3,8 @@
     prepared = prepare(TrainingJob(runs="runs.sqlite", model="policy-1", out=Path("policy-2"), preset="dapo"))
     policy = train(prepared)
 
-`prepare` loads no weights; all that can be refused without them is refused there. `memagent train` is a thin shell
-around the two.
+`prepare` loads no weights; what can be refused without them is refused there, but for a training that is too short,
+whose plan (`dry_run`) tells how long it is. `memagent train` is a thin shell around the two.
 """
 
 from __future__ import annotations
@@ -160,7 +160,6 @@ def prepare(job: TrainingJob) -> PreparedJob:
     )
     _check_schedule(schedule, config)
     prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)
-    config.check_warm_up(prepared.total_steps)
     if job.resume and (checkpoints.newest or checkpoints.passed_over):
         output.require_same(job.out, prepared.record)
     return prepared
@@ -170,11 +169,13 @@ def train(prepared: PreparedJob, *, callbacks: Sequence[TrainerCallback] = ()) -
     """Train, and leave a policy folder in `out`. To be called on every rank.
 
     Raises:
-        TrainingError: the runs are not this model's, or a checkpoint is of other runs or settings.
+        TrainingError: the training is too short to warm up, the runs are not this model's, or a checkpoint is of other
+            runs or settings.
     """
     from memagent_training.trainer import MultiConvDAPOTrainer  # noqa: PLC0415  heavy
 
     job, base = prepared.job, prepared.base
+    prepared.config.check_warm_up(prepared.total_steps)
     try:
         trainer = MultiConvDAPOTrainer(
             base.source,

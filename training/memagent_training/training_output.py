@@ -130,6 +130,15 @@ def complete_policy(out: Path, base: Path) -> None:
             shutil.copyfile(base / name, out / name)
     if (base / "templates").is_dir():
         shutil.copytree(base / "templates", out / "templates", dirs_exist_ok=True)
+    _restore_cache(out / "config.json", base / "config.json")
+
+
+def _restore_cache(config: Path, of_base: Path) -> None:
+    """Have generation use a cache if the base model does: the Transformers trainer turns it off in what it saves."""
+    settings, wanted = (json.loads(path.read_text("utf-8")) for path in (config, of_base))
+    if settings.get("use_cache", True) != wanted.get("use_cache", True):
+        settings["use_cache"] = wanted.get("use_cache", True)
+        config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def step_of(checkpoint: Path) -> int | None:

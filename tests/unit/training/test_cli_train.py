@@ -96,6 +96,16 @@ def test_a_dry_run_as_json_is_one_object(arguments, world) -> None:
     assert {"name": "groups_per_step", "preset": 32, "value": 2} in found["changed"]
 
 
+def test_a_training_too_short_to_warm_up_is_planned_and_not_begun(arguments, tmp_path) -> None:
+    short = {"warmup_steps": "50"}
+    told = memagent(arguments("--dry-run", **short), code=2).stdout
+    assert "steps in all" in told and "cannot begin" in told and "warmup_steps lower" in told
+    assert "warms up" in json.loads(memagent(arguments("--dry-run", "--json", **short), code=2).stdout)["obstacle"]
+    memagent(arguments(**short), code=2)
+    assert not (tmp_path / "out" / "config.json").exists()
+    assert json.loads(memagent(arguments("--dry-run", "--json")).stdout)["obstacle"] is None
+
+
 def test_a_dry_run_names_what_is_refused_and_the_option_that_helps(arguments, world, tmp_path) -> None:
     folder, groups = world
     largest = max(groups, key=lambda group: len(group.rollouts_G))
@@ -125,6 +135,7 @@ def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert load_tokenizer(out).fingerprint == load_tokenizer(folder / "model").fingerprint
     assert (out / "memagent.json").is_file()
+    assert json.loads((out / "config.json").read_text())["use_cache"]  # which training turns off
     assert (out / "templates" / "update.txt").read_text() == "an update prompt"
     assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode, "others can read it"
     assert not list(out.glob("*.bin")), "no pickles"

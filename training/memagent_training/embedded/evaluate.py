@@ -162,7 +162,12 @@ class Reader:
         cache = None
         while any(map(self._is_open, begun)):
             out = self.generator(
-                tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+                tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
             )
             chosen = [self.choose(*each)[0] for each in zip(out.logits, temperatures, strict=True)]
             for ids, token in zip(begun, chosen, strict=True):
