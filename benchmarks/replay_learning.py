@@ -72,7 +72,7 @@ def collect_runs(base_url: str, folder: Path, samples: Sequence[Sample], rollout
     (folder / "collected.json").write_text(json.dumps(told))
 
 
-def train_on_runs(folder: Path, steps: int, learning_rate: float) -> None:
+def train_on_runs(folder: Path, model: Path, steps: int, learning_rate: float) -> None:
     from memagent_training.training_job import TrainingJob, prepare, train
 
     told = json.loads((folder / "collected.json").read_text())
@@ -89,7 +89,7 @@ def train_on_runs(folder: Path, steps: int, learning_rate: float) -> None:
     }
     job = TrainingJob(
         runs=folder / "runs.sqlite",
-        model="embedded",
+        model=str(model),
         out=folder / "after",
         preset="dapo",
         settings=settings,
@@ -124,13 +124,13 @@ def run(given: argparse.Namespace) -> list[Figure]:
         return [each for each in temperatures if not (folder / f"{side}-{each}.json").exists()]
 
     if missing("before") or not (folder / "collected.json").exists():
-        with served(EMBEDDED_FOLDER, folder) as base_url:
+        with served(given.model, folder) as base_url:
             for each in missing("before"):
                 measure(base_url, folder, held_out, f"before-{each}", temperatures[each])
             if not (folder / "collected.json").exists():
                 collect_runs(base_url, folder, samples_of(task, given.length, 0, given.questions), given.rollouts)
     if not (folder / "after" / "model.safetensors").exists():
-        train_on_runs(folder, given.steps, given.learning_rate)
+        train_on_runs(folder, given.model, given.steps, given.learning_rate)
     if missing("after"):
         with served(folder / "after", folder) as base_url:
             for each in missing("after"):
@@ -165,6 +165,7 @@ def _by_place(scores: Sequence[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where runs, weights and scores are kept")
+    parser.add_argument("--model", type=Path, default=EMBEDDED_FOLDER, help="an edition of the embedded policy")
     parser.add_argument("--task", default="niah_multikey_2")
     parser.add_argument("--length", type=int, default=1000, help="tokens of document, question and answer")
     parser.add_argument("--questions", type=int, default=120)

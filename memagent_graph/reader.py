@@ -75,7 +75,7 @@ class MemAgent:
         strategy: the graph's topology; the paper's by default.
         store: where documents' text is kept; by default in the user's data folder.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
-            or a LangGraph checkpointer. Without it nothing is saved.
+            or a LangGraph checkpointer. Without it no run can be resumed.
         run_log: where runs are entered: a log, its file's path, or True for the one in the user's data folder; False
             for none. With a log, and a policy that can give them, token ids and log-probs are asked for.
         settings: what this reader was built from, for the log; no secrets.
