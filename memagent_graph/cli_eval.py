@@ -298,8 +298,14 @@ def _command(context: typer.Context) -> str:
 
 
 def _without_password(value: str) -> str:
-    """A URL without user name and password; any other value as it is."""
-    parts = urlsplit(value)
+    """A URL without user name and password; any other value as it is. Raises EvaluationError for half a URL."""
+    try:
+        parts = urlsplit(value)
+    except ValueError as error:
+        raise EvaluationError(
+            f"{value} is no URL: {error}",
+            hint="Write it as http://HOST:PORT/v1; an IPv6 address stands in brackets, as in http://[::1]:8000/v1.",
+        ) from error
     return (
         urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if parts.scheme and "@" in value else value
     )

@@ -195,6 +195,7 @@ class HFTokenizer:
         except ImportError as error:
             raise MissingExtraError("hub", "a tokenizer.json") from error
         self.name = name
+        self._specification = specification
         self.special_tokens = control_tokens(specification)
         added = [{**token, "special": True} for token in specification.get("added_tokens") or []]
         rules = {**specification, "added_tokens": added, "truncation": None, "padding": None, "post_processor": None}
@@ -208,6 +209,10 @@ class HFTokenizer:
             ) from error
         self._backend.encode_special_tokens = True
         self._encoded = functools.lru_cache(maxsize=8)(self._encode)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Be made anew from the specification, as the cache of encodings cannot go to another process."""
+        return functools.partial(HFTokenizer, name=self.name), (self._specification,)
 
     @functools.cached_property
     def fingerprint(self) -> str:

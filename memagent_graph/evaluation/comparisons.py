@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from statistics import fmean
+from typing import Any, Final
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.outcomes import Outcome
@@ -12,19 +13,26 @@ from memagent_graph.evaluation.results import Results, Row
 from memagent_graph.evaluation.statistics import Comparison, compare, holm, ranked
 from memagent_graph.evaluation.tables import SCORES, by_length, grouped, markdown
 
+_COUNTED_ONCE: Final = 'In "all", a question that was asked at several lengths counts once, with its mean.'
+
 
 def render_comparison(first: Results, second: Results, names: tuple[str, str]) -> str:
-    """Two evaluations, compared on the questions that both have asked.
+    """Two evaluations, compared on the questions that both have asked and that fitted a call of both.
 
     Raises:
         EvaluationError: they have no questions in common, or ask something else under the same names.
     """
-    pairs = _pairs(first, second, names)
-    left = len(first.rows) + len(second.rows) - 2 * len(pairs)
-    parts = [
-        f"# {names[0]} and {names[1]}",
-        f"{len(pairs):,} questions were asked in both" + (f"; {left:,} rows have no partner." if left else "."),
-    ]
+    shared = _pairs(first, second, names)
+    pairs = _fitting(shared)
+    left = len(first.rows) + len(second.rows) - 2 * len(shared)
+    told = [f"{len(shared):,} questions were asked in both"]
+    if unfit := len(shared) - len(pairs):
+        told.append(f"{unfit:,} of them did not fit and are left out")
+    if left:
+        told.append(f"{left:,} rows have no partner")
+    parts = [f"# {names[0]} and {names[1]}", "; ".join(told) + "."]
+    if _repeats([row for row, _ in pairs]):
+        parts.append(_COUNTED_ONCE)
     for system, compared in _compared_pairs(pairs, names):
         table = _comparison_table([(label, names[1], each) for label, each in compared], names[0])
         parts += [f"## {system}", table, *_sentences([compared[-1][1]])]
@@ -39,7 +47,7 @@ def comparison(first: Results, second: Results, names: tuple[str, str]) -> list[
     """
     return [
         {"system": system, "length": label, **{score: asdict(each) for score, each in scores.items()}}
-        for system, compared in _compared_pairs(_pairs(first, second, names), names)
+        for system, compared in _compared_pairs(_fitting(_pairs(first, second, names)), names)
         for label, scores in compared
     ]
 
@@ -60,15 +68,17 @@ def comparison_parts(results: Results) -> list[str]:
     compared = _corrected(compared)
     parts = [
         f"Each with {first}, on the questions that both were asked and that fit both; differences in points, {first} "
-        f"minus the other. P-values are corrected for the {len(compared)} comparisons of the table (Holm).",
+        f"minus the other. P-values are corrected for the {len(compared)} comparisons of the table (Holm)."
+        + (f" {_COUNTED_ONCE}" if any(_repeats(group.values()) for group in of.values()) else ""),
         _comparison_table(compared, first),
         *_sentences([each for label, _, each in compared if label == "all"]),
     ]
     common = set.intersection(*(set(of.get(system, {})) for system in results.systems))
     if common and len(results.systems) > 2:
-        scores = {system: {each: of[system][each].lenient for each in sorted(common)} for system in results.systems}
+        asked = sorted(common)
+        scores = {system: _by_question([of[system][each] for each in asked], "lenient") for system in results.systems}
         lines = "\n".join(f"- {line}" for line in ranked(scores).lines)
-        parts.append(f"By lenient accuracy, on the {len(common):,} questions that all were asked:\n\n{lines}")
+        parts.append(f"By lenient accuracy, on the {len(scores[first]):,} questions that all were asked:\n\n{lines}")
     return parts
 
 
@@ -89,6 +99,11 @@ def _pairs(first: Results, second: Results, names: tuple[str, str]) -> list[tupl
     return pairs
 
 
+def _fitting(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
+    """The pairs of which both were asked; none may be left where no document fitted."""
+    return [pair for pair in pairs if all(row.outcome is not Outcome.DOES_NOT_FIT for row in pair)]
+
+
 def _compared_pairs(
     pairs: Sequence[tuple[Row, Row]], names: tuple[str, str]
 ) -> Iterator[tuple[str, list[tuple[str, dict[str, Comparison]]]]]:
@@ -104,13 +119,28 @@ def _compared_pairs(
 def _paired(first: Sequence[Row], second: Sequence[Row], names: tuple[str, str]) -> dict[str, Comparison]:
     """By score: the same questions, answered twice."""
     return {
-        score: compare(
-            {row.sample_id: getattr(row, score) for row in first},
-            {row.sample_id: getattr(row, score) for row in second},
-            names=names,
-        )
+        score: compare(_by_question(first, score), _by_question(second, score), names=names)
         for score in ("strict", "lenient")
     }
+
+
+def _by_question(rows: Iterable[Row], score: str) -> dict[str, float]:
+    """A score by question, under the id of its first sample.
+
+    One that was asked at several lengths, as the questions of data files are, counts once, with its mean: its answers
+    are no independent trials.
+    """
+    return {same[0].sample_id: fmean(getattr(row, score) for row in same) for _, same in grouped(rows, _question)}
+
+
+def _question(row: Row) -> Hashable:
+    """What rows of the same question, on documents of different lengths, have in common."""
+    return row.task, row.index, row.question, row.gold
+
+
+def _repeats(rows: Iterable[Row]) -> bool:
+    """Whether a question was asked at several lengths."""
+    return any(len(same) > 1 for _, same in grouped(rows, _question))
 
 
 def _corrected(compared: list[tuple[str, str, dict[str, Comparison]]]) -> list[tuple[str, str, dict[str, Comparison]]]:

@@ -31,6 +31,10 @@ _Told: TypeAlias = tuple[str, tuple[str, ...], tuple[Needle, ...], DocumentRef]
 """A sample as it can be sent from process to process: question, gold, needles, document."""
 
 
+class SampleError(EvaluationError):
+    """A task has no such sample, as where a length is too small for it; others can be made."""
+
+
 class Maker(Protocol):
     """Makes samples and stores their documents."""
 
@@ -43,7 +47,8 @@ class Maker(Protocol):
         """One sample of a task, with its document in the store.
 
         Raises:
-            EvaluationError: it cannot be made, or there is no room for it.
+            SampleError: the task does not have it.
+            EvaluationError: its document cannot be made, or there is no room for it.
         """
         ...
 
@@ -148,7 +153,10 @@ _here: dict[str, object] = {}
 def _make(
     task: Task, length: int, index: int, store: DocumentStore, given_up: Callable[[], bool]
 ) -> tuple[Sample, DocumentRef]:
-    sample = task.sample(length, index)
+    try:
+        sample = task.sample(length, index)
+    except EvaluationError as error:
+        raise SampleError(error.message, hint=error.hint) from error
     try:
         pieces = _AsFile(sample.text(), given_up)
         return sample, store.add(Document.from_file(pieces, name=sample.id))  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
 """Runs an evaluation: every system on every question, many at once, and a row in the journal for each.
 
 Whatever happens to a question, it gets a row: an attempt that fails is made once more, then counted as failed with the
-error's text. Only what says nothing about the systems stops the evaluation instead: a server that is gone, a sample
-that cannot be made, a full disk. What is left undone then, or when a limit is reached or the process is killed, is done
-when the evaluation is resumed; the reader goes on at the chunk it was at.
+error's text. Only what says nothing about the systems ends the evaluation with an error instead: a server that is gone,
+a full disk, or, once all else is done, samples that cannot be made. What is left undone then, or when a limit is
+reached or the process is killed, is done when the evaluation is resumed; the reader goes on at the chunk it was at.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -22,13 +22,14 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import (
+    EvaluationError,
     MemAgentError,
     PolicyAuthenticationError,
     PolicyOverloadedError,
     PolicyUnreachableError,
     RunError,
 )
-from memagent_graph.evaluation.document_makers import Maker, ThreadMaker
+from memagent_graph.evaluation.document_makers import Maker, SampleError, ThreadMaker
 from memagent_graph.evaluation.failures import analyse, logged_read
 from memagent_graph.evaluation.journal import Journal
 from memagent_graph.evaluation.outcomes import Outcome
@@ -43,7 +44,7 @@ from memagent_graph.results import Usage
 from memagent_graph.run_log import RunLog
 
 ATTEMPTS: Final = 2
-"""How often a question is asked before it counts as failed."""
+"""How often a question is asked before it counts as failed; as often again, at the end, if the server may be gone."""
 _SERVER_GONE: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
 _FAILURES_IN_A_ROW: Final = 16
 """So many of these, with no success among them, mean that the server is gone: nothing is learnt from going on."""
@@ -122,7 +123,7 @@ async def evaluate(evaluation: Evaluation, journal: Journal, watcher: Watcher | 
 
     Raises:
         PolicyError: the server is gone, or refuses the key.
-        EvaluationError: a sample cannot be made, or the journal not be written.
+        EvaluationError: the journal or a document cannot be written; or all is done but samples that cannot be made.
     """
     journal.plan(evaluation.plan)
     if watcher is not None:
@@ -147,8 +148,11 @@ class _Call:
         self._ended = Ended.DONE
         self._begun = 0
         self._tokens = 0
-        self._suspended: list[Row] = []
+        self._suspended: list[tuple[Row, Exception]] = []
         """Failures that may be the server's; entered once another question succeeds."""
+        self._again = False
+        """Whether what is asked has been asked before, and failed."""
+        self._unmade: list[SampleError] = []
 
     async def to_end(self) -> Ended:
         try:
@@ -158,35 +162,66 @@ class _Call:
         finally:
             await self._shelf.close()
         if self._ended is Ended.DONE:
-            for row in self._suspended:
+            for row, _ in self._suspended:
                 await self._enter(row)
+            if self._unmade:
+                raise self._left_out()
         return self._ended
 
     async def _within_time(self) -> None:
-        ready: asyncio.Queue[tuple[str, Prepared] | None] = asyncio.Queue(self._evaluation.concurrency)
         try:
-            async with asyncio.timeout(self._evaluation.limits.max_seconds) as time_limit, asyncio.TaskGroup() as group:
-                group.create_task(self._fill(ready))
-                for _ in range(self._evaluation.concurrency):
-                    group.create_task(self._work(ready))
+            async with asyncio.timeout(self._evaluation.limits.max_seconds) as time_limit:
+                await self._ask_all(self._open_keys())
+                if self._suspended and self._ended is Ended.DONE:
+                    await self._ask_again()
         except TimeoutError:
             if not time_limit.expired():
                 raise
             self._ended = Ended.MAX_SECONDS
 
-    async def _fill(self, ready: asyncio.Queue[tuple[str, Prepared] | None]) -> None:
-        """Hand out questions in the plan's order, each with its document in the store."""
-        async with aclosing(self._prepared()) as documents:
+    async def _ask_again(self) -> None:
+        """Ask once more what failed last, as no success came after it to tell that the server was still there.
+
+        Raises:
+            PolicyError: all of it fails again; unless it is a single question, at which a server that answers may fail.
+        """
+        failed, self._suspended = self._suspended, []
+        self._again = True
+        keys = {row.key for row, _ in failed}
+        await self._ask_all(key for key in self._evaluation.plan.keys() if key in keys)  # noqa: SIM118  not a mapping
+        if len(self._suspended) == len(failed):
+            _, error = self._suspended[-1]
+            if len(failed) > 1 or not isinstance(error, PolicyOverloadedError):
+                raise error
+
+    def _left_out(self) -> EvaluationError:
+        first, *others = self._unmade
+        count = "a sample" if not others else f"{len(self._unmade)} samples"
+        return EvaluationError(
+            f"all is done but {count} that cannot be made: {first.message}",
+            hint=f"{first.hint or ''} `memagent eval-report` shows what there is.".lstrip(),
+        )
+
+    async def _ask_all(self, keys: Iterable[Key]) -> None:
+        ready: asyncio.Queue[tuple[str, Prepared] | None] = asyncio.Queue(self._evaluation.concurrency)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._fill(ready, keys))
+            for _ in range(self._evaluation.concurrency):
+                group.create_task(self._work(ready))
+
+    async def _fill(self, ready: asyncio.Queue[tuple[str, Prepared] | None], keys: Iterable[Key]) -> None:
+        """Hand out questions in their order, each with its document in the store."""
+        async with aclosing(self._prepared(keys)) as documents:
             async for prepared, systems in documents:
                 for system in systems:
                     await ready.put((system, prepared))
         for _ in range(self._evaluation.concurrency):
             await ready.put(None)
 
-    async def _prepared(self) -> AsyncGenerator[tuple[Prepared, list[str]], None]:
+    async def _prepared(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[Prepared, list[str]], None]:
         """Samples with the systems that have still to answer them; some are made while the first is waited for."""
         under_way: deque[tuple[asyncio.Task[Prepared], list[str]]] = deque()
-        samples = self._open_samples()
+        samples = _by_sample(keys)
         try:
             while self._ended is Ended.DONE:
                 while len(under_way) < self._maker.workers:
@@ -196,38 +231,45 @@ class _Call:
                     under_way.append((asyncio.create_task(self._shelf.prepare(*sample, len(systems))), systems))
                 if not under_way:
                     return
-                yield await under_way[0][0], under_way[0][1]
+                try:
+                    prepared = await under_way[0][0]
+                except SampleError as error:
+                    self._unmade.append(error)
+                else:
+                    yield prepared, under_way[0][1]
                 under_way.popleft()
         finally:
             for task, _ in under_way:
                 task.cancel()
 
-    def _open_samples(self) -> Iterator[tuple[tuple[str, int, int], list[str]]]:
-        """Task, length and index of the plan's samples, each with the systems that have no row for it."""
+    def _open_keys(self) -> Iterator[Key]:
+        """The plan's questions that have no row yet, or are asked again."""
         rows, again = self._journal.rows, self._evaluation.retry_failed
-        for sample, keys in groupby(self._evaluation.plan.keys(), key=lambda key: key[1:]):
-            systems = [key[0] for key in keys if key not in rows or (again and rows[key].outcome is Outcome.FAILED)]
-            if systems:
-                yield sample, systems
+        for key in self._evaluation.plan.keys():  # noqa: SIM118  not a mapping
+            if key not in rows or (again and rows[key].outcome is Outcome.FAILED):
+                yield key
 
     async def _work(self, ready: asyncio.Queue[tuple[str, Prepared] | None]) -> None:
         while (following := await ready.get()) is not None:
             system, prepared = following
-            if self._may_begin():
-                if self._watcher is not None:
-                    self._watcher.asks(system, prepared.sample)
+            if self._again or self._begins(system, prepared.sample):
                 row, error = await self._ask(system, prepared)
                 await self._judge(row, error)
             self._shelf.done_with(prepared)
 
-    def _may_begin(self) -> bool:
+    def _begins(self, system: str, sample: Sample) -> bool:
+        """Begin a question, unless a limit is reached."""
         limits = self._evaluation.limits
         if limits.max_questions is not None and self._begun >= limits.max_questions:
             self._ended = Ended.MAX_QUESTIONS
         elif limits.max_tokens is not None and self._tokens >= limits.max_tokens:
             self._ended = Ended.MAX_TOKENS
-        self._begun += self._ended is Ended.DONE
-        return self._ended is Ended.DONE
+        if self._ended is not Ended.DONE:
+            return False
+        self._begun += 1
+        if self._watcher is not None:
+            self._watcher.asks(system, sample)
+        return True
 
     async def _ask(self, system: str, prepared: Prepared) -> tuple[Row, Exception | None]:
         """Ask a system a question, again if that fails; its row, and what made it fail."""
@@ -235,7 +277,8 @@ class _Call:
         run_id = run_id_of(self._journal.evaluation, system, sample.id)
         began = time.monotonic()
         error: Exception | None = None
-        for number in range(1, ATTEMPTS + 1):
+        before = ATTEMPTS if self._again else 0
+        for number in range(before + 1, before + ATTEMPTS + 1):
             try:
                 attempt = await self._evaluation.systems[system].attempt(
                     prepared.document,
@@ -247,7 +290,7 @@ class _Call:
                 error = failure
             else:
                 return await self._row(system, prepared, attempt, attempts=number), None
-        row = self._blank(system, prepared, attempts=ATTEMPTS)
+        row = self._blank(system, prepared, attempts=before + ATTEMPTS)
         text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
         row = replace(row, error=text, seconds=time.monotonic() - began)
         return await self._with_log(replace(row, run_id=run_id), sample), error
@@ -259,13 +302,13 @@ class _Call:
             PolicyError: the server is gone. What failed because of that has no row, and is asked again.
         """
         if isinstance(error, _SERVER_GONE):
-            self._suspended.append(row)
+            self._suspended.append((row, error))
             if len(self._suspended) >= _FAILURES_IN_A_ROW:
                 raise error
             return
         if error is None:
             suspended, self._suspended = self._suspended, []
-            for each in suspended:
+            for each, _ in suspended:
                 await self._enter(each)
         await self._enter(row)
 
@@ -369,6 +412,12 @@ class _Call:
             attempts=attempts,
             seed=self._evaluation.seed,
         )
+
+
+def _by_sample(keys: Iterable[Key]) -> Iterator[tuple[tuple[str, int, int], list[str]]]:
+    """Task, length and index of samples, each with the systems that are asked about it."""
+    for sample, same in groupby(keys, key=lambda key: key[1:]):
+        yield sample, [key[0] for key in same]
 
 
 def _first(errors: BaseExceptionGroup[MemAgentError]) -> MemAgentError:

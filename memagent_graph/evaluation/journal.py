@@ -109,7 +109,14 @@ class Journal:
         return cls(path, file, content)
 
     def plan(self, plan: Plan) -> None:
-        """Enter what is asked for, where it is new."""
+        """Enter what is asked for, where it is new.
+
+        Raises:
+            EvaluationError: a task's data files are others than those that it was asked from before.
+        """
+        now, before = dict(plan.data), dict(each for earlier in self.plans for each in earlier.data)
+        then = {name: before.get(name, told) for name, told in now.items()}
+        require_same({"data": now}, {"data": then}, self.path.parent)
         if plan not in self.plans:
             self._write({"plan": asdict(plan)}, sync=True)
             self.plans = (*self.plans, plan)
@@ -135,10 +142,17 @@ class Journal:
         return table_of(self.rows.values(), self.plans, self.settings, self.evaluation, self.commands)
 
     def close(self) -> None:
-        """See that everything is on disk, and let others write."""
+        """See that everything is on disk, and let others write.
+
+        Raises:
+            EvaluationError: it cannot be written; after a row that could not, what is left of it is tried once more.
+        """
         if not self._file.closed:
-            os.fsync(self._file.fileno())
-            self._file.close()
+            try:
+                with self._file:
+                    os.fsync(self._file.fileno())
+            except OSError as error:
+                raise unwritable(self.path, error) from error
 
     def __enter__(self) -> Journal:
         return self

@@ -12,7 +12,7 @@ from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.evaluation.results import Cell, Plan
 from memagent_graph.evaluation.samples import LengthUnit, Task
 from memagent_graph.evaluation.systems import SystemSettings
-from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.evaluation.tasks import TaskSettings, data_files, load_task
 from memagent_graph.graph import check_question
 from memagent_graph.state import ReaderContext
 
@@ -21,6 +21,9 @@ DEFAULT_LENGTHS: Final = {
     LengthUnit.PASSAGES: (50, 200, 800),
 }
 """Three lengths that double twice from each to the next; 50 passages of RULER-HQA have about 7K tokens."""
+_CHECKED: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
+"""How much text is planned to check a task at a length before the first question: about as many tokens, a second's work
+at most."""
 _LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
 _FACTOR: Final = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
@@ -74,6 +77,15 @@ class OwnLengths(Protocol):
         ...
 
 
+@runtime_checkable
+class OwnQuestions(Protocol):
+    """A task whose questions can be had without making their documents."""
+
+    def question(self, length: int, index: int) -> str:
+        """The question of a sample."""
+        ...
+
+
 def plan_of(systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int) -> Plan:
     """What is asked, where `count` questions of each task are wanted at each length.
 
@@ -106,7 +118,12 @@ def completion_tokens(task: Task, answer_tokens: int) -> int:
 
 
 def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext) -> None:
-    """Check that there are so many samples of each length, and that question and answer fit the reader's budget.
+    """Check that there are so many samples of each length, and that questions and answers fit the reader's budget.
+
+    Of a task that can tell its questions (`OwnQuestions`), as those of data files can, all of these are looked at. Its
+    samples, and those of other tasks with their questions, are made as far as that takes no time: all of short
+    documents, whose length may be too small for some of them, the last and some others of long ones. One that cannot
+    be made later is told at the evaluation's end.
 
     Raises:
         EvaluationError: a length is too small for a task, or it has fewer samples.
@@ -121,16 +138,27 @@ def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext) ->
             bound = completion_tokens(task, context.budget.answer_tokens)
             replace(context.budget, answer_tokens=bound).require(*templates)
             for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
-                check_question(task.sample(cell.length, cell.count - 1).question, context)
+                for index in _checked(cell, task.unit):
+                    check_question(task.sample(cell.length, index).question, context)
+                if isinstance(task, OwnQuestions):
+                    for index in range(cell.count):
+                        check_question(task.question(cell.length, index), context)
         except BudgetError as error:
             error.message = f"{task.name} needs more than the policy's window has: {error.message}"
             raise
 
 
+def _checked(cell: Cell, unit: LengthUnit) -> list[int]:
+    """The samples of a cell that are made to see whether they can be: the last one, and others evenly before it."""
+    number = min(cell.count, max(1, _CHECKED[unit] // cell.length))
+    return [cell.count - 1 - place * cell.count // number for place in range(number)]
+
+
 def settings_that_count(systems: SystemSettings, tasks: TaskSettings, *, model: str | None = None) -> dict[str, Any]:
     """What decides on a row, JSON-ready: an evaluation is resumed with the same, or not at all.
 
-    Names of tasks and systems, lengths and counts are no part of it; nor is where the server is, or how it is used.
+    Names of tasks and systems, lengths and counts are no part of it; nor is where the server is, or how it is used. The
+    data files of each task stand in the plan (`data_that_counts`), as more tasks may be asked for.
     """
     context = systems.context
     sampling = context.sampling
@@ -157,15 +185,23 @@ def settings_that_count(systems: SystemSettings, tasks: TaskSettings, *, model: 
         "tasks": {
             "seed": tasks.seed,
             "small": tasks.small,
-            "haystack": _described(tasks.haystack),
-            "data": _described(tasks.data),
+            "haystack": _described(tasks.haystack) if tasks.haystack else None,
+            "data": _described(tasks.data) if tasks.data else None,
         },
     }
 
 
-def _described(path: Path | None) -> str | None:
+def data_that_counts(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:
+    """For each of these tasks that reads data files, its name and which these are.
+
+    Raises:
+        EvaluationError: they are not there.
+    """
+    files = {name: data_files(name, settings) for name in dict.fromkeys(names)}
+    return tuple((name, "; ".join(map(_described, paths))) for name, paths in files.items() if paths)
+
+
+def _described(path: Path) -> str:
     """A file or folder by name and size: it may be moved, but not be changed."""
-    if path is None:
-        return None
     files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
     return f"{path.resolve().name}, {sum(each.stat().st_size for each in files)} bytes"

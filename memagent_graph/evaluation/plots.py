@@ -180,7 +180,7 @@ def draw_cost(figure: Any, rows: Sequence[Row], unit: str) -> bool:
 
     With arithmetic, the estimate for one call with the whole document is drawn beside what was measured.
     """
-    asked = [row for row in rows if row.outcome not in {Outcome.DOES_NOT_FIT, Outcome.FAILED}]
+    asked = [row for row in rows if row.has_costs]
     if not asked:
         return False
     known = any(row.flops for row in asked)

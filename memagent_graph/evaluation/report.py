@@ -26,9 +26,9 @@ _LEGEND: Final = (
     "wrong in all of them; why it has none is counted apart."
 )
 _COST_LEGEND: Final = (
-    "Means. Seconds are wall time with many questions at once, waiting for the server included. FLOPs are estimated "
-    "from tokens and the model's size, where that is known; beside them, what one call with the whole document would "
-    "take."
+    "Means over the questions that did not fail. Seconds are wall time with many questions at once, waiting for the "
+    "server included. FLOPs are estimated from tokens and the model's size, where that is known; beside them, what one "
+    "call with the whole document would take."
 )
 _COUNTED_APART: Final = {
     Outcome.NO_ANSWER: "no answer",
@@ -36,6 +36,8 @@ _COUNTED_APART: Final = {
     Outcome.FAILED: "failed",
     Outcome.DOES_NOT_FIT: "does not fit",
 }
+_COSTS: Final = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 1, "seconds": 2}
+"""Columns of costs, with the digits that tables show of their means."""
 _SHOWN_FAILURES: Final = 12
 _SHOWN_CHARACTERS: Final = 60
 
@@ -64,7 +66,10 @@ def render_report(results: Results, *, plots: Sequence[Path] = (), log: Path | N
 
 
 def summary(results: Results) -> list[dict[str, Any]]:
-    """Accuracy and costs by system, task and length, JSON-ready."""
+    """Accuracy and costs by system, task and length, JSON-ready.
+
+    Means are over the questions that neither failed nor were too long to be asked; None where there are none.
+    """
     return [
         {
             "system": system,
@@ -74,10 +79,7 @@ def summary(results: Results) -> list[dict[str, Any]]:
             "n": len(rows),
             "scores": {name: asdict(estimate([getattr(row, name) for row in rows])) for name in SCORES},
             "outcomes": dict(Counter(row.outcome for row in rows)),
-            "means": {
-                name: fmean(getattr(row, name) for row in rows)
-                for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "calls", "seconds")
-            },
+            "means": {name: fmean(values) if (values := _costs(rows, name)) else None for name in _COSTS},
         }
         for (system, task, unit, length), rows in grouped(
             results.rows, lambda row: (row.system, row.task, row.unit, row.length)
@@ -101,7 +103,10 @@ def _introduction(results: Results) -> str:
 
 
 def _overview(rows: Sequence[Row]) -> str:
-    """Strict and lenient accuracy of each system at each length, over all tasks where they are the same everywhere."""
+    """Strict and lenient accuracy of each system at each length, over all tasks where they are the same everywhere.
+
+    That is, for every system and at every length: systems are compared on the same tasks.
+    """
     parts = []
     for unit, group in grouped(rows, lambda row: row.unit):
         if not can_be_pooled(group):
@@ -143,21 +148,19 @@ def _interval(value: Estimate) -> str:
 
 
 def _cost_table(rows: Sequence[Row]) -> str:
-    """Means over the questions that a system was asked, failed ones included."""
-    asked = [row for row in rows if row.outcome is not Outcome.DOES_NOT_FIT]
-    asked.sort(key=lambda row: (row.unit, row.length))
+    """Means over the questions that a system was asked and that did not fail: a failure's tokens are not known."""
+    asked = sorted((row for row in rows if row.has_costs), key=lambda row: (row.unit, row.length))
     heads = ["tokens in", "cached", "tokens out", "calls", "seconds", "FLOPs", "one call with all, FLOPs"]
     table = [["length", "system", *heads]]
     for (unit, length, system), group in grouped(asked, lambda row: (row.unit, row.length, row.system)):
-        counts = (
-            f"{fmean(getattr(row, name) for row in group):,.{digits}f}"
-            for name, digits in (
-                ("prompt_tokens", 0), ("cached_tokens", 0), ("completion_tokens", 0), ("calls", 1), ("seconds", 2),
-            )
-        )  # fmt: skip
+        counts = (f"{fmean(_costs(group, name)):,.{digits}f}" for name, digits in _COSTS.items())
         estimates = (_mean_flops(group, name) for name in ("flops", "full_context_flops"))
         table.append([f"{length_label(length, unit)} {unit}", system, *counts, *estimates])
     return markdown(table)
+
+
+def _costs(rows: Iterable[Row], name: str) -> list[float]:
+    return [getattr(row, name) for row in rows if row.has_costs]
 
 
 def _mean_flops(rows: Iterable[Row], name: str) -> str:

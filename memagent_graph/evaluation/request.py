@@ -13,7 +13,7 @@ from memagent_graph.evaluation.document_makers import MUCH, Maker, ProcessMaker,
 from memagent_graph.evaluation.folder import CHECKPOINTS, KEPT_DOCUMENTS, OPEN_DOCUMENTS, RUNS
 from memagent_graph.evaluation.harness import Ended, Evaluation, EvaluationLimits, evaluate
 from memagent_graph.evaluation.journal import Journal, open_journal
-from memagent_graph.evaluation.planning import check_plan, load_tasks, plan_of, settings_that_count
+from memagent_graph.evaluation.planning import check_plan, data_that_counts, load_tasks, plan_of, settings_that_count
 from memagent_graph.evaluation.progress import ProgressDisplay
 from memagent_graph.evaluation.results import TABLE, Plan, write_table
 from memagent_graph.evaluation.samples import Task
@@ -89,8 +89,10 @@ async def carry_out(request: EvaluationRequest) -> Ended:
         tasks = load_tasks(request.tasks, task_settings)
         plan = plan_of(request.systems, tasks, request.lengths, request.count)
         check_plan(plan, tasks, systems.context)
+        plan = replace(plan, data=data_that_counts(request.tasks, task_settings))
         settings = settings_that_count(systems, task_settings)
         with open_journal(request.out, settings, resume=request.resume) as journal:
+            journal.plan(plan)
             try:
                 maker = _maker(request, plan, tasks, task_settings, systems.context.store)
                 return await _measure(request, journal, plan, tasks, systems, maker)

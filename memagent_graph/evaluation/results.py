@@ -79,13 +79,18 @@ class Row:
     lost_at: tuple[int | None, ...]
     """The chunk at which each was lost, where there is one."""
     attempts: int
-    """How often the question was asked: 1, or 2 where the first attempt failed."""
+    """How often the question was asked: 1, or more where attempts failed."""
     seed: int
 
     @property
     def key(self) -> Key:
         """What no two rows have in common."""
         return self.system, self.task, self.length, self.index
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether its tokens, calls and seconds are those of an attempt that came to its end; a failure tells none."""
+        return self.outcome not in {Outcome.FAILED, Outcome.DOES_NOT_FIT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,8 @@ class Plan:
 
     systems: tuple[str, ...]
     cells: tuple[Cell, ...]
+    data: tuple[tuple[str, str], ...] = ()
+    """For each task that reads data files, its name and a description of these: what must not change in between."""
 
     @classmethod
     def grid(cls, systems: Sequence[str], tasks: Sequence[str], lengths: Sequence[int], count: int) -> Plan:
@@ -145,11 +152,14 @@ class Results:
 
 
 def can_be_pooled(rows: Iterable[Row]) -> bool:
-    """Whether the same tasks were asked at every length: else a mean over tasks would change with their choice."""
-    tasks_at: dict[int, set[str]] = {}
+    """Whether every system was asked the same tasks at every length that it was asked at.
+
+    Else a mean over tasks would change with their choice.
+    """
+    tasks_of: dict[tuple[str, int], set[str]] = {}
     for row in rows:
-        tasks_at.setdefault(row.length, set()).add(row.task)
-    return len({frozenset(tasks) for tasks in tasks_at.values()}) <= 1
+        tasks_of.setdefault((row.system, row.length), set()).add(row.task)
+    return len({frozenset(tasks) for tasks in tasks_of.values()}) <= 1
 
 
 def write_table(results: Results, path: Path) -> None:

@@ -20,6 +20,9 @@ from memagent_graph.prompts import AnswerFormat, last_boxed
 
 _ARTICLES: Final = frozenset({"a", "an", "the"})
 _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
+_SPACES: Final = str.maketrans(dict.fromkeys(string.punctuation, " "))
+_INSIDE_WORDS: Final = re.compile(r"'|(?<=\d)\.(?=\d)|(?<!\d)(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d)(?!,\d)")
+"""Apostrophes, decimal points, and numbers whose commas group digits by three; "12,7" and "1234567,12" are two each."""
 _FIRST_WITHOUT_SPACES: Final = "\u2e80"
 """From here on come the scripts of East Asia, which set no spaces between words."""
 _LAST_CHARACTERS: Final = 300
@@ -112,9 +115,12 @@ def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
 
 
 def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
-    """Whether an answer holds any gold string, or all of them where all are asked for, as whole words."""
+    """Whether an answer holds any gold string, or all of them where all are asked for, as whole words.
+
+    What is exactly right holds them: "123,456" is two of two numbers, though it may be one beside a gold one.
+    """
     found = [contains(answer, each) for each in gold]
-    return any(found) if metric is Metric.ANY else all(found)
+    return is_exactly(answer, gold, metric) or (any(found) if metric is Metric.ANY else all(found))
 
 
 def string_match(said: str, gold: tuple[str, ...], metric: Metric) -> float:
@@ -144,13 +150,25 @@ def normalised(text: str) -> str:
     A text of nothing else keeps its punctuation and articles; "The" must not become equal to nothing.
     """
     folded = text.casefold()
-    words = [word for word in folded.translate(_NO_PUNCTUATION).split() if word not in _ARTICLES]
-    return " ".join(words or folded.split())
+    return _without_articles(folded.translate(_NO_PUNCTUATION)) or " ".join(folded.split())
+
+
+def parted(text: str) -> str:
+    """As `normalised`, but punctuation parts words, as in "key:7" and "red/blue", unless it belongs to a number."""
+    folded = text.casefold()
+    whole = _INSIDE_WORDS.sub(lambda found: found[0].translate(_NO_PUNCTUATION), folded)
+    return _without_articles(whole.translate(_SPACES)) or " ".join(folded.split())
 
 
 def contains(text: str, gold: str) -> bool:
-    """Whether `text` holds `gold`, both normalised, as whole words: "7" is not in "1977". Never the other way round."""
-    held, wanted = normalised(text), normalised(gold)
+    """Whether `text` holds `gold` as whole words: "7" is not in "1977", "12.7" or "1,777". Never the other way round.
+
+    Both are normalised as SQuAD does (`normalised`), or both with spaces for punctuation (`parted`); one is enough.
+    """
+    return any(_has_words(form(text), form(gold)) for form in (normalised, parted))
+
+
+def _has_words(held: str, wanted: str) -> bool:
     at = held.find(wanted) if wanted else -1
     while at >= 0:
         end = at + len(wanted)
@@ -161,10 +179,17 @@ def contains(text: str, gold: str) -> bool:
 
 
 def token_f1(text: str, gold: str) -> float:
-    """The harmonic mean of precision and recall over normalised words, as SQuAD counts them. 0 to 1."""
+    """The harmonic mean of precision and recall over normalised words, as SQuAD counts them. 0 to 1.
+
+    As there, what only punctuation parts is one word: "7,12" shares none with "7 12", though it contains both numbers.
+    """
     held, wanted = normalised(text).split(), normalised(gold).split()
     shared = sum((Counter(held) & Counter(wanted)).values())
     return 2 * shared / (len(held) + len(wanted)) if shared else 0.0
+
+
+def _without_articles(text: str) -> str:
+    return " ".join(word for word in text.split() if word not in _ARTICLES)
 
 
 def _items(text: str, separator: re.Pattern[str]) -> frozenset[str]:

@@ -43,7 +43,7 @@ class Shelf:
         """Make a sample and store its document, for so many systems.
 
         Raises:
-            EvaluationError: it cannot be made, or there is no room for it.
+            EvaluationError: as `Maker.make`.
         """
         sample, document = await self._make(task, length, index)
         self._in_use[document["key"]] += 1

@@ -35,7 +35,7 @@ def row(system: str = "memagent", length: int = 1024, index: int = 0, **changes:
     task = changes.get("task", "keys")
     values: dict[str, Any] = {
         "system": system, "task": task, "length": length, "unit": "tokens", "index": index,
-        "sample_id": f"{task}/{length}/{index}", "question": "What is it?", "gold": ("4711",),
+        "sample_id": f"{task}/{length}/{index}", "question": f"What is it in {length}?", "gold": ("4711",),
         "answer": "4711" if right else "12", "raw_answer": None, "outcome": Outcome.ANSWERED, "error": None,
         "detail": "",
         "strict": float(right), "lenient": float(right), "string_match": float(right), "token_f1": float(right),

@@ -2,6 +2,7 @@
 
 import importlib.resources
 import json
+import pickle
 import subprocess
 import sys
 import time
@@ -240,6 +241,15 @@ def test_fingerprints_tell_tokenizers_apart_and_not_routes(folder, tmp_path):
         again = load_tokenizer(path)
         assert again.fingerprint == prints[kind]
         assert again.count("one two three four five six seven eight") > 5
+
+
+def test_a_tokenizer_can_be_sent_to_another_process(tokenizer):
+    again = pickle.loads(pickle.dumps(tokenizer))
+    text = "Text as <|im_end|> any other: naïve."
+    assert (again.name, again.fingerprint, again.special_tokens) == (
+        tokenizer.name, tokenizer.fingerprint, tokenizer.special_tokens
+    )  # fmt: skip
+    assert again.encode(text) == tokenizer.encode(text)
 
 
 def test_decode_names_an_unknown_id(folder):

@@ -129,6 +129,10 @@ class FileTask:
         pieces = partial(_pieces, self.examples, row)
         return Sample(self, length, index, example.question, example.gold, pieces, example.needles)
 
+    def question(self, length: int, index: int) -> str:
+        """The question of a sample. Raises EvaluationError as `sample`."""
+        return self.sample(length, index).question
+
     def _of(self, length: int) -> list[int]:
         return [at for at, own in enumerate(self.own_lengths) if length < 2 * own <= 2 * length]
 

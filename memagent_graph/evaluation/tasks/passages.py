@@ -26,9 +26,9 @@ from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, Gener
 from memagent_graph.evaluation.tasks.seeding import Order, source
 from memagent_graph.evaluation.tasks.settings import TaskSettings
 
-PASSAGE_TASKS = ("qa_1", "qa_2", "ruler_hqa")
+PASSAGE_TASKS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}
+"""With the data set that each reads."""
 
-_DATA_SETS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}
 _QA_ANSWER_TOKENS, _HQA_ANSWER_TOKENS = 32, 128
 _SMALL_QUESTION_TOKENS = 96
 _OWN_SHARE = 0.75
@@ -80,6 +80,10 @@ class PassagesTask(GeneratedTask):
         decoys = [Insertion(_written(each), chance.random()) for each in own]
         haystack = Passages(partial(self._others, length, index, frozenset(held | {each.text for each in own})))
         return self.planned(length, index, record.question, record.answers, haystack, [*gold, *decoys])
+
+    def question(self, length: int, index: int) -> str:
+        """The question of a sample, without its document's being planned. Raises EvaluationError as `sample`."""
+        return self._record(index).question
 
     def _by_passages(
         self, length: int, index: int, record: QARecord, gold: list[Insertion], own: list[Paragraph]
@@ -150,7 +154,7 @@ def passage_task(name: str, settings: TaskSettings) -> PassagesTask:
     """
     from memagent_graph.evaluation.data_files.records import read_records  # noqa: PLC0415 - it imports from here
 
-    data_set = _DATA_SETS[name]
+    data_set = PASSAGE_TASKS[name]
     path = data_path(name, data_set, settings)
     records = read_records(path, data_set)
     return passages_from(records, name, settings)

@@ -62,6 +62,20 @@ def load_task(name: str, settings: TaskSettings) -> Task:
     )
 
 
+def data_files(name: str, settings: TaskSettings) -> list[Path]:
+    """The data files, or dataset folders, that the task of a name reads; none for those that generate all they ask.
+
+    Raises:
+        EvaluationError: There are none where they are looked for.
+    """
+    from memagent_graph.evaluation.data_files import data_paths, data_task_names  # noqa: PLC0415 - as above
+
+    data_set = PASSAGE_TASKS.get(name, name)
+    if data_set not in data_task_names():
+        return []
+    return data_paths(data_set, data_path(name, data_set, settings))
+
+
 def _own_task(name: str, settings: TaskSettings) -> Task:
     place, _, attribute = name.rpartition(":")
     module = _module_from_file(Path(place)) if place.endswith(".py") else _module(place)

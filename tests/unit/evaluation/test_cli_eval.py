@@ -239,6 +239,7 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
         (["niah_single_2", "--haystack", "nowhere"], 7, "nowhere"),
         (["niah_single_2", "--model", "other"], 4, "serves fake"),
         (["niah_single_2", "--base-url", "http://127.0.0.1:9/v1", "--retries", "0"], 4, "Is the server running?"),
+        (["niah_single_2", "--base-url", "http://[::1:8000/v1"], 7, "as in http://[::1]:8000/v1"),
         (["niah_single_2", "--top-p", "0"], 7, "top_p"),
         (["niah_single_2", "niah_single_2", "nowhere.py:Task"], 7, "nowhere.py"),
         ([], 2, "--list"),
@@ -383,6 +384,37 @@ def test_without_lengths_a_data_file_is_asked_at_all_of_its_own(tmp_path) -> Non
     with FakeServer(respond) as server:
         memagent("eval", "ruler_files", "--data", data, "--base-url", server.base_url, *SMALL, "--out", tmp_path / "o")
     assert Counter(row.length for row in load_results(tmp_path / "o").rows) == {1000: 2, 4000: 1}
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_data_files_that_changed_in_the_data_folder_are_refused_and_more_tasks_may_read_it(tmp_path, own_home) -> None:
+    folder, out = own_home / "evaluation", tmp_path / "out"
+    folder.mkdir(parents=True)
+
+    def write(name: str, words: int) -> None:
+        line = {"input": f"The key is 7.{' Nothing.' * words}\nQuestion: What is it?", "outputs": ["7"], "length": 1000}
+        (folder / name).write_text(json.dumps(line) + "\n")
+
+    def write_hqa(question: str) -> None:
+        line = {"index": 0, "input": question, "context": "Document 1:\nThe key is 7.", "answers": ["7"], "num_docs": 1}
+        (folder / "eval_50.jsonl").write_text(json.dumps(line) + "\n")
+
+    write("validation.jsonl", 100)
+    write_hqa("What is it?")
+    with FakeServer(respond) as server:
+        options = ["--base-url", server.base_url, *SMALL, "--out", out, "--resume"]
+        memagent("eval", "ruler_files", *options)
+        memagent("eval", "ruler_files", "ruler_hqa_files", *options)
+        asked = len(server.requests)
+        write_hqa("What is the key?")
+        refused = memagent("eval", "ruler_hqa_files", *options, code=7)
+        assert len(server.requests) == asked
+        memagent("eval", "ruler_files", *options)
+        write("validation.jsonl", 90)
+        refused_too = memagent("eval", "ruler_files", *options, code=7)
+    assert 'data.ruler_hqa_files is "eval_50.jsonl, ' in refused.stderr
+    assert 'data.ruler_files is "validation.jsonl, ' in refused_too.stderr
+    assert "--out" in refused.stderr
 
 
 @pytest.mark.usefixtures("without_plots")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 import rich.console
 from support.evaluation import Keys, failed, row
 from support.scripts import perfect_reader
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy, load_tokenizer
 from memagent_graph.checkpoints import open_saver
 from memagent_graph.errors import (
     EvaluationError,
+    PolicyAuthenticationError,
     PolicyOverloadedError,
     PolicyRequestError,
     PolicyUnreachableError,
@@ -30,8 +33,9 @@ from memagent_graph.evaluation.progress import ProgressDisplay
 from memagent_graph.evaluation.results import Plan, Row
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.systems import Attempt, SystemSettings, load_system
-from memagent_graph.evaluation.tasks import TaskSettings
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.results import Usage
+from memagent_graph.tokenizers import HFTokenizer
 
 
 class Oracle:
@@ -213,6 +217,54 @@ async def test_a_server_that_is_gone_stops_the_evaluation_and_costs_no_row(tmp_p
     assert len(rows) == 128
 
 
+@pytest.mark.parametrize(
+    ("questions", "answered", "error"),
+    [
+        (16, 9, PolicyUnreachableError("no connection")),
+        (16, 9, PolicyOverloadedError("engine died")),
+        (5, 0, PolicyOverloadedError("engine died")),
+        (5, 4, PolicyUnreachableError("no connection")),
+        (5, 4, PolicyAuthenticationError("wrong key")),
+    ],
+)
+async def test_a_server_that_goes_with_few_questions_left_is_noticed_and_costs_no_row(
+    tmp_path, store, questions, answered, error
+) -> None:
+    plan = Plan.grid((), ("keys",), (100,), questions)
+    oracle = Oracle(store, fail=lambda number, run_id: error if number >= answered else None)
+    with pytest.raises(type(error)):
+        await run(tmp_path, store, oracle, plan=plan, concurrency=1)
+    assert list((store.root / "texts").iterdir()) == []
+    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+        assert [row.outcome for row in journal.rows.values()] == ["answered"] * answered
+    ended, rows = await run(tmp_path, store, Oracle(store), plan=plan)
+    assert (ended, {row.outcome for row in rows}, len(rows)) == (Ended.DONE, {"answered"}, questions)
+
+
+async def test_what_failed_last_is_asked_again_and_counts_as_failed_if_the_server_still_answers(
+    tmp_path, store
+) -> None:
+    """The last three fail, one of them for a moment only."""
+
+    def fail(number: int, run_id: str) -> Exception | None:
+        lasting = run_id.endswith(("-13", "-15")) or (run_id.endswith("-14") and number < 19)
+        return PolicyOverloadedError("busy") if lasting else None
+
+    plan = Plan.grid((), ("keys",), (100,), 16)
+    ended, rows = await run(tmp_path, store, Oracle(store, fail=fail), plan=plan, concurrency=1)
+    assert ended is Ended.DONE
+    assert [(row.outcome, row.attempts) for row in rows[12:]] == [
+        ("answered", 1), ("failed", 4), ("answered", 3), ("failed", 4)
+    ]  # fmt: skip
+
+
+async def test_a_single_last_question_may_fail_by_itself_at_a_server_that_is_reached(tmp_path, store) -> None:
+    oracle = Oracle(store, fail=lambda number, run_id: PolicyOverloadedError("bug") if number >= 4 else None)
+    ended, rows = await run(tmp_path, store, oracle, plan=Plan.grid((), ("keys",), (100,), 5), concurrency=1)
+    assert ended is Ended.DONE
+    assert Counter(row.outcome for row in rows) == {"answered": 4, "failed": 1}
+
+
 async def test_failures_among_successes_do_not_stop_it(tmp_path, store) -> None:
     gone = PolicyUnreachableError("no connection")
     oracle = Oracle(
@@ -295,16 +347,21 @@ async def test_the_log_is_read_only_where_a_fact_was_lost(tmp_path, store, make_
     log.close()
 
 
-async def test_a_sample_that_cannot_be_made_stops_it_with_its_reason(tmp_path, store) -> None:
+async def test_samples_that_cannot_be_made_are_told_with_the_reason_once_all_else_is_done(tmp_path, store) -> None:
     class Few(Keys):
         def sample(self, length: int, index: int) -> Sample:
             if index == 3:
-                raise EvaluationError("keys has 3 samples of that length")
+                raise EvaluationError("keys has 3 samples of that length", hint="Ask for fewer.")
             return super().sample(length, index)
 
     evaluation = Evaluation(PLAN, {"keys": Few()}, {"oracle": Oracle(store)}, store)
-    with open_journal(tmp_path / "out", {}) as journal, pytest.raises(EvaluationError, match="has 3 samples"):
-        await evaluate(evaluation, journal)
+    for asked in (14, 14):
+        with open_journal(tmp_path / "out", {}, resume=True) as journal:
+            with pytest.raises(EvaluationError, match=r"2 samples .* has 3 samples of that length\. Ask for fewer"):
+                await evaluate(evaluation, journal)
+            assert [row.outcome for row in journal.rows.values()] == ["answered"] * asked
+            assert journal.results.missing == 2
+    assert list((store.root / "texts").iterdir()) == []
 
 
 async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_are_told(
@@ -390,6 +447,19 @@ async def test_a_process_that_makes_documents_and_dies_is_told(tmp_path, store) 
     )
     with open_journal(tmp_path / "out", {}) as journal, pytest.raises(EvaluationError, match="died"):
         await evaluate(evaluation, journal)
+
+
+async def test_processes_that_make_documents_take_a_tokenizer_of_any_kind(store) -> None:
+    backend = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    settings = TaskSettings(HFTokenizer(json.loads(backend.to_str()), name="words"))
+    task = load_task("vt", settings)
+    maker = ProcessMaker(["vt"], settings, {"vt": task}, store)
+    try:
+        sample, document = await maker.make("vt", 400, 1)
+    finally:
+        await maker.close()
+    assert store.read(document, 0, document["size"] or 0) == "".join(sample.text())
 
 
 def test_progress_tells_accuracy_failures_pace_and_the_time_left() -> None:

@@ -18,10 +18,12 @@ from memagent_graph.evaluation.planning import (
     plan_of,
     settings_that_count,
 )
+from memagent_graph.evaluation.qa_records import Paragraph, QARecord
 from memagent_graph.evaluation.results import Cell, Plan
 from memagent_graph.evaluation.samples import LengthUnit
 from memagent_graph.evaluation.systems import SystemSettings
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.evaluation.tasks.passages import passages_from
 from memagent_graph.tokenizers import load_tokenizer
 
 
@@ -101,6 +103,34 @@ async def test_an_answer_that_leaves_no_room_is_refused_with_the_task_s_name(mak
     with pytest.raises(BudgetError, match="keys needs more than the policy's window has"):
         check_plan(Plan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, tight)
     check_plan(Plan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, context)
+
+
+async def test_a_length_that_is_too_small_for_some_samples_is_refused_whichever_these_are(make_reader) -> None:
+    context = await make_reader(budget_changes={"question_tokens": 60}).aprepare()
+    tasks = {"niah_single_1": load_task("niah_single_1", TaskSettings(load_tokenizer("embedded")))}
+    tasks["niah_single_1"].sample(171, 127)
+    with pytest.raises(EvaluationError, match="171 tokens is too small"):
+        check_plan(Plan.grid((), tuple(tasks), (171,), 128), tasks, context)
+    check_plan(Plan.grid((), tuple(tasks), (200,), 128), tasks, context)
+
+
+async def test_every_question_of_a_data_file_is_checked(make_reader) -> None:
+    context = await make_reader(budget_changes={"question_tokens": 40}).aprepare()
+
+    def records(long: int) -> list[QARecord]:
+        return [
+            QARecord(str(n), f"Who is pupil {n}?" + " And who?" * (20 if n == long else 0), ("Ada",),
+                     (Paragraph("Pupil", f"Pupil {n} is Ada."),), (Paragraph("Other", f"Nobody knows {n}."),))
+            for n in range(50)
+        ]  # fmt: skip
+
+    settings = TaskSettings(context.tokenizer)
+    for long in (0, 17, 49):
+        tasks = {"qa_1": passages_from(records(long), "qa_1", settings)}
+        with pytest.raises(BudgetError, match=r"qa_1 .* the question has"):
+            check_plan(Plan.grid((), ("qa_1",), (100_000,), 50), tasks, context)
+    tasks = {"qa_1": passages_from(records(50), "qa_1", settings)}
+    check_plan(Plan.grid((), ("qa_1",), (100_000,), 50), tasks, context)
 
 
 async def test_how_long_answers_may_be_decides_on_rows(make_reader) -> None:

@@ -57,14 +57,17 @@ def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(pict
     assert len(list(folder.iterdir())) == 2 * len(paths), "nothing else is left behind"
 
 
-def test_tasks_that_were_not_asked_at_every_length_are_drawn_apart(names_only, tmp_path) -> None:
+def test_tasks_that_were_not_asked_of_every_system_at_every_length_are_drawn_apart(names_only, tmp_path) -> None:
     """Their mean would rise and fall with the choice of tasks."""
-    uneven = [*ROWS, *(row("memagent", 1024, index, task="vt") for index in range(3))]
-    assert [path.name for path in draw_all(results(*uneven), tmp_path)][:2] == ["accuracy_keys.png", "accuracy_vt.png"]
+    at_one_length = [row(system, 1024, task="vt") for system in ("memagent", "refine")]
+    of_one_system = [row("memagent", length, task="vt") for length in LENGTHS]
+    for uneven in (at_one_length, of_one_system):
+        names = [path.name for path in draw_all(results(*ROWS, *uneven), tmp_path)]
+        assert names[:2] == ["accuracy_keys.png", "accuracy_vt.png"]
 
 
 def test_several_tasks_have_a_picture_together_and_one_each(names_only, tmp_path) -> None:
-    even = [*ROWS, *(row("memagent", length, 0, task="vt") for length in LENGTHS)]
+    even = [*ROWS, *(row(system, length, 0, task="vt") for system in ("memagent", "refine") for length in LENGTHS)]
     names = [path.name for path in draw_all(results(*even), tmp_path)]
     assert names[:4] == ["accuracy.png", "accuracy_keys.png", "accuracy_vt.png", "cost.png"]
     assert [path.name for path in draw_all(results(*ROWS), tmp_path)][:2] == ["accuracy.png", "cost.png"]

@@ -36,6 +36,15 @@ def test_strict_and_lenient_stand_side_by_side() -> None:
     assert line(render_report(results(*rows)), "memagent") == "| memagent | 75.0 / 100.0 |"
 
 
+def test_systems_are_shown_together_only_over_the_same_tasks() -> None:
+    both = [row(), row("refine")]
+    assert "| strict / lenient |" in render_report(results(*both))
+    assert "| strict / lenient |" not in render_report(results(*both, row(task="vt", right=False)))
+    assert "| strict / lenient |" in render_report(results(*both, row(length=4096))), (
+        "one may be asked longer ones, too"
+    )
+
+
 def test_what_fits_no_call_has_no_accuracy_and_no_part_in_comparisons() -> None:
     rows = [row(index=index) for index in range(9)]
     rows += [failed("full_context", index=index, outcome="does_not_fit") for index in range(9)]
@@ -45,8 +54,14 @@ def test_what_fits_no_call_has_no_accuracy_and_no_part_in_comparisons() -> None:
     assert "no answered question in common" in report
 
 
-def test_costs_are_means_over_all_questions_that_were_asked() -> None:
+def test_costs_are_means_over_all_questions_that_were_asked_and_did_not_fail() -> None:
     rows = [row(prompt_tokens=1000, seconds=1.0, flops=1e12), row(index=1, prompt_tokens=3000, seconds=2.0, flops=None)]
+    rows += [replace(failed(index=2), prompt_tokens=0, calls=0, seconds=600.0)]
+    rows += [replace(failed(index=3, outcome="does_not_fit"), prompt_tokens=0, calls=0, seconds=0.0)]
+    (cell,) = summary(results(*rows))
+    assert cell["means"] == {
+        "prompt_tokens": 2000, "completion_tokens": 10, "cached_tokens": 0, "calls": 2, "seconds": 1.5
+    }  # fmt: skip
     report = render_report(results(*rows))
     assert line(report, "1K tokens", "memagent", "2,000", "0", "10", "2.0", "1.50", "1.00e+12")
 
@@ -134,6 +149,8 @@ def test_a_summary_holds_scores_with_intervals_outcomes_and_means() -> None:
     assert cell["scores"]["lenient"]["mean"] == 0.5
     assert cell["scores"]["lenient"]["low"] == wilson(1, 2).low
     assert (cell["outcomes"], cell["n"]) == ({"answered": 1, "failed": 1}, 2)
+    (nothing,) = summary(results(failed()))
+    assert set(nothing["means"].values()) == {None}
 
 
 def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:
@@ -150,6 +167,39 @@ def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:
         ("memagent", "1K tokens"), ("memagent", "2K tokens"), ("memagent", "all")
     ]  # fmt: skip
     assert told[-1]["strict"]["first_mean"] == 1.0
+
+
+def test_questions_that_did_not_fit_a_call_are_no_part_of_a_comparison() -> None:
+    long = [failed(length=4096, index=index, outcome="does_not_fit") for index in range(5)]
+    first = results(*(row(index=index) for index in range(9)), *long)
+    second = results(*(row(index=index) for index in range(8)), *(row(length=4096, index=index) for index in range(5)))
+    report = render_comparison(first, second, ("a", "b"))
+    assert "13 questions were asked in both; 5 of them did not fit and are left out; 1 rows have no partner." in report
+    assert [(each["length"], each["lenient"]["n"]) for each in comparison(first, second, ("a", "b"))] == [("all", 8)]
+    assert comparison(results(*long), results(*long), ("a", "b")) == []
+
+
+def test_a_question_that_was_asked_at_several_lengths_counts_once_over_all_of_them() -> None:
+    """Three lengths of the same six questions are no eighteen trials."""
+    lengths = (1024, 2048, 4096)
+    rows = [row(length=length, index=index, question="Q") for length in lengths for index in range(6)]
+    rows += [
+        row("refine", length, index, question="Q", right=length == 1024 and index == 0)
+        for length in lengths
+        for index in range(6)
+    ]
+    report = render_report(results(*rows))
+    assert 'In "all", a question that was asked at several lengths counts once, with its mean.' in report
+    assert line(report, "1K tokens", "refine", "6")
+    assert line(report, "all", "refine", "6").startswith("| all | refine | 6 | +94.4 [")
+    assert "on the same 6 questions" in report
+    apart = [replace(each, question=each.sample_id) for each in rows]
+    report = render_report(results(*apart))
+    assert line(report, "all", "refine", "18")
+    assert "counts once" not in report
+    other = [replace(each, system="memagent") for each in rows[18:]]
+    told = comparison(results(*rows[:18]), results(*other), ("a", "b"))
+    assert [each["lenient"]["n"] for each in told] == [6, 6, 6, 6]
 
 
 def test_evaluations_that_asked_something_else_are_not_compared() -> None:

@@ -84,6 +84,17 @@ def test_a_journal_cut_off_anywhere_behind_its_first_line_keeps_every_whole_row(
     assert set(mended.rows) == set(rows)
 
 
+def test_a_tasks_data_files_stay_the_same_and_other_tasks_may_come(tmp_path) -> None:
+    with begun(tmp_path) as journal:
+        journal.plan(replace(PLAN, data=(("qa_1", "dev.json, 7 bytes"),)))
+        journal.plan(replace(PLAN, data=(("qa_2", "hotpot.json, 8 bytes"),)))
+    with open_journal(tmp_path, SETTINGS, resume=True) as journal:
+        journal.plan(replace(PLAN, data=(("qa_1", "dev.json, 7 bytes"), ("qa_2", "hotpot.json, 8 bytes"))))
+        with pytest.raises(EvaluationError, match=r'data\.qa_2 is "hotpot\.json, 9 bytes" and was') as refused:
+            journal.plan(replace(PLAN, data=(("qa_2", "hotpot.json, 9 bytes"),)))
+    assert "--out" in str(refused.value)
+
+
 def test_what_is_missing_is_counted_from_what_was_asked_for(tmp_path) -> None:
     with begun(tmp_path, row(index=0)) as journal:
         assert journal.results.missing == 7
@@ -213,6 +224,34 @@ def test_a_full_disk_is_told_with_the_remedy(tmp_path) -> None:
         journal._file = kept
     assert journal.rows == {}
     journal.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")
+def test_a_disk_that_is_still_full_when_the_journal_closes_is_told_with_the_remedy(tmp_path) -> None:
+    """What could not be written stands in the file's buffer, and is tried again when it closes."""
+    code = f"""
+import resource, signal
+from pathlib import Path
+from support.evaluation import row
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.journal import open_journal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+try:
+    with open_journal(Path({str(tmp_path)!r}), {SETTINGS!r}) as journal:
+        for index in range(9):
+            journal.add(row(index=index))
+except EvaluationError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+with open_journal(Path({str(tmp_path)!r}), {SETTINGS!r}, resume=True) as journal:
+    print(len(journal.rows), "rows")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    assert "--resume goes on" in done.stdout
+    assert done.stdout.endswith("2 rows\n")
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:
