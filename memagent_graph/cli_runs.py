@@ -267,6 +267,12 @@ def _delete(log: RunLog, records: Sequence[RunRecord], *, ask: bool, as_json: bo
         _print_json({"deleted": deleted, "bytes_freed": freed})
     else:
         typer.echo(f"{_count(deleted, 'run')} deleted, {_size(freed)} given back", err=True)
+        if unused := log.unused_bytes if deleted else 0:
+            typer.echo(
+                f"{_size(unused)} could not be given back and are left for new runs: the next deletion tries again, "
+                "with room on the disk for a copy of the log",
+                err=True,
+            )
 
 
 def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +103,7 @@ class Document:
         """A file: text, Markdown, or, with the extra `files`, HTML, PDF, DOCX. It is opened when it is added."""
         path = Path(path)
         kind = media_type or _BY_SUFFIX.get(path.suffix.lower(), TEXT)
-        return cls(path.name or str(path), kind, path, encoding, errors)
+        return cls(_readable(path.name or str(path)), kind, path, encoding, errors)
 
     @classmethod
     def from_text(cls, text: str, name: str = "text") -> Document:
@@ -133,7 +134,7 @@ class Document:
     ) -> Document:
         """An open file, binary or text, read from where it stands to its end. It is not closed."""
         named = getattr(file, "name", None)
-        name = name or (Path(named).name if isinstance(named, str) else "file")
+        name = name or (_readable(Path(named).name) if isinstance(named, str) else "file")
         kind = media_type or _BY_SUFFIX.get(Path(name).suffix.lower(), TEXT)
         return cls(name, kind, file, encoding, errors)
 
@@ -193,6 +194,11 @@ class Document:
             f"a {type(source).__name__} is not a document",
             hint="Pass a pathlib.Path, text, bytes, an open file, an iterator of text, or LangChain Documents.",
         )
+
+
+def _readable(file_name: str) -> str:
+    """A file's name with U+FFFD for bytes that are no text, which Python holds as half surrogate pairs."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", file_name)
 
 
 def _refuse_file_name(text: str) -> None:

@@ -150,7 +150,8 @@ async def read_on(agent: MemAgent, memory: str, messages: Iterable[BaseMessage],
     # A dialogue is private to its thread, so its text is gone as soon as it was read.
     with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
         store = DocumentStore(folder)
-        reference = await asyncio.to_thread(store.add, Document.from_text(text, name="conversation"))
+        document = Document.from_text(text, name="conversation")
+        reference = await asyncio.to_thread(store.add, document, replace_undecodable=True)
         graph = build_graph(
             replace(context, store=store, run_log=None, limits=Limits()),
             strategy=_ReadOn(memory),

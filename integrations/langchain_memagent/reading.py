@@ -86,8 +86,8 @@ class _Followed:
 
     @property
     def began_later(self) -> bool:
-        """Whether an earlier process read the first chunks."""
-        return min(self.updates, default=0) > 0
+        """Whether an earlier execution read the first chunks, or all of them."""
+        return len(self.updates) < int(self.state["chunks_read"])
 
     def complete(self, snapshots: Iterable[StateSnapshot]) -> None:
         """Add the chunks that were read earlier.

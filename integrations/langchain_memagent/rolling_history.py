@@ -54,7 +54,7 @@ class RollingHistory:
 
     def may_be_long(self, messages: Sequence[BaseMessage]) -> bool:
         """Whether it is worth counting: a token is at least one byte, so few bytes are few tokens."""
-        return sum(len(transcript([message]).encode()) for message in messages) > self._tokens
+        return sum(len(transcript([message]).encode("utf-8", "surrogatepass")) for message in messages) > self._tokens
 
     async def within(self, messages: list[AnyMessage], thread: str) -> list[AnyMessage]:
         """The messages as they are where they fit; otherwise a memory of the older ones, and the recent ones.
@@ -83,10 +83,8 @@ class RollingHistory:
             memory = await read_on(self._agent, memory, messages[begin : chosen.position], question)
             self._remember(chosen.key, memory)
             position = chosen.position
-        if position == 0:
-            return messages
         recent = messages[position:]
-        shown: list[AnyMessage] = [memory_message(memory, position)]
+        shown: list[AnyMessage] = [memory_message(memory, position)] if position else []
         if request and asked:
             if request[0] < position:
                 shown.append(asked)

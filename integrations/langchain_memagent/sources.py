@@ -151,7 +151,8 @@ class DocumentSources:
             return Document.from_bytes(self._sized(value, f"state key {key!r}"), key)
         documents: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
         if documents and all(isinstance(getattr(each, "page_content", None), str) for each in documents):
-            self._require_size(sum(len(each.page_content.encode()) for each in documents), f"state key {key!r}")
+            size = sum(len(each.page_content.encode("utf-8", "replace")) for each in documents)
+            self._require_size(size, f"state key {key!r}")
             return Document.from_langchain(documents, key)
         raise RefusedSourceError(
             f"the state holds no text under {key!r}" if value else f"the state key {key!r} is empty",

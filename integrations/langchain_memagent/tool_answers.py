@@ -23,6 +23,7 @@ LONGEST_QUOTE = 400
 """Characters of one quote that are shown to the model."""
 
 NOT_HELD = "The document does not say."
+_NOT_WRITTEN = "The document was read to its end, but no answer was written."
 
 _NO_ANSWERS = frozenset(
     {
@@ -67,7 +68,8 @@ class Reading(TypedDict):
     run_id: str | None
     """None where the read failed before it began."""
     answer: str | None
-    """None where the document holds none, the read stopped early, or it failed."""
+    """None where the document holds none, the read stopped early, or it failed; None or empty where the policy wrote
+    none."""
     stop_reason: str | None
     """As `memagent_graph.StopReason`; None where the read failed."""
     error: str | None
@@ -96,11 +98,10 @@ class ReadArtifact(TypedDict):
 def reading_of(result: ReadResult, *, goes_on: bool = False, namespaces: Sequence[str] = ()) -> Reading:
     """A result as plain data. It finds the evidence, for which it reads chunks from the store."""
     last = result.updates[-1] if result.updates else None
-    answer = result.answer or ""
     return Reading(
         question=result.question,
         run_id=result.run_id,
-        answer=None if not answer or says_nothing(answer, quoted=bool(result.evidence)) else answer,
+        answer=None if says_nothing(result.answer or "", quoted=bool(result.evidence)) else result.answer,
         stop_reason=result.stop_reason.value,
         error=None,
         chunks_read=result.chunks_read,
@@ -176,6 +177,8 @@ def _lines(reading: Reading) -> list[str]:
             f"Notes so far: {reading['memory']}" if reading["memory"] else "Nothing was noted so far.",
             *again,
         ]
+    if reading["stop_reason"] == StopReason.NO_ANSWER or reading["answer"] == "":
+        return [_NOT_WRITTEN, f"Notes: {reading['memory']}" if reading["memory"] else "Nothing was noted."]
     if reading["answer"] is None:
         return [NOT_HELD]
     lines = [f"Answer: {reading['answer']}"]

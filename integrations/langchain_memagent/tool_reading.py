@@ -21,7 +21,7 @@ from langchain_memagent.tool_call import Outcome, ReadCall
 from langchain_memagent.tool_graph import aread_in_agent, has_checkpointer, read_in_agent
 from memagent_graph.background import run_sync
 from memagent_graph.documents import DocumentRef
-from memagent_graph.errors import MemAgentError, RunNotFoundError
+from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
 from memagent_graph.results import MemoryUpdate, ReadResult
 from memagent_graph.state import new_run_id
 
@@ -73,13 +73,13 @@ async def _read_alone(call: ReadCall, reference: DocumentRef, index: int, config
 async def _parts(
     call: ReadCall, reference: DocumentRef, question: str, run_id: str
 ) -> AsyncIterator[MemoryUpdate | ReadResult]:
-    """The read's updates and its result; of a run that this agent began before, those that are left."""
+    """The read's updates and its result; of a run that this agent began before, and that still fits, those left."""
     if call.keeps_own and call.key is not None:
         try:
             async for part in call.agent.astream_resume(run_id, limits=call.limits):
                 yield part
             return
-        except RunNotFoundError:
+        except (RunNotFoundError, RunMismatchError):
             pass
     async for part in call.agent.astream(reference, question, run_id=run_id, limits=call.limits):
         yield part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memagent_graph.results import MemoryUpdate
+from memagent_graph.timeline.terminal import plain
 from memagent_mcp.roots import ToolContext
 
 
@@ -20,7 +21,7 @@ class Progress:
 
     def __init__(self, context: ToolContext, name: str, reads: int) -> None:
         self._context = context
-        self._name = name
+        self._name = plain(name)
         self._newest: list[MemoryUpdate | None] = [None] * reads
 
     async def advance(self, read: int, update: MemoryUpdate) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from itertools import islice
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from memagent_graph.errors import MemAgentError
 from memagent_graph.evidence import Evidence
@@ -21,12 +23,19 @@ _LONGEST_QUOTE = 400
 _CONTEXT = 80
 """Characters on either side of a quote."""
 _LONGEST_IN_LIST = 120
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Report(BaseModel):
     """A tool's result, or a part of one; docstrings of attributes stand in the schema that clients see."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _encodable(cls, value: Any) -> Any:
+        """Half surrogate pairs, as in file names that are no UTF-8, become U+FFFD: the protocol cannot carry them."""
+        return _SURROGATES.sub("\ufffd", value) if isinstance(value, str) else value
 
 
 class Quote(Report):

@@ -77,9 +77,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server((host, port), family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: it is no name of a host
         raise MemAgentError(
-            f"cannot listen on {host}, port {port}: {error.strerror or error}",
+            f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}",
             hint="Name another with --host and --port; port 0 takes any that is free.",
         ) from error
 

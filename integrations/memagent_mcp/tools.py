@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import fields
@@ -14,7 +15,7 @@ from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
 from memagent_graph.documents import Document, DocumentRef
-from memagent_graph.errors import MemAgentError, RefusedSourceError
+from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
@@ -88,7 +89,8 @@ class ReadingTools:
         """Read a document with several questions side by side.
 
         Raises:
-            MemAgentError: every one of them failed; this is the first one's error.
+            MemAgentError: every one of them failed; this is the first one's error. Others are raised likewise once all
+                reads have ended.
         """
         store, prepared = self._reader.store, await self._reader.aprepare()
         if isinstance(document, Document):
@@ -98,25 +100,34 @@ class ReadingTools:
             reference = document
         progress = Progress(context, reference["name"], len(questions))
 
-        async def one(index: int, question: str) -> Answer | MemAgentError:
+        async def one(index: int, question: str) -> Answer:
             try:
                 async with aclosing(self._reader.astream(reference, question, limits=limits)) as parts:
                     async for part in parts:
                         if isinstance(part, ReadResult):
                             return await asyncio.to_thread(Answer.of, part)
                         await progress.advance(index, part)
-            except MemAgentError as error:
-                return error
+            except (sqlite3.Error, OSError) as error:
+                raise RunError(
+                    f"the read ended with {type(error).__name__}: {error}",
+                    hint="See that the server's disk has room and its checkpoints and documents are whole; ask again.",
+                ) from error
             raise AssertionError("a stream ends with its result")
 
-        outcomes = await asyncio.gather(*(one(index, question) for index, question in enumerate(questions)))
-        failures = [outcome for outcome in outcomes if isinstance(outcome, MemAgentError)]
-        if len(failures) == len(outcomes):
+        reads = (one(index, question) for index, question in enumerate(questions))
+        outcomes = await asyncio.gather(*reads, return_exceptions=True)
+        answers: list[Answer] = []
+        failures: list[MemAgentError] = []
+        for question, outcome in zip(questions, outcomes, strict=True):
+            if isinstance(outcome, Answer):
+                answers.append(outcome)
+            elif isinstance(outcome, MemAgentError):
+                answers.append(Answer.failed(question, outcome))
+                failures.append(outcome)
+            else:
+                raise outcome
+        if len(failures) == len(answers):
             raise failures[0]
-        answers = [
-            Answer.failed(question, outcome) if isinstance(outcome, MemAgentError) else outcome
-            for question, outcome in zip(questions, outcomes, strict=True)
-        ]
         size = await asyncio.to_thread(store.size, reference)
         reading = Reading(document=reference["name"], document_bytes=size, answers=answers)
         return _result(reading, reading.in_words())

@@ -9,7 +9,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,7 @@ from memagent_graph.run_log.records import (
     RunRecord,
     TextKind,
 )
-from memagent_graph.run_log.schema import LogConnection, connect, migrate
+from memagent_graph.run_log.schema import connect, migrate
 from memagent_graph.run_log.writer import Job, Writer
 
 _BEGIN: Final = (
@@ -39,6 +39,8 @@ _BEGIN_ANEW: Final = (
     _BEGIN + ", answer = NULL, began = excluded.began, question = excluded.question, "
     "document = excluded.document, settings = excluded.settings, trace = excluded.trace"
 )
+_NOT_STORABLE: Final = (OverflowError, UnicodeEncodeError)
+"""What sqlite3 raises for values that SQLite cannot hold."""
 
 
 class RunLog:
@@ -241,7 +243,7 @@ class RunLog:
             RunLogError: the run is here already, contradicts itself, or cannot be written.
         """
 
-        def job(connection: LogConnection) -> None:
+        def job(connection: sqlite3.Connection) -> None:
             if replacing:
                 connection.execute("DELETE FROM runs WHERE run_id = ?", (run.run_id,))
             rows.insert_run(connection, run)
@@ -261,12 +263,17 @@ class RunLog:
                 raise RunLogError(
                     f"run {run.run_id!r} is in {self.path} already, or contradicts itself ({error.__cause__})"
                 ) from error
+            if isinstance(error.__cause__, _NOT_STORABLE):
+                raise RunLogError(f"run {run.run_id!r} cannot be stored: {error.message}", hint=error.hint) from error
             raise
-        except (KeyError, OverflowError, UnicodeEncodeError) as error:
+        except KeyError as error:
             raise RunLogError(f"run {run.run_id!r} cannot be stored ({type(error).__name__}: {error})") from error
 
     def delete(self, run_ids: Iterable[str]) -> int:
-        """Delete runs with all that belongs to them, and give the space back; returns how many there were."""
+        """Delete runs with all that belongs to them; returns how many there were.
+
+        The space is given back where there is room to copy what is left; otherwise it is `unused_bytes`.
+        """
         ids = list(run_ids)
 
         def job(connection: sqlite3.Connection) -> int:
@@ -278,7 +285,8 @@ class RunLog:
             return deleted
 
         count: int = self.wait(self._writer.submit(job))
-        with self._connection() as connection:
+        # The runs are gone, whatever becomes of the space.
+        with suppress(RunLogError), self._connection() as connection:
             connection.execute("VACUUM")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return count
@@ -303,6 +311,15 @@ class RunLog:
         """What the log takes on disk, its write-ahead part included."""
         files = (self.path, self.path.with_name(self.path.name + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
+
+    @property
+    def unused_bytes(self) -> int:
+        """What deleted runs have left empty on disk. New runs take it first; the next `delete` may give it back."""
+        with self._connection() as connection:
+            pages, size = (
+                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size")
+            )
+        return int(pages * size)
 
     def counts(self) -> tuple[int, int]:
         """How many runs and how many conversations it holds."""
@@ -435,7 +452,7 @@ class RunLog:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, *_NOT_STORABLE) as error:
             raise log_error(self.path, error) from error
 
 
@@ -447,6 +464,11 @@ def _storable(text: str | None) -> str | None:
 def log_error(path: Path, error: BaseException) -> RunLogError:
     """A database's failure in this package's words."""
     words = str(error)
+    if isinstance(error, _NOT_STORABLE):
+        return RunLogError(
+            f"{path} cannot hold what it was given: {words}",
+            hint="Whole numbers have at most 64 bits, and text is valid Unicode, without half surrogate pairs.",
+        )
     if "locked" in words or "busy" in words:
         hint = "Another program holds it. Close that one, name another file with --log, or read with --no-log."
     elif "full" in words:

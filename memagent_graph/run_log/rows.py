@@ -10,7 +10,6 @@ from typing import Final
 
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 from memagent_graph.run_log.records import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunRecord
-from memagent_graph.run_log.schema import LogConnection
 
 
 def insert_run(connection: sqlite3.Connection, new: RunRecord) -> None:
@@ -105,17 +104,17 @@ class NewConversation:
             json.dumps(dict(new.trace)) if new.trace else None,
         )
 
-    def __call__(self, connection: LogConnection) -> int:
+    def __call__(self, connection: sqlite3.Connection) -> int:
         """Add it alone."""
         return self.together(connection, [self])[0]
 
     @staticmethod
-    def together(connection: LogConnection, jobs: Sequence[NewConversation]) -> list[int]:
+    def together(connection: sqlite3.Connection, jobs: Sequence[NewConversation]) -> list[int]:
         """Add several, in order; returns their rows."""
-        # What a failed transaction has put here, the writer takes away again.
-        configurations = connection.configurations
-        for configuration in {each.configuration for each in jobs} - configurations.keys():
-            configurations[configuration] = _configuration(connection, configuration)
+        # Looked up in every transaction: after a deletion, perhaps by another process, the number is given out again.
+        configurations: dict[tuple[str, ...], int] = {
+            each: _configuration(connection, each) for each in {job.configuration for job in jobs}
+        }
         added: list[int] = []
         waiting: list[NewConversation] = []
         for job in jobs:

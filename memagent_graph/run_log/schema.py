@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from memagent_graph.errors import RunLogError
 from memagent_graph.write_ahead import use_write_ahead_log
@@ -98,15 +98,7 @@ MIGRATIONS: Final = (_RUNS, _CONVERSATIONS)
 """Each takes a file from one version to the next. None is ever changed once it has been released."""
 
 
-class LogConnection(sqlite3.Connection):
-    """A connection that remembers the rows of configurations it has seen."""
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.configurations: dict[tuple[str, ...], int] = {}
-
-
-def connect(path: Path, *, timeout: float = 30.0) -> LogConnection:
+def connect(path: Path, *, timeout: float = 30.0) -> sqlite3.Connection:
     """A connection with rows by name, foreign keys, and commits that survive the process (not a loss of power).
 
     Args:
@@ -114,9 +106,7 @@ def connect(path: Path, *, timeout: float = 30.0) -> LogConnection:
         timeout: seconds to wait for a writer in another process.
     """
     # Statements open and close their own transactions; isolation_level None keeps sqlite3 from adding others.
-    connection = sqlite3.connect(
-        path, timeout=timeout, isolation_level=None, check_same_thread=False, factory=LogConnection
-    )
+    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = NORMAL")

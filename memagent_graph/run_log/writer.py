@@ -20,7 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-from memagent_graph.run_log.schema import LogConnection, connect
+from memagent_graph.run_log.schema import connect
 
 _LARGEST_BATCH: Final = 128
 _LINGER_SECONDS: Final = 0.05
@@ -33,12 +33,12 @@ _LINGER_IN_HASTE_SECONDS: Final = 0.003
 class Job(Protocol):
     """What is to be written. Called within a transaction; if that fails, it is called again in another."""
 
-    def __call__(self, connection: LogConnection) -> Any:
+    def __call__(self, connection: sqlite3.Connection) -> Any:
         """Write, and return what the waiting side is to get."""
         ...
 
 
-Together: TypeAlias = Callable[[LogConnection, Sequence[Any]], list[Any]]
+Together: TypeAlias = Callable[[sqlite3.Connection, Sequence[Any]], list[Any]]
 """Does several jobs at once, in order. Jobs that name the same one as their `together` are done so: every statement
 costs the event loop's thread the interpreter's lock once or twice."""
 
@@ -103,7 +103,7 @@ class Writer:
     def _work(self, entries: queue.SimpleQueue[_Entry | None], before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
-        connection: LogConnection | None = None
+        connection: sqlite3.Connection | None = None
         try:
             while True:
                 batch, last = self._next_batch(entries)
@@ -146,7 +146,7 @@ class _Entry:
     """The loop that an asyncio future belongs to."""
 
 
-def _run(connection: LogConnection, batch: Sequence[_Entry]) -> list[Any]:
+def _run(connection: sqlite3.Connection, batch: Sequence[_Entry]) -> list[Any]:
     """What each job returned or raised. All run in one transaction; if any fails, each in its own."""
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -158,7 +158,6 @@ def _run(connection: LogConnection, batch: Sequence[_Entry]) -> list[Any]:
     except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
-        connection.configurations.clear()
         if len(batch) == 1:
             return [error]
         return [outcome for entry in batch for outcome in _run(connection, [entry])]

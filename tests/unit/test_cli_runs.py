@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,9 +16,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from memagent_graph import run_log
 from memagent_graph.cli_runs import point_in_time, register
 from memagent_graph.paths import default_run_log
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome, RunLog
+from memagent_graph.run_log.schema import connect
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
 WHOLE = "import typer; from memagent_graph.cli_runs import register; app = typer.Typer(); register(app); app()"
@@ -175,6 +178,23 @@ def test_runs_are_deleted_with_all_that_is_theirs_and_the_space_is_told(log) -> 
     assert values["deleted"] == 1
     assert values["bytes_freed"] > 50_000
     assert json.loads(memagent("runs", "--delete", "--json").stdout) == {"deleted": 0, "bytes_freed": 0}
+
+
+def test_space_that_cannot_be_given_back_is_told_and_no_failure(log, monkeypatch) -> None:
+    write_run(log, "a", text=os.urandom(50_000).hex())
+    log.close()
+
+    def read_only(path: Path) -> sqlite3.Connection:
+        connection = connect(path)
+        connection.execute("PRAGMA query_only = ON")
+        return connection
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_log.log, "connect", read_only)
+        done = memagent("runs", "--delete", "--yes")
+    assert "1 run deleted, 0 bytes given back" in done.stderr
+    assert "kB could not be given back and are left for new runs" in done.stderr
+    assert log.counts() == (0, 0)
 
 
 def test_without_a_terminal_nothing_is_deleted_unless_told_twice(log) -> None:

@@ -147,6 +147,33 @@ async def test_callbacks_that_are_passed_in_besides_being_there_are_called_once(
     assert names.seen.count("answer") == 1
 
 
+async def test_the_cited_documents_are_known_also_where_the_read_had_ended_and_its_node_had_not(
+    make_reader, found
+) -> None:
+    class State(TypedDict, total=False):
+        cited: list[str]
+
+    broken = True
+    compressor = MemAgentDocumentCompressor(agent=make_reader(), keep="cited")
+
+    async def compress(state: State) -> State:
+        cited = await compressor.acompress_documents(found, QUESTION)
+        if broken:
+            raise KeyError("a defect somewhere")
+        return {"cited": [document.id or "" for document in cited]}
+
+    builder = StateGraph(State)
+    builder.add_node("compress", compress)
+    builder.add_edge(START, "compress")
+    builder.add_edge("compress", END)
+    graph = builder.compile(checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "t"}}
+    with pytest.raises(KeyError):
+        await graph.ainvoke({"cited": []}, config)
+    broken = False
+    assert await graph.ainvoke(None, config) == {"cited": ["2", "5"]}
+
+
 async def test_in_a_graphs_node_it_is_resumed_at_its_chunk(make_reader, found) -> None:
     class State(TypedDict, total=False):
         answer: str

@@ -176,6 +176,18 @@ def test_utf16_without_a_mark_is_named(store):
         store.add(Document.from_bytes(GERMAN.encode("utf-16-be")))
 
 
+def test_a_file_whose_name_is_no_text_is_read_under_a_name_that_is(store, tmp_path):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"))
+    try:
+        path.write_text("some text")
+    except OSError:
+        pytest.skip("this file system knows no such names")
+    with path.open("rb") as file:
+        for document in (Document.from_path(path), Document.from_file(file)):
+            ref = store.add(document)
+            assert (ref["name"], whole(store, ref)) == ("caf\ufffd.txt", "some text")
+
+
 def test_a_lone_surrogate_is_an_error_with_its_place_unless_replaced(store):
     text = "ab\ud83dc"
     with pytest.raises(EncodingError, match="character 2"):

@@ -254,6 +254,17 @@ def test_a_run_without_conversations_is_one_row_without_a_conversation(tmp_path,
     )
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_name_that_is_no_text_is_exported_and_comes_back(tmp_path, log, other, kind) -> None:
+    named = {**DOCUMENT, "name": "caf\udce9.txt"}
+    log.wait(log.begin("r", "Who?", named, {}))
+    export_runs(log, tmp_path / f"runs.{kind}")
+    import_runs(other, tmp_path / f"runs.{kind}")
+    assert other.get("r").document == named
+    if kind == "parquet":
+        assert pq.read_table(tmp_path / "runs.parquet")["document_name"].to_pylist() == ["caf?.txt"]
+
+
 def test_columns_are_those_that_are_documented(tmp_path, log) -> None:
     export_runs(log, tmp_path / "runs.parquet")
     schema = pq.read_schema(tmp_path / "runs.parquet")

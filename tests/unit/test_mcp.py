@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -25,13 +26,14 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.memory import create_connected_server_and_client_session
 from support.fake_server import FakeServer
-from support.scripts import document_with, perfect_reader
+from support.scripts import document_with, part, perfect_reader
 
-from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
+from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
+from memagent_graph.errors import MemAgentError
 from memagent_graph.state import Limits
 from memagent_mcp import make_server
 from memagent_mcp.roots import local_path, overlap
-from memagent_mcp.serving import allowed_names, is_local
+from memagent_mcp.serving import allowed_names, is_local, listen
 from memagent_mcp.tools import tightest, undisturbed
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=1500)
@@ -129,9 +131,11 @@ async def over_http(url: str, *, list_roots: Any = None) -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def in_process(*own: Path, list_roots: Any = None, **bounds: Any) -> AsyncIterator[Any]:
-    """A client and a server made by `make_server`, joined in memory; the policy reads perfectly."""
-    reader = MemAgent(ScriptedPolicy(perfect_reader), tokenizer="embedded", budget=SMALL_BUDGET, prompts=load_prompts())
+async def in_process(
+    *own: Path, list_roots: Any = None, script: Any = perfect_reader, **bounds: Any
+) -> AsyncIterator[Any]:
+    """A client and a server made by `make_server`, joined in memory; the policy reads perfectly, or by the script."""
+    reader = MemAgent(ScriptedPolicy(script), tokenizer="embedded", budget=SMALL_BUDGET, prompts=load_prompts())
     async with reader:
         server = make_server(reader, roots=own, **bounds)
         async with create_connected_server_and_client_session(server, list_roots_callback=list_roots) as session:
@@ -188,8 +192,8 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     shown = await session.call_tool("show_run", {"run_id": first["run_id"]})
     assert shown.structuredContent["answer"] == "4711"
     assert shown.structuredContent["changes"] == len(re.findall(r"^- chunk \d+, characters", said(shown), re.M))
-    for part in (QUESTION, "Answer: 4711", "book.txt", "- harbor 4711 [chunk "):
-        assert part in said(shown)
+    for words in (QUESTION, "Answer: 4711", "book.txt", "- harbor 4711 [chunk "):
+        assert words in said(shown)
     assert "\x1b" not in said(shown)
 
     for outside in ("../secret.txt", str(Path(str(path)).parent.parent / "secret.txt")):
@@ -329,6 +333,57 @@ async def test_of_several_questions_one_may_fail(folder) -> None:
     assert (bad["answer"], bad["run_id"]) == (None, None)
     assert "question has" in bad["error"]
     assert "the read failed: the question has" in said(read)
+
+
+async def test_a_failure_of_another_kind_is_raised_once_the_other_reads_have_ended(folder) -> None:
+    ended: list[str] = []
+
+    def script(prompt: str) -> Any:
+        if "castle" in part(prompt, "problem"):
+            raise KeyError("a defect somewhere")
+        if "<section>" not in prompt:
+            ended.append(part(prompt, "problem"))
+        return perfect_reader(prompt)
+
+    async with in_process(folder, script=script) as session:
+        asked = {"path": "book.txt", "questions": ["What is the key of castle?", QUESTION]}
+        assert "a defect somewhere" in refused(await session.call_tool("read_document", asked))
+        assert ended == [QUESTION]
+
+
+async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_others_nothing(folder) -> None:
+    def script(prompt: str) -> Any:
+        if "castle" in part(prompt, "problem"):
+            raise sqlite3.OperationalError("database or disk is full")
+        return perfect_reader(prompt)
+
+    async with in_process(folder, script=script) as session:
+        asked = {"path": "book.txt", "questions": [QUESTION, "What is the key of castle?"]}
+        good, bad = (await session.call_tool("read_document", asked)).structuredContent["answers"]
+    assert good["answer"] == "4711"
+    assert "OperationalError: database or disk is full. See that" in bad["error"]
+
+
+async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:
+    """Logs hold such names of files that other programs, or earlier versions, have read."""
+    name = "caf\udce9.txt"
+    store, log = DocumentStore(own_home / "documents"), RunLog(own_home / "runs.sqlite")
+    stored = store.add(Document.from_text(TEXT))
+    log.begin("kept", QUESTION, {**stored, "name": name}, {})
+    log.wait(log.begin("lost", QUESTION, {**stored, "key": "sha256:" + "0" * 64, "name": name}, {}))
+    log.close()
+    with FakeServer() as server:
+        async with over_stdio("--base-url", server.base_url, *SMALL) as session:
+            with anyio.fail_after(60):  # a server that has ended never answers
+                listed = await session.call_tool("list_runs", {})
+                assert {run["document"] for run in listed.structuredContent["runs"]} == {"caf\ufffd.txt"}
+                lost = await session.call_tool("ask_again", {"run_id": "lost", "question": QUESTION})
+                assert "caf\ufffd.txt" in refused(lost)
+                heard = Heard()
+                again = {"run_id": "kept", "question": QUESTION}
+                kept = await session.call_tool("ask_again", again, progress_callback=heard)
+                assert kept.structuredContent["answers"][0]["answer"] == "4711"
+                assert (heard.told[0][2] or "").startswith("caf\ufffd.txt: chunk 0")
 
 
 async def test_an_unknown_run_is_an_error_that_names_known_ones(folder) -> None:
@@ -603,6 +658,11 @@ def http_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         os.environ.pop("MEMAGENT_HOME")
         if before is not None:
             os.environ["MEMAGENT_HOME"] = before
+
+
+def test_a_name_that_no_host_can_have_is_refused() -> None:
+    with pytest.raises(MemAgentError, match=r"cannot listen on a\.\.b.*--host"):
+        listen("a..b", 0)
 
 
 def test_names_given_are_answered_besides_this_machines_own() -> None:

@@ -330,6 +330,26 @@ async def test_after_an_error_it_goes_on_at_its_chunk_with_all_its_evidence(make
     assert sum(sections.values()) == len(sections) + 1
 
 
+@pytest.mark.parametrize("sync", [True, False])
+async def test_evidence_is_found_also_where_the_read_had_ended_and_its_node_had_not(make_reader, sync) -> None:
+    broken, policy = True, ScriptedPolicy(perfect_reader)
+
+    def write(state: Any, result: Any) -> dict[str, Any]:
+        if broken:
+            raise KeyError("a defect somewhere")
+        return {"why": result.stop_reason.value}
+
+    node = memagent_node(make_reader(policy), evidence="quotes", write=write)
+    parent = parent_of(node).compile(checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "t"}}
+    with pytest.raises(KeyError):
+        parent.invoke(INPUT, config) if sync else await parent.ainvoke(INPUT, config)
+    broken, asked = False, len(policy.prompts)
+    out = parent.invoke(None, config) if sync else await parent.ainvoke(None, config)
+    assert [quote["line"] for quote in out["quotes"]] == ["harbor 4711"]
+    assert (out["why"], len(policy.prompts)) == ("answered", asked)
+
+
 async def test_its_memory_can_be_edited_through_the_parent(make_reader) -> None:
     """With the graph itself as the node's reader: LangGraph then knows the subgraph."""
     broken = True

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -311,6 +312,60 @@ def test_runs_are_found_by_what_is_known_of_them_and_deleted_with_all_they_have(
         ]
     connection.close()
     assert counts == [1, 0, 1]
+
+
+def test_after_a_delete_runs_keep_the_configuration_they_were_written_with(log) -> None:
+    def write(into: RunLog, run_id: str, policy: str) -> None:
+        into.begin(run_id, QUESTION, REF, {})
+        into.wait(into.record(conversation(0, run_id=run_id, policy=policy)))
+
+    with closing(RunLog(log.path)) as other:
+        write(log, "r0", "a")
+        other.delete(["r0"])
+        write(other, "r1", "b")
+        write(log, "r2", "a")
+        assert [row.policy for run_id in ("r1", "r2") for row in log.conversations(run_id)] == ["b", "a"]
+    log.delete(["r1", "r2"])
+    write(log, "r3", "a")
+    assert [row.policy for row in log.conversations("r3")] == ["a"]
+
+
+def test_runs_are_deleted_also_where_the_space_cannot_be_given_back(log, monkeypatch) -> None:
+    log.begin("r", QUESTION, REF, {})
+    log.wait(log.record(conversation(0, prompt_token_ids=list(range(0, 10**9, 10**5)))))
+    with monkeypatch.context() as patch:
+        cannot_vacuum(patch)
+        assert log.delete(["r"]) == 1
+    assert log.unused_bytes > 10_000
+    assert log.delete([]) == 0
+    assert log.unused_bytes == 0
+
+
+def cannot_vacuum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk: what is done beside the writer may only read."""
+    from memagent_graph.run_log import log
+    from memagent_graph.run_log.schema import connect
+
+    def read_only(path: Path) -> sqlite3.Connection:
+        connection = connect(path)
+        connection.execute("PRAGMA query_only = ON")
+        return connection
+
+    monkeypatch.setattr(log, "connect", read_only)
+
+
+def test_values_that_sqlite_cannot_hold_are_errors_with_a_remedy(log) -> None:
+    log.wait(log.begin("r", QUESTION, REF, {}))
+    for attempt in (
+        lambda: log.reward("r", 1.0, conversation=10**20),
+        lambda: log.reward("r", 1.0, note="half \ud800"),
+        lambda: list(log.runs(RunFilter(question="\ud800"))),
+        lambda: log.get("\ud800"),
+        lambda: log.wait(log.begin("\ud800", QUESTION, REF, {})),
+    ):
+        with pytest.raises(RunLogError, match=r"cannot hold what it was given.*64 bits.*surrogate"):
+            attempt()
+    assert log.rewards("r") == []
 
 
 def test_one_conversation_counts_at_each_position_whatever_is_written(log) -> None:

@@ -95,12 +95,24 @@ class TestWhatTheModelGets:
         (message,) = told(agent.invoke({"messages": [("user", "?")], "found": documents}))
         assert ", b.txt)" in message.text
 
-    @pytest.mark.parametrize("said", ["\\boxed{unknown}", "\\boxed{Not found.}", "\\boxed{none}", "\\boxed{}", ""])
+    @pytest.mark.parametrize("said", ["\\boxed{unknown}", "\\boxed{Not found.}", "\\boxed{none}"])
     def test_a_plain_statement_where_the_document_does_not_hold_the_answer(self, make_tool, said) -> None:
         tool = make_tool(ScriptedPolicy(lambda prompt: "nothing" if "<section>" in prompt else said))
         message = call(tool, questions=[HARBOR], text=TEXT)
         assert message.text == "The document does not say."
         assert message.artifact["readings"][0]["answer"] is None
+
+    @pytest.mark.parametrize(("said", "stop_reason"), [("", "no_answer"), ("\\boxed{}", "answered")])
+    def test_that_no_answer_was_written_and_what_was_noted(self, make_tool, said, stop_reason) -> None:
+        def script(prompt: str) -> str:
+            return perfect_reader(prompt) if "<section>" in prompt else said
+
+        message = call(make_tool(ScriptedPolicy(script)), questions=[HARBOR], text=TEXT)
+        assert message.text.startswith("The document was read to its end, but no answer was written.\nNotes: ")
+        assert message.text.endswith("harbor 4711")
+        (reading,) = message.artifact["readings"]
+        assert not reading["answer"]
+        assert reading["stop_reason"] == stop_reason
 
     def test_none_is_an_answer_where_a_passage_says_so(self, make_tool) -> None:
         text = "The number of survivors is none. " + "Other words follow here. " * 40
@@ -310,6 +322,11 @@ class TestTheStateOfAnAgent:
         message = self.ask(make_tool(state_keys=["found"]), "messages", TEXT)
         assert message.status == "error"
         assert "state_key: Input should be 'found'" in message.text
+
+    def test_half_a_surrogate_pair_is_told_with_its_place(self, make_tool) -> None:
+        message = self.ask(make_tool(state_keys=["found"]), "found", [LangChainDocument("ab\ud800")])
+        assert message.status == "error"
+        assert "half of a surrogate pair at character 2" in message.text
 
     @pytest.mark.parametrize("found", [Path("/etc/passwd"), 5, {"key": "sha256:" + "0" * 64}, [], None])
     def test_what_is_no_text_is_refused(self, make_tool, found) -> None:
@@ -744,6 +761,16 @@ class TestAskingTheSameAgain:
             agent.invoke({"messages": [("user", "?")]}, config)
         sections = [part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
         assert sections[:5] == sections[5:]
+
+    def test_reads_afresh_where_the_reader_has_other_settings_by_then(self, make_reader) -> None:
+        policy, own, saver = ScriptedPolicy(perfect_reader), InMemorySaver(), InMemorySaver()
+        config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
+        for tokens, limits in ((100, Limits(max_chunks=5)), (80, None)):
+            reader = make_reader(policy, run_log=False, checkpoints=own, budget_changes={"chunk_tokens": tokens})
+            tool = ReadLongDocument(agent=reader, limits=limits)
+            agent = create_agent(asking({"questions": [HARBOR], "text": TEXT}), [tool], checkpointer=saver)
+            *_, message = told(agent.invoke({"messages": [("user", "?")]}, config))
+        assert message.text.startswith("Answer: 4711\nEvidence")
 
     def test_outside_of_agents_nothing_is_promised(self, make_tool) -> None:
         assert "again" not in call(make_tool(limits=Limits(max_chunks=2)), questions=[HARBOR], text=TEXT).text

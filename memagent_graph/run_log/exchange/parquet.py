@@ -7,7 +7,7 @@ run_id                  string
 run_began, run_ended    double              seconds since 1970; `run_ended` is null while it runs, or after a crash
 question                string
 document                string (JSON)       the document's reference: key, name, size, media_type, sections
-document_key, _name     string              two of them by themselves
+document_key, _name     string              two of them by themselves; half surrogate pairs of a name as question marks
 settings                string (JSON)       what the run's reader was built from
 stop_reason, answer     string
 run_trace               string (JSON)       ids of the LangSmith run and the OpenTelemetry span it ran under
@@ -280,7 +280,7 @@ def _run_values(run: LoggedRun, rewards: Sequence[Reward]) -> dict[str, Any]:
         "question": record.question,
         "document": _json(record.document),
         "document_key": record.document["key"],
-        "document_name": record.document["name"],
+        "document_name": record.document["name"].encode("utf-8", "replace").decode(),
         "settings": _json(record.settings),
         "stop_reason": record.stop_reason,
         "answer": record.answer,
