@@ -8,7 +8,6 @@ collapsed while it was trained, 130 interrupted.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shlex
 import sys
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memagent_graph import cli_eval, cli_mcp, cli_rl, cli_runs, cli_show, cli_train
+from memagent_graph.cli_json import print_json
 from memagent_graph.cli_options import (
     AnswerForm,
     AnswerTemplate,
@@ -246,7 +246,7 @@ def doctor(
     except MemAgentError as error:
         raise typer.Exit(console.failure(error, exit_code(error))) from None
     if as_json:
-        print(json.dumps({"findings": [asdict(finding) for finding in findings]}))
+        print_json({"findings": [asdict(finding) for finding in findings]})
     if any(finding.health is Health.BAD for finding in findings):
         raise typer.Exit(ExitCode.POLICY)
 

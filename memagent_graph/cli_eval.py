@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
+from memagent_graph.cli_json import print_json
 from memagent_graph.cli_options import (
     AnswerForm,
     AnswerTemplate,
@@ -203,7 +202,7 @@ def eval_report(
         first, second = load_results(folder), load_results(other)
         names = (str(folder), str(other))
         if as_json:
-            _print_json({"first": names[0], "second": names[1], "comparisons": comparison(first, second, names)})
+            print_json({"first": names[0], "second": names[1], "comparisons": comparison(first, second, names)})
         else:
             sys.stdout.write(render_comparison(first, second, names))
 
@@ -254,7 +253,7 @@ def _print_results(results: Results, folder: Path, log: Path | None, ended: str,
             "settings": results.settings,
             "results": summary(results),
         }
-        _print_json(values)
+        print_json(values)
         return
     sys.stdout.write(render_report(results, log=log))
     typer.echo(f"table, report and plots are in {folder}", err=True)
@@ -265,7 +264,7 @@ def _print_names(*, as_json: bool) -> None:
     from memagent_graph.evaluation.tasks import task_names  # noqa: PLC0415
 
     if as_json:
-        _print_json({"tasks": task_names(), "systems": system_names()})
+        print_json({"tasks": task_names(), "systems": system_names()})
         return
     for kind, names in (("tasks", task_names()), ("systems", system_names())):
         typer.echo(f"{kind}:\n" + "\n".join(f"  {name}" for name in names))
@@ -309,7 +308,3 @@ def _without_password(value: str) -> str:
     return (
         urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if parts.scheme and "@" in value else value
     )
-
-
-def _print_json(values: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(values) + "\n")

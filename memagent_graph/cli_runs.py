@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -10,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from memagent_graph.cli_json import print_json
 from memagent_graph.cli_options import AsJSON, Log
 from memagent_graph.errors import RunLogError
 from memagent_graph.exit_codes import failures_told
@@ -106,7 +106,7 @@ def runs(
         totals = opened.totals(record.run_id for record in records)
         if as_json:
             values = [{**asdict(record), **asdict(totals[record.run_id])} for record in records]
-            _print_json({"log": str(opened.path), "bytes": opened.size_bytes, "runs": values})
+            print_json({"log": str(opened.path), "bytes": opened.size_bytes, "runs": values})
         else:
             _print_table(opened, records, totals)
 
@@ -126,7 +126,7 @@ def reward(
         open_existing(log).reward(run_id, value, name=name, source=source, conversation=conversation, note=note)
     if as_json:
         values = {"run_id": run_id, "conversation": conversation, "name": name, "value": value, "source": source}
-        _print_json({**values, "note": note})
+        print_json({**values, "note": note})
     else:
         of = "run" if conversation is None else f"conversation {conversation} of run"
         typer.echo(f"{_plain(name)} of {of} {_plain(run_id)}: {value:g}", err=True)
@@ -177,7 +177,7 @@ def export(
             overwrite=overwrite,
         )
     if as_json:
-        _print_json({"file": str(destination), **asdict(report)})
+        print_json({"file": str(destination), **asdict(report)})
         return
     typer.echo(
         f"{_contents(report)} in {_plain(str(destination))}, {_size(report.bytes)}",
@@ -206,7 +206,7 @@ def import_(
             raise RunLogError(f"there is no file {source}", hint="Check the path.")
         report = import_runs(RunLog(log or default_run_log()), source, replace=replace)
     if as_json:
-        _print_json(asdict(report))
+        print_json(asdict(report))
     else:
         there = f"; {_count(report.skipped, 'run')} there already" if report.skipped else ""
         typer.echo(f"{_contents(report)} imported{there}", err=True)
@@ -264,7 +264,7 @@ def _delete(log: RunLog, records: Sequence[RunRecord], *, ask: bool, as_json: bo
     deleted = log.delete(record.run_id for record in records) if records else 0
     freed = max(before - log.size_bytes, 0)
     if as_json:
-        _print_json({"deleted": deleted, "bytes_freed": freed})
+        print_json({"deleted": deleted, "bytes_freed": freed})
     else:
         typer.echo(f"{_count(deleted, 'run')} deleted, {_size(freed)} given back", err=True)
         if unused := log.unused_bytes if deleted else 0:
@@ -346,7 +346,3 @@ def _size(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
-
-
-def _print_json(values: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(values) + "\n")

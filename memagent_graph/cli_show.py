@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memagent_graph.cli_json import print_json
 from memagent_graph.cli_options import AsJSON, Log
 from memagent_graph.cli_runs import open_existing
 from memagent_graph.errors import DocumentError, RunError, RunNotFoundError
@@ -41,7 +40,7 @@ def show(
         opened = open_existing(log)
         view = _view(opened, run_id or _newest(opened))
         if as_json:
-            _print_json(view)
+            _print_view_as_json(view)
         elif html is not None:
             _write_page(view, html)
         else:
@@ -119,7 +118,7 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
     rich.console.Console(highlight=False).print(shown)
 
 
-def _print_json(view: RunView) -> None:
+def _print_view_as_json(view: RunView) -> None:
     from memagent_graph.evidence import trace  # noqa: PLC0415
 
     found = trace(view.updates, view.chunk_text, view.sections)
@@ -138,4 +137,4 @@ def _print_json(view: RunView) -> None:
         "rewards": [asdict(each) for each in view.rewards],
         "updates": [asdict(each) for each in view.updates],
     }
-    sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")
+    print_json(values)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from memagent_graph.cli_json import print_json
 from memagent_graph.cli_training import (
     LoRARank,
     OptionNames,
@@ -18,7 +19,6 @@ from memagent_graph.cli_training import (
     failures_told,
     is_main_process,
     leave_the_others,
-    print_json,
     require_extra,
 )
 from memagent_graph.exit_codes import ExitCode

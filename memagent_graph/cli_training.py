@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -99,11 +97,6 @@ def as_options(text: str, option_names: OptionNames) -> str:
     for pattern, option in option_names:
         text = pattern.sub(option, text)
     return text
-
-
-def print_json(values: dict[str, Any]) -> None:
-    """The one JSON object of a command."""
-    sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")
 
 
 def _with_run(error: MemAgentError) -> MemAgentError:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -21,6 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from memagent_graph.cli_json import print_json
 from memagent_graph.demo import DemoDocument, MemorySpan, is_right, memory_spans
 from memagent_graph.doctor import Finding, Health
 from memagent_graph.errors import MemAgentError
@@ -74,7 +73,7 @@ class Console:
     def result(self, result: ReadResult, *, updates: bool = False) -> None:
         """The answer on standard output, and what there is to say about the read beside it."""
         if self._as_json:
-            sys.stdout.write(json.dumps(result.to_dict(updates=updates), ensure_ascii=False) + "\n")
+            print_json(result.to_dict(updates=updates))
             return
         if result.answer is not None:
             self._out.print(result.answer, markup=False)
@@ -106,7 +105,7 @@ class Console:
                 "run_id": error.run_id,
                 "chunk_index": error.chunk_index,
             }
-            sys.stdout.write(json.dumps({"error": values}, ensure_ascii=False) + "\n")
+            print_json({"error": values})
         self._err.print(f"[red]error:[/] {escape(error.message)}")
         if error.hint:
             self._err.print(f"[bold]what to do:[/] {escape(error.hint)}")
@@ -147,7 +146,7 @@ class Console:
                 {**result.to_dict(), "expected": each.fact.value, "depth": each.depth, "right": ok}
                 for result, each, ok in zip(results, document.questions, right, strict=True)
             ]
-            sys.stdout.write(json.dumps({"results": values, "seconds": seconds}, ensure_ascii=False) + "\n")
+            print_json({"results": values, "seconds": seconds})
             return
         for result, each, ok in zip(results, document.questions, right, strict=True):
             table = Table.grid(padding=(0, 2))

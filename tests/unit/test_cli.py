@@ -273,6 +273,12 @@ def test_a_document_given_again_is_read_in_its_charset(tmp_path) -> None:
         assert memagent(*again, "--encoding", "utf-16-le").returncode == 0
 
 
+def test_a_file_name_that_is_no_text_is_told_in_json() -> None:
+    done = memagent("read", os.fsdecode(b"nope\xe9.txt"), "-q", QUESTION, "--json")
+    assert done.returncode == 3
+    assert "nope" in json.loads(done.stdout)["error"]["message"]
+
+
 def test_doctor_finds_a_healthy_server_healthy() -> None:
     def count(body, number):
         from memagent_graph import load_tokenizer
