@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage, strip_reasoning
@@ -28,7 +28,6 @@ class Drafts:
         self._span = span
         self._chunk_index = span["index"] if span else None
         self._bound = context.budget.memory_tokens if span else context.budget.answer_tokens
-        self._sampling = _bounded(context.sampling, self._bound)
         self._step = new_step() if context.meter.recording else ""
         self._logged_events = 0
         self._asked = (0.0, 0.0)
@@ -113,7 +112,7 @@ class Drafts:
         context = self._context
         context.meter.turn.end()
         begin = time.time()
-        completion = await context.policy.complete(messages, self._sampling)
+        completion = await context.policy.complete(messages, self._sampling(self.turns))
         self._asked = begin, time.time() - begin
         await context.meter.turn.begin()
         usage = self._usage(messages, completion)
@@ -132,6 +131,10 @@ class Drafts:
             completion.text,
         )
         return completion
+
+    def _sampling(self, attempt: int) -> SamplingParams:
+        """How an attempt is sampled: with the same seed, another would be the same."""
+        return _bounded(self._context.sampling, self._bound, attempt)
 
     def _usage(self, messages: Messages, completion: Completion) -> TokenUsage:
         """The server's count, or ours where it reports none."""
@@ -166,7 +169,7 @@ class Drafts:
                 policy_version=completion.policy_version,
                 tokenizer=context.tokenizer.fingerprint,
                 template=context.prompts.fingerprint,
-                sampling=_as_logged(self._sampling),
+                sampling=_as_logged(self._sampling(self.turns - 1)),
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
@@ -213,8 +216,9 @@ class Drafts:
 
 
 @lru_cache
-def _bounded(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
-    return sampling.with_max_tokens(max_tokens)
+def _bounded(sampling: SamplingParams, max_tokens: int, attempt: int) -> SamplingParams:
+    seed = None if sampling.seed is None else sampling.seed + attempt
+    return replace(sampling, max_tokens=max_tokens, seed=seed)
 
 
 @lru_cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -65,10 +65,6 @@ class SamplingParams:
             raise ValueError(f"temperature must not be negative, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
-
-    def with_max_tokens(self, max_tokens: int) -> SamplingParams:
-        """The same parameters with another output bound, in tokens."""
-        return replace(self, max_tokens=max_tokens)
 
 
 @dataclass(frozen=True, slots=True)

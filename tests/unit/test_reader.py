@@ -18,6 +18,7 @@ from memagent_graph import (
     ReadRequest,
     ReadResult,
     RunLog,
+    SamplingParams,
     ScriptedPolicy,
     StopReason,
     UpdateRule,
@@ -171,6 +172,21 @@ def test_a_retried_update_that_then_succeeds_counts(make_reader) -> None:
     update = next(iter(reader.stream(TEXT, QUESTION)))
     assert update.memory == "second try"
     assert [event.kind for event in update.events] == [EventKind.EMPTY, EventKind.RESAMPLED]
+
+
+def test_a_retry_draws_with_another_seed(make_reader) -> None:
+    seeds = []
+
+    class Seeded(ScriptedPolicy):
+        async def complete(self, prompt, sampling):
+            seeds.append(sampling.seed)
+            return await super().complete(prompt, sampling)
+
+    policy = Seeded(iter(["", "second try", *["as before"] * 500]))
+    sampling = SamplingParams(temperature=1.0, seed=7)
+    reader = make_reader(policy, rules=UpdateRules(empty=UpdateRule.RETRY), sampling=sampling)
+    reader.read(TEXT, QUESTION, limits=Limits(max_chunks=2))
+    assert seeds[:3] == [7, 8, 7]
 
 
 def test_reasoning_never_enters_memory_or_answer(make_reader) -> None:
