@@ -98,7 +98,7 @@ def gathered(reads: Sequence[Read]) -> dict[Cell, list[Read]]:
     return cells
 
 
-def draw(reads: Sequence[Read], folder: Path) -> None:
+def draw(reads: Sequence[Read], folder: Path, longest_in_training: int | None = None) -> None:
     """Curves for each setting, and the heat map of the last model."""
     import matplotlib as mpl
 
@@ -112,6 +112,8 @@ def draw(reads: Sequence[Read], folder: Path) -> None:
         for setting in dict.fromkeys(read.setting for read in reads):
             figure, axes = pyplot.subplots(figsize=(8.0, 4.8), layout="constrained")
             _draw_curves(axes, [read for read in reads if read.setting == setting])
+            if longest_in_training is not None:
+                axes.axvline(longest_in_training, color="0.4", linestyle=":", label="longest in training")
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             axes.set_ylim(-0.02, 1.04)
@@ -201,6 +203,7 @@ def main() -> None:
     parser.add_argument("--settings", choices=["alone", "foreign"], nargs="+", default=["alone"])
     parser.add_argument("--baselines", choices=BASELINES, nargs="*", default=list(BASELINES))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--longest-in-training", type=int, metavar="CHUNKS", help="a line in the picture")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     models = [(name, Path(model)) for name, _, model in (pair.partition("=") for pair in given.model)]
@@ -218,7 +221,7 @@ def main() -> None:
     reads = sorted(reads_in(given.folder), key=lambda read: names.index(read.model) if read.model in names else -1)
     (given.folder / "table.md").write_text(table(reads) + "\n", encoding="utf-8")
     print(table(reads))
-    draw(reads, given.folder)
+    draw(reads, given.folder, given.longest_in_training)
 
 
 if __name__ == "__main__":
