@@ -81,8 +81,11 @@ async def test_a_batch_writes_what_each_request_would_get_alone(policy) -> None:
 
 
 async def test_concurrent_requests_share_the_beginning_of_their_prompts(policy) -> None:
+    other = asyncio.create_task(policy.complete(prompt("Who is busy?"), SamplingParams(max_tokens=48)))
+    await asyncio.sleep(0)  # what comes while it is answered is answered together
     completions = await asyncio.gather(*(policy.complete(prompt(question), GREEDY) for question in QUESTIONS))
-    assert sum(completion.usage.cached_tokens > 100 for completion in completions) == len(QUESTIONS) - 1
+    await other
+    assert sum(completion.usage.cached_tokens > 100 for completion in completions) >= len(QUESTIONS) - 1
 
 
 async def test_sampling_is_seeded_and_bounded(policy) -> None:

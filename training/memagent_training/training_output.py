@@ -130,7 +130,8 @@ def complete_policy(out: Path, base: Path) -> None:
             shutil.copyfile(base / name, out / name)
     if (base / "templates").is_dir():
         shutil.copytree(base / "templates", out / "templates", dirs_exist_ok=True)
-    _restore_cache(out / "config.json", base / "config.json")
+    if (out / "config.json").is_file():
+        _restore_cache(out / "config.json", base / "config.json")
 
 
 def _restore_cache(config: Path, of_base: Path) -> None:

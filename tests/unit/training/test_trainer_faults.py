@@ -115,14 +115,15 @@ def test_the_gap_in_the_log_is_of_equal_temperatures(world: World, tmp_path: Pat
 
 # Was so: with fewer steps than warm-up has, hardly anything is learned; in one step, whose learning rate is 0, nothing.
 def test_a_training_that_ends_before_its_warm_up_is_refused(world: World, tmp_path: Path) -> None:
-    from memagent_training.training_job import TrainingJob, prepare
+    from memagent_training.training_job import TrainingJob, prepare, train
 
     folder = world[0]
     runs = write_log(tmp_path / "runs.sqlite", comparable(world[1]), folder / "model")
     wishes = QUIET | {"groups_per_step": 99, "max_logprob_gap": 9.0}
     job = TrainingJob(runs=runs, model=str(folder / "model"), out=tmp_path / "out", settings=wishes)
     with pytest.raises(TrainingError, match=r"warms up over 20 optimizer steps.*warmup_steps lower"):
-        prepare(job)
+        train(prepare(job))
+    assert not (tmp_path / "out").exists()
 
 
 def test_several_gpus_without_a_launcher_are_refused_with_the_remedy(
