@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from memagent_graph.budget import Budget
 from memagent_graph.chunking import Boundary
@@ -17,6 +16,7 @@ from memagent_graph.profile import load_profile
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import UpdateRule
 from memagent_graph.run_log import RunLog
+from memagent_graph.server_url import without_password
 from memagent_graph.state import Limits, UpdateRules
 
 
@@ -74,8 +74,7 @@ class ReaderSettings:
         values = {name: value for name, value in asdict(self).items() if value != getattr(_DEFAULTS, name)}
         values.setdefault("model", self.model or ("embedded" if self.is_local else None))
         if self.base_url:
-            parts = urlsplit(self.base_url)
-            values["base_url"] = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+            values["base_url"] = without_password(self.base_url)
         return values
 
     @property

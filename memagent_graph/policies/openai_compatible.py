@@ -36,6 +36,7 @@ from memagent_graph.policies.replies import decode_completion
 from memagent_graph.policies.sending import Sender, StatusError, Timeouts
 from memagent_graph.policy import Completion, Message, Messages, SamplingParams, TokenIds
 from memagent_graph.profile import load_profile
+from memagent_graph.server_url import checked_url
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 
 
@@ -56,6 +57,9 @@ class OpenAICompatiblePolicy:
         extra_body: further fields of every request, such as a server's own sampling options.
         policy_version: which weights the server runs, for the run log; servers do not tell. It may be changed while
             the policy is in use, as when weights are swapped.
+
+    Raises:
+        PolicyRequestError: `base_url` is no address.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class OpenAICompatiblePolicy:
         extra_body: Mapping[str, Any] | None = None,
         policy_version: str = "",
     ) -> None:
-        self.base_url = base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
+        self.base_url = checked_url(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
         self.max_concurrency = max_concurrency
         self.policy_version = policy_version
         self._model = model
