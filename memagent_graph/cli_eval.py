@@ -8,7 +8,6 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
@@ -40,6 +39,7 @@ from memagent_graph.cli_options import (
 )
 from memagent_graph.errors import EvaluationError, PolicyError
 from memagent_graph.exit_codes import ExitCode, failures_told
+from memagent_graph.server_url import without_password
 
 if TYPE_CHECKING:
     from memagent_graph.evaluation.request import EvaluationRequest
@@ -292,19 +292,7 @@ def _command(context: typer.Context) -> str:
             continue
         value = context.params[name]
         option = max(parameter.opts, key=len)
-        words += [option] if value is True else [option, _without_password(str(value))]
+        if name == "base_url":
+            value = without_password(value)
+        words += [option] if value is True else [option, str(value)]
     return shlex.join(words)
-
-
-def _without_password(value: str) -> str:
-    """A URL without user name and password; any other value as it is. Raises EvaluationError for half a URL."""
-    try:
-        parts = urlsplit(value)
-    except ValueError as error:
-        raise EvaluationError(
-            f"{value} is no URL: {error}",
-            hint="Write it as http://HOST:PORT/v1; an IPv6 address stands in brackets, as in http://[::1]:8000/v1.",
-        ) from error
-    return (
-        urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if parts.scheme and "@" in value else value
-    )

@@ -239,7 +239,7 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
         (["niah_single_2", "--haystack", "nowhere"], 7, "nowhere"),
         (["niah_single_2", "--model", "other"], 4, "serves fake"),
         (["niah_single_2", "--base-url", "http://127.0.0.1:9/v1", "--retries", "0"], 4, "Is the server running?"),
-        (["niah_single_2", "--base-url", "http://[::1:8000/v1"], 7, "as in http://[::1]:8000/v1"),
+        (["niah_single_2", "--base-url", "http://[::1:8000/v1"], 4, "as in http://[::1]:8000/v1"),
         (["niah_single_2", "--top-p", "0"], 7, "top_p"),
         (["niah_single_2", "niah_single_2", "nowhere.py:Task"], 7, "nowhere.py"),
         ([], 2, "--list"),
