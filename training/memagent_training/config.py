@@ -10,6 +10,7 @@ accumulation (an optimizer step is planned as a whole), and the form of the loss
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,6 +19,8 @@ from trl.trainer.grpo_config import GRPOConfig
 from memagent_training.advantages import AdvantageSettings, Baseline, LossWeights, OverlongPenalty
 from memagent_training.errors import TrainingError
 from memagent_training.planner import INERT_TOKENS, Layout
+from memagent_training.rollouts import RolloutGroup
+from memagent_training.schedule import Schedule
 
 
 class OldLogProbs(StrEnum):
@@ -220,4 +223,25 @@ class MultiConvDAPOConfig(GRPOConfig):
             mask_truncated=self.mask_truncated_completions,
             drop_zero_variance=self.drop_zero_variance,
             loss_weights=loss_weights,
+        )
+
+    def schedule(
+        self, groups: Sequence[RolloutGroup], *, seed: int | None = None, steps: int | None = None
+    ) -> Schedule:
+        """The optimizer steps over these groups, shuffled by `seed` (the config's own by default).
+
+        Raises:
+            TrainingError: No group teaches anything, a reward is no number, or groups share an id.
+        """
+        return Schedule(
+            groups,
+            self.advantage_settings,
+            groups_per_step=self.groups_per_step,
+            seed=self.seed if seed is None else seed,
+            layout=Layout(self.layout),
+            token_budget=self.token_budget,
+            ranks=self.world_size,
+            all_rows=self.beta != 0 or self.entropy_coef != 0,
+            steps=steps,
+            skip_certain=self.skip_certain,
         )

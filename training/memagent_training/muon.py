@@ -6,11 +6,74 @@ moves equally far.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from memagent_training.precision import bfloat16_is_fast
+
+NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
+STEPS: Final = 5
+
+
+class Muon(torch.optim.Optimizer):
+    """The steps of `torch.optim.Muon`, the matrices of one shape as one batch.
+
+    torch's own computes in bfloat16 everywhere, which processors without such arithmetic emulate some 40 times slower
+    than float32; this one does where it is fast.
+
+    Args:
+        parameters: matrices.
+        lr: per unit of spectral norm.
+        momentum: Nesterov's.
+        weight_decay: decoupled from the gradient.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Move every matrix that has a gradient. A closure is not called: gradients are there."""
+        del closure
+        for group in self.param_groups:
+            ahead: dict[tuple[torch.Size, torch.device], list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
+            for parameter in group["params"]:
+                if (gradient := parameter.grad) is not None:
+                    momentum = self._momentum(parameter).lerp_(gradient, 1 - group["momentum"])
+                    direction = gradient.lerp(momentum, group["momentum"])
+                    ahead[parameter.shape, parameter.device].append((parameter, direction))
+            for ((rows, columns), _), alike in ahead.items():
+                rate = group["lr"] * max(1.0, rows / columns) ** 0.5
+                moves = orthogonalise(torch.stack([direction for _, direction in alike]))
+                for (parameter, _), move in zip(alike, moves, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(move.to(parameter.dtype), alpha=rate)
+
+    def _momentum(self, parameter: nn.Parameter) -> Tensor:
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        momentum: Tensor = state["momentum"]
+        return momentum
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """The nearest (semi-)orthogonal matrices of a stack (K, rows, columns), roughly."""
+    a, b, c = NEWTON_SCHULZ
+    x = matrices.bfloat16() if bfloat16_is_fast(matrices.device) else matrices.float()
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    for _ in range(STEPS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    back: Tensor = x.mT if tall else x
+    return back
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -41,7 +104,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if rest:  # adapters are matrices alone
             self._parts.append(torch.optim.AdamW(rest, lr=lr, betas=betas, eps=eps))
         if matrices:
-            self._parts.append(torch.optim.Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
+            self._parts.append(Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
         super().__init__([group for part in self._parts for group in part.param_groups], {})
         self._share_groups()
 

@@ -43,11 +43,11 @@ from memagent_training.errors import TrainingError
 from memagent_training.model_fit import check_fit
 from memagent_training.muon import MuonWithAdamW
 from memagent_training.packing import MicroBatch, lay_out
-from memagent_training.planner import Layout, PlannedMicroBatch
+from memagent_training.planner import PlannedMicroBatch
 from memagent_training.recomputed import LogProbGap, RowKey, gap_between, key_of
 from memagent_training.rollouts import RolloutGroup
 from memagent_training.run_metrics import row_metrics
-from memagent_training.schedule import Schedule, ScheduledStep
+from memagent_training.schedule import ScheduledStep
 from memagent_training.scoring import LogProbs, completion_logprobs
 from memagent_training.token_metrics import TokenMetrics, TokenValues
 
@@ -118,18 +118,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         self, groups: Sequence[RolloutGroup], args: MultiConvDAPOConfig, seed: int, steps: int | None = None
     ) -> None:
         """Plan steps over these groups, so many if given; what is known of earlier ones is forgotten."""
-        self.schedule = Schedule(
-            groups,
-            args.advantage_settings,
-            groups_per_step=args.groups_per_step,
-            seed=seed,
-            layout=Layout(args.layout),
-            token_budget=args.token_budget,
-            ranks=args.world_size,
-            all_rows=args.beta != 0 or args.entropy_coef != 0,
-            steps=steps,
-            skip_certain=args.skip_certain,
-        )
+        self.schedule = args.schedule(groups, seed=seed, steps=steps)
         self._reward_of_all = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
         self._recomputed: Mapping[RowKey, Tensor] = {}
         self._has_begun = False

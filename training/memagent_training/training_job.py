@@ -25,7 +25,6 @@ from memagent_training.config import MultiConvDAPOConfig
 from memagent_training.errors import ReplayError, TrainingError
 from memagent_training.job_settings import decisive, make_config, rate_depends_on_length
 from memagent_training.memory_estimate import lora_of_rank
-from memagent_training.planner import Layout
 from memagent_training.replay import Groups, Replay, load_groups
 from memagent_training.replay_report import Refusal
 from memagent_training.rewards import RewardFunction, StepRewardFunction
@@ -147,17 +146,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     )
     _require_groups(replay)
     _check_tokenizer(job, base, replay)
-    schedule = Schedule(
-        replay.groups,
-        config.advantage_settings,
-        groups_per_step=config.groups_per_step,
-        seed=config.seed,
-        layout=Layout(config.layout),
-        token_budget=config.token_budget,
-        ranks=config.world_size,
-        all_rows=config.beta != 0 or config.entropy_coef != 0,
-        skip_certain=config.skip_certain,
-    )
+    schedule = config.schedule(replay.groups)
     _check_schedule(schedule, config)
     prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)
     if job.resume and (checkpoints.newest or checkpoints.passed_over):

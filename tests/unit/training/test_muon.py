@@ -16,7 +16,7 @@ from support import training_world  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback  # noqa: E402
 
 from memagent_training.errors import TrainingError  # noqa: E402
-from memagent_training.muon import MuonWithAdamW  # noqa: E402
+from memagent_training.muon import Muon, MuonWithAdamW, orthogonalise  # noqa: E402
 from memagent_training.presets import load_preset  # noqa: E402
 from memagent_training.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.trainer import MultiConvDAPOTrainer  # noqa: E402
@@ -66,9 +66,39 @@ def test_it_takes_the_steps_of_both_optimizers(tied: bool) -> None:
     assert len(tables) + len(vectors) + len(matrices) == len(named)
     groups = [{"params": tables, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
-    muon = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1)
+    muon = Muon(matrices, lr=1e-2, weight_decay=0.1)
     train(apart, 3, lambda: (adamw.step(), muon.step()))
     assert same_bits(together, apart)
+
+
+def test_its_muon_takes_the_steps_of_torchs() -> None:
+    """torch's rounds to bfloat16 on the way: 8 bits, in five rounds of products."""
+    torch.manual_seed(0)
+    shapes = [(24, 16), (16, 24), (24, 16), (16, 16)]
+    start = [torch.randn(shape) for shape in shapes]
+    ours, theirs = ([torch.nn.Parameter(each.clone()) for each in start] for _ in range(2))
+    muons = Muon(ours, lr=1e-2, weight_decay=0.1), torch.optim.Muon(theirs, lr=1e-2, weight_decay=0.1)
+    for _ in range(3):
+        for one, other in zip(ours[:3], theirs[:3], strict=True):  # the last has no gradient
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        for muon in muons:
+            muon.step()
+    for one, other, begun in zip(ours[:3], theirs[:3], start[:3], strict=True):
+        assert (one - other).norm() < 0.02 * (other - begun).norm()
+    assert torch.equal(ours[3], start[3])
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_orthogonalised_matrices_stretch_no_direction_much(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memagent_training.muon.bfloat16_is_fast", lambda device: fast)
+    torch.manual_seed(0)
+    for shape in ((3, 24, 16), (2, 16, 24)):
+        made = orthogonalise(torch.randn(shape))
+        assert made.dtype == (torch.bfloat16 if fast else torch.float32)
+        stretches = torch.linalg.svdvals(made.float())
+        assert stretches.min() > 0.6
+        assert stretches.max() < 1.3
 
 
 def test_a_schedule_moves_both_rates_and_what_is_not_trained_stays() -> None:

@@ -27,6 +27,7 @@ from memagent_training.embedded.optim import build_optimizers, schedule
 from memagent_training.embedded.release import load_policy
 from memagent_training.embedded.structured_start import give_structure, token_rarity
 from memagent_training.embedded.tokenizer import VOCABULARY, load_encoding
+from memagent_training.precision import bfloat16_is_fast
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
 
@@ -113,6 +114,7 @@ def train(arguments: argparse.Namespace) -> None:
         rarity = token_rarity(builder.question_prompts(random.Random(0), 2000), VOCABULARY)
         give_structure(policy, rarity, (form.trunk("")[0], form.reply(EMPTY)[0]), form.question_tags())
     policy.to(device)
+    autocast = not arguments.float32 and bfloat16_is_fast(device)
     optimizers = build_optimizers(policy, arguments.muon_lr, arguments.adamw_lr)
     rates = [optimizer.defaults["lr"] for optimizer in optimizers]
     first, spent = begin(arguments, policy, optimizers)
@@ -130,7 +132,7 @@ def train(arguments: argparse.Namespace) -> None:
         for optimizer, rate in zip(optimizers, rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
-        loss, right = losses(policy, batch, autocast=not arguments.float32)
+        loss, right = losses(policy, batch, autocast=autocast)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         for optimizer in optimizers:
@@ -192,7 +194,7 @@ def main() -> None:
     parser.add_argument("--inner", type=int, default=512)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--plain-start", action="store_true", help="no structured start")
-    parser.add_argument("--float32", action="store_true", help="no bfloat16 arithmetic")
+    parser.add_argument("--float32", action="store_true", help="float32 also where bfloat16 is fast")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=20)
     parser.add_argument("--check-every", type=int, default=100)
