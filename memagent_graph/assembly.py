@@ -75,7 +75,7 @@ def assemble(wishes: Wishes, info: ModelInfo) -> ReaderContext:
         prompts=replace(prompts, control_tokens=prompts.control_tokens | tokenizer.special_tokens),
         budget=_budget(wishes, info, tokenizer, prompts),
         sampling=_sampling(wishes, info),
-        rules=wishes.rules,
+        rules=_rules(wishes, info),
         limits=wishes.limits,
         boundary=wishes.boundary or (info.profile.boundary if info.profile else "token"),
         shape=info.shape,
@@ -90,6 +90,12 @@ def _sampling(wishes: Wishes, info: ModelInfo) -> SamplingParams:
     if wishes.sampling.logprobs is not None:
         return wishes.sampling
     return replace(wishes.sampling, logprobs=wishes.run_log is not None and info.gives_token_ids)
+
+
+def _rules(wishes: Wishes, info: ModelInfo) -> UpdateRules:
+    if wishes.rules.invented is not None or info.profile is None:
+        return wishes.rules
+    return replace(wishes.rules, invented=info.profile.on_invented)
 
 
 def _budget(wishes: Wishes, info: ModelInfo, tokenizer: Tokenizer, prompts: Prompts) -> Budget:

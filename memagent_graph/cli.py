@@ -117,6 +117,12 @@ def read(
     ] = "accept",
     on_empty: Annotated[Rule, typer.Option(help="With an empty one.")] = "keep_previous",
     on_refused: Annotated[Rule, typer.Option(help="With a refusal.")] = "keep_previous",
+    on_invented: Annotated[
+        Rule | None,
+        typer.Option(
+            help="With one that has a word which stands nowhere in its prompt.", show_default="the policy's, or accept"
+        ),
+    ] = None,
     encoding: Encoding = None,
     replace_undecodable: ReplaceUndecodable = False,
     concurrency: Concurrency = 128,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import lru_cache
 
@@ -11,6 +13,14 @@ from memagent_graph.results import EventKind, UpdateRule
 from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome
 from memagent_graph.run_log.recording import new_step
 from memagent_graph.state import ChunkSpan, Counters, EventRecord, ReaderContext, ReaderState, event_record
+
+_WORD = re.compile(r"\w+")
+
+
+def word_from_nowhere(text: str, shown: Iterable[str]) -> str | None:
+    """The first word of a text that is no word of what was shown, in whatever case; None where there is none."""
+    known = {word for each in shown for word in _WORD.findall(each.casefold())}
+    return next((word for word in _WORD.findall(text.casefold()) if word not in known), None)
 
 
 class Drafts:
@@ -48,7 +58,7 @@ class Drafts:
         for remaining in range(rules.retries, -1, -1):
             completion = await self._ask(messages)
             text = strip_reasoning(completion.text).strip()
-            trouble = self._trouble(completion, text)
+            trouble = self._trouble(completion, text, messages)
             if trouble is None:
                 self._log(completion, messages, Outcome.ACCEPTED, text)
                 return text
@@ -193,12 +203,16 @@ class Drafts:
             [message["content"] for message in messages],
         )
 
-    def _trouble(self, completion: Completion, text: str) -> tuple[EventKind, str] | None:
+    def _trouble(self, completion: Completion, text: str, messages: Messages) -> tuple[EventKind, str] | None:
         bound = self._bound
         if completion.finish_reason is FinishReason.REFUSED:
             return EventKind.REFUSED, "the policy refused to update the memory"
         if not text:
             return EventKind.EMPTY, "the policy wrote no memory"
+        if self._context.rules.rule_for(EventKind.INVENTED) is not UpdateRule.ACCEPT:
+            word = word_from_nowhere(text, [message["content"] for message in messages])
+            if word is not None:
+                return EventKind.INVENTED, f"the memory has {word[:40]!r}, which stands nowhere in the prompt"
         if completion.finish_reason is FinishReason.LENGTH:
             return EventKind.TRUNCATED, f"the memory was cut off at {bound} tokens"
         written = completion.usage.completion_tokens if completion.usage else None

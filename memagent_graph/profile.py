@@ -15,6 +15,7 @@ from memagent_graph.budget import Budget
 from memagent_graph.chunking import Boundary
 from memagent_graph.errors import ProfileError
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts
+from memagent_graph.results import UpdateRule
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 """The embedded policy: weights, tokenizer, templates and card."""
@@ -27,13 +28,16 @@ class Profile:
     budget: Budget
     prompts: Prompts
     boundary: Boundary = "token"
+    on_invented: UpdateRule = UpdateRule.ACCEPT
+    """See `UpdateRules.invented`."""
 
     @property
     def values(self) -> dict[str, int | str]:
         """All but the two templates, as `memagent.json` has it."""
         prompts = self.prompts
         words = {"empty_memory": prompts.empty_memory, "answer_format": prompts.answer_format.value}
-        return {**asdict(self.budget), "boundary": self.boundary, **words}
+        rules = {"on_invented": self.on_invented.value}
+        return {**asdict(self.budget), "boundary": self.boundary, **rules, **words}
 
 
 def load_profile(folder: Path | str) -> Profile | None:
@@ -54,12 +58,13 @@ def load_profile(folder: Path | str) -> Profile | None:
         if boundary not in get_args(Boundary):
             raise ValueError(f"boundary is {boundary!r}")
         empty_memory = str(values.get("empty_memory", EMPTY_MEMORY))
+        on_invented = UpdateRule(values.get("on_invented", UpdateRule.ACCEPT))
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ProfileError(
             f"{path} cannot be understood: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "
-            "answer_tokens, boundary, empty_memory and answer_format.",
+            "answer_tokens, boundary, on_invented (accept, keep_previous or retry), empty_memory and answer_format.",
         ) from error
     templates = folder / "templates"
     prompts = load_prompts(
@@ -68,7 +73,7 @@ def load_profile(folder: Path | str) -> Profile | None:
         answer_file=templates / "answer.txt",
         empty_memory=empty_memory,
     )
-    return Profile(budget=budget, prompts=prompts, boundary=boundary)
+    return Profile(budget=budget, prompts=prompts, boundary=boundary, on_invented=on_invented)
 
 
 def save_profile(profile: Profile, folder: Path) -> None:

@@ -55,6 +55,8 @@ class EventKind(StrEnum):
     """The policy wrote nothing outside its reasoning."""
     REFUSED = "refused"
     """The policy, or a filter before it, declined."""
+    INVENTED = "invented"
+    """The policy wrote a word that stands nowhere in its prompt, where a rule asks for that."""
     RESAMPLED = "resampled"
     """The completion was thrown away and asked for again."""
     REQUEST_RETRIED = "request_retried"

@@ -48,6 +48,7 @@ class ReaderSettings:
     on_truncated: str = UpdateRule.ACCEPT.value
     on_empty: str = UpdateRule.KEEP_PREVIOUS.value
     on_refused: str = UpdateRule.KEEP_PREVIOUS.value
+    on_invented: str | None = None
     replace_undecodable: bool = False
     concurrency: int = 128
     timeout: float = 300.0
@@ -158,6 +159,7 @@ class ReaderSettings:
                 truncated=UpdateRule(self.on_truncated),
                 empty=UpdateRule(self.on_empty),
                 refused=UpdateRule(self.on_refused),
+                invented=UpdateRule(self.on_invented) if self.on_invented else profile.on_invented if profile else None,
             ),
             limits=limits,
             boundary=self.boundary or (profile.boundary if profile else None),

@@ -137,11 +137,17 @@ class UpdateRules:
     """Also for completions longer than the memory budget; accepting cuts them to it."""
     empty: UpdateRule = UpdateRule.KEEP_PREVIOUS
     refused: UpdateRule = UpdateRule.KEEP_PREVIOUS
+    invented: UpdateRule | None = None
+    """For a memory with a word that stands nowhere in the prompt, however it ends. `ACCEPT` does not look; None is the
+    policy's own rule (`Profile.on_invented`). For policies that copy and never rephrase, in languages that put spaces
+    between words: what they write from nowhere is an accident."""
     retries: int = 2
     """How often `UpdateRule.RETRY` asks again, and how often an empty answer is asked for again."""
 
     def rule_for(self, kind: EventKind) -> UpdateRule:
         """The rule for one kind of event."""
+        if kind is EventKind.INVENTED:
+            return self.invented or UpdateRule.ACCEPT
         if kind is EventKind.EMPTY:
             return self.empty
         return self.refused if kind is EventKind.REFUSED else self.truncated

@@ -12,7 +12,7 @@ pytest.importorskip("tokenizers")
 
 import torch
 
-from memagent_graph import Document, LocalPolicy, MemAgent
+from memagent_graph import Document, LocalPolicy, MemAgent, UpdateRule, UpdateRules
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_training.embedded.batches import collate
 from memagent_training.embedded.documents import (
@@ -42,9 +42,13 @@ def told(outcomes: list[Outcome]) -> list[tuple[str, int | None]]:
     return [(outcome.answer, outcome.lost_at) for outcome in outcomes]
 
 
-async def test_it_answers_as_the_graph_does(reader: Reader, questions: list[Question], tmp_path: Path) -> None:
-    (found,) = reader.read(questions, [0.0])
-    async with MemAgent(LocalPolicy(SHIPPED), store=tmp_path, run_log=False) as agent:
+@pytest.mark.parametrize("guarded", [False, True])
+async def test_it_answers_as_the_graph_does(
+    reader: Reader, questions: list[Question], tmp_path: Path, guarded: bool
+) -> None:
+    (found,) = reader.read(questions, [0.0], guarded=guarded)
+    rules = UpdateRules(invented=UpdateRule.KEEP_PREVIOUS if guarded else UpdateRule.ACCEPT)
+    async with MemAgent(LocalPolicy(SHIPPED), rules=rules, store=tmp_path, run_log=False) as agent:
         document = Document.from_text("".join(questions[0].chunks))
         read = [await agent.aread(document, question.problem) for question in questions]
     assert [outcome.answer for outcome in found] == [result.answer for result in read]
@@ -57,6 +61,16 @@ def test_reading_at_two_temperatures_is_reading_at_each(reader: Reader, question
     assert told(greedy) == told(alone)
     assert [outcome.risk for outcome in greedy] == pytest.approx([outcome.risk for outcome in alone], rel=1e-3)
     assert any(outcome.lost_at is not None for outcome in hot)  # samples are no copies of the greedy choice
+
+
+def test_a_guarded_reader_keeps_its_memory_where_the_policy_makes_something_up(
+    reader: Reader, questions: list[Question]
+) -> None:
+    whole = [question for question in questions if question.whole]
+    (plain,) = reader.read(whole, [2.5])
+    (guarded,) = reader.read(whole, [2.5], guarded=True)
+    lost, kept = ([outcome for outcome in way if outcome.lost_at is not None] for way in (plain, guarded))
+    assert len(lost) > len(kept)
 
 
 def test_readers_at_one_temperature_sample_for_themselves(reader: Reader, questions: list[Question]) -> None:

@@ -6,14 +6,16 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from memagent_graph import FinishReason, LocalPolicy, SamplingParams
+from memagent_graph import FinishReason, LocalPolicy, SamplingParams, UpdateRule
 from memagent_graph.errors import PolicyError, PolicyRequestError
 from memagent_graph.model_info import SelfDescribing
 from memagent_graph.policy import Message, Policy
 from memagent_graph.profile import load_profile
+from memagent_graph.settings import ReaderSettings
 
 GREEDY = SamplingParams(max_tokens=12, logprobs=True)
 
@@ -48,6 +50,16 @@ async def test_it_is_a_policy_that_describes_itself(policy) -> None:
     assert info.profile.budget.chunk_tokens == 256
     assert 500_000 < info.shape.parameters < 8_000_000
     assert policy.name == "embedded"
+
+
+async def test_what_it_writes_from_nowhere_is_not_kept_unless_it_is_asked_for(tmp_path) -> None:
+    for given, expected in ((None, UpdateRule.KEEP_PREVIOUS), ("accept", UpdateRule.ACCEPT)):
+        settings = ReaderSettings(on_invented=given)
+        with settings.make_reader(store=tmp_path, run_log=False) as reader:
+            assert (await reader.aprepare()).rules.invented is expected
+        with_profile = replace(settings, model="any", profile="embedded", base_url="http://127.0.0.1:9/v1")
+        with with_profile.make_reader(store=tmp_path, run_log=False) as reader:
+            assert reader._wishes.rules.invented is expected
 
 
 async def test_its_tokens_are_those_of_the_readers_tokenizer(policy) -> None:

@@ -160,6 +160,37 @@ def test_each_kind_of_trouble_follows_its_rule_and_is_told(make_reader, reply, k
     assert len(resampled) == (2 if rule is UpdateRule.RETRY else 0)
 
 
+@pytest.mark.parametrize(
+    ("reply", "word"),
+    [
+        (completion("key 4711047110"), "'4711047110'"),
+        (completion("471"), "'471'"),
+        (completion("4711 4711 47", FinishReason.LENGTH), "'47'"),
+        (completion("a Zebra"), "'zebra'"),
+        (completion("4711, BRIDGE"), None),
+    ],
+)
+@pytest.mark.parametrize("rule", [None, *UpdateRule])
+def test_a_memory_with_words_from_nowhere_follows_the_rule_for_it(make_reader, reply, word, rule) -> None:
+    def script():
+        yield "4711"
+        while True:
+            yield reply
+
+    text = "It is 4711. " + "A key for the bridge. " * 40
+    reader = make_reader(ScriptedPolicy(script()), rules=UpdateRules(invented=rule))
+    update = reader.read(text, QUESTION, limits=Limits(max_chunks=2)).updates[1]
+    if word is None or rule in {None, UpdateRule.ACCEPT}:
+        assert update.memory == reply.text
+        assert all(event.kind is not EventKind.INVENTED for event in update.events)
+        return
+    assert update.memory == "4711"
+    assert {event.kind for event in update.events} <= {EventKind.INVENTED, EventKind.RESAMPLED}
+    assert [event.kind for event in update.events].count(EventKind.RESAMPLED) == (2 if rule is UpdateRule.RETRY else 0)
+    assert word in update.events[-1].detail
+    assert update.events[-1].rule is UpdateRule.KEEP_PREVIOUS
+
+
 def load_embedded():
     from memagent_graph import load_tokenizer
 

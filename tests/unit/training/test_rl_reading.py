@@ -18,6 +18,7 @@ from memagent_graph import Document, MemAgentError
 from memagent_graph.budget import Budget
 from memagent_graph.profile import EMBEDDED_FOLDER, Profile, load_profile, save_profile
 from memagent_graph.prompts import AnswerFormat, load_prompts
+from memagent_graph.results import UpdateRule
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.base_model import BaseModel, find_base_model
 from memagent_training.errors import TrainingError
@@ -46,11 +47,20 @@ def test_without_choices_the_models_own_profile_holds(tmp_path: Path) -> None:
     assert "read_with" not in prepared.record["loop"]
 
 
+async def test_a_loop_reads_without_the_rule_for_invented_words(tmp_path: Path) -> None:
+    """Its rewards are for what the policy wrote, not for what was kept from it."""
+    prepared = prepare(small_job(tmp_path / "rl", model="embedded", base_url="http://127.0.0.1:9/v1"))
+    own = load_profile(prepared.base.folder)
+    assert own is not None and own.on_invented is UpdateRule.KEEP_PREVIOUS
+    context = await Serving(prepared)._reader(1.0, run_log=False).aprepare()
+    assert context.rules.invented is UpdateRule.ACCEPT
+
+
 def test_choices_change_the_models_own_profile_and_nothing_else_of_it(tmp_path: Path) -> None:
     own = load_profile("embedded")
     assert own is not None
     found = prepared_base(tmp_path, ReadingSettings(chunk_tokens=128, boundary="paragraph")).profile
-    assert found == Profile(replace(own.budget, chunk_tokens=128), own.prompts, "paragraph")
+    assert found == Profile(replace(own.budget, chunk_tokens=128), own.prompts, "paragraph", own.on_invented)
 
 
 def test_a_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -> None:
@@ -135,10 +145,11 @@ def test_going_on_with_another_way_of_reading_is_refused(tmp_path: Path) -> None
 
 def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     prompts = load_prompts("section_first", AnswerFormat.PLAIN, empty_memory="nothing yet")
-    profile = Profile(Budget(chunk_tokens=77), prompts, "sentence")
+    profile = Profile(Budget(chunk_tokens=77), prompts, "sentence", UpdateRule.RETRY)
     save_profile(profile, tmp_path)
     found = load_profile(tmp_path)
     assert found is not None
     assert (found.budget, found.boundary) == (profile.budget, "sentence")
+    assert found.on_invented is UpdateRule.RETRY
     assert found.prompts.wording == prompts.wording
     assert json.loads((tmp_path / "memagent.json").read_text())["answer_format"] == "plain"

@@ -26,6 +26,7 @@ from typing import cast
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from memagent_graph.drafts import word_from_nowhere
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.statistics import wilson
 from memagent_graph.profile import load_profile
@@ -178,8 +179,13 @@ class Reader:
             mask = torch.cat((mask, mask.new_ones(len(rows), 1)), dim=-1)
             positions = positions[:, -1:] + 1
 
-    def read(self, questions: Sequence[Question], temperatures: Sequence[float]) -> list[list[Outcome]]:
-        """Read every question's document to its end and answer: the outcomes at each temperature."""
+    def read(
+        self, questions: Sequence[Question], temperatures: Sequence[float], *, guarded: bool = False
+    ) -> list[list[Outcome]]:
+        """Read every question's document to its end and answer: the outcomes at each temperature.
+
+        Guarded, a memory with a word from nowhere is not kept (`UpdateRules.invented`).
+        """
         ways = [[_ReaderState(question, temperature) for question in questions] for temperature in temperatures]
         readers = [reader for way in ways for reader in way]
         for step in range(len(questions[0].chunks) if questions else 0):
@@ -197,7 +203,8 @@ class Reader:
                     for reader in reading
                 ]
                 for reader, (reply, score) in zip(reading, self.complete(self.form.trunk(chunk), asked), strict=True):
-                    reader.overwrite(step, reply, score)
+                    kept = not guarded or self._is_shown(reply, chunk, reader)
+                    reader.overwrite(step, reply if kept else reader.memory, score)
         left = [reader for reader in readers if reader.lost_at is None]
         asked = [
             Asked(
@@ -210,6 +217,13 @@ class Reader:
         for reader, (answer, _) in zip(left, self.complete([], asked), strict=True):
             reader.answer = answer.partition("\\boxed{")[2].rpartition("}")[0].strip()
         return [[reader.outcome for reader in way] for way in ways]
+
+    def _is_shown(self, reply: str, chunk: str, reader: _ReaderState) -> bool:
+        """Whether every word of a reply stands in the reader's prompt."""
+        if reply == reader.memory:
+            return True
+        prompt = (self.form.shared, self.form.own, chunk, reader.memory, reader.question.problem)
+        return word_from_nowhere(reply, prompt) is None
 
 
 def _log_probability(logits: torch.Tensor, tokens: list[int], temperature: float) -> float:

@@ -31,6 +31,7 @@ BUDGETS = {
     "question_tokens": 96,
     "answer_tokens": 48,
     "boundary": "sentence",
+    "on_invented": "keep_previous",
     "empty_memory": "none",
 }
 

@@ -37,9 +37,9 @@ _NEAR_MISSES = 0.5
 _ABSENT = 0.2
 """The share of questions among foreign facts that nothing answers."""
 _BETWEEN_SENTENCES = 0.5
-_HARD_VALUES = 0.3
-_HARD = re.compile(r"\d{3}0\d\d")
-"""Digits are tokens in threes, and a group that begins with 0 is never a first one: seldom met, it is copied worst."""
+_HARD_VALUES = ((0.25, re.compile(r"\d{3}0\d\d")), (0.1, re.compile(r"(\d{3})\1")))
+"""What is copied worst, and how often it is asked for. Digits are tokens in threes: a group that begins with 0 is never
+a first one and so seldom met, and after a group that comes twice a copy may go on from either."""
 _PARAGRAPH = re.compile(r".*?\S.*?(?:\n\s*\n|\Z)", re.DOTALL)
 _WORD = re.compile(r"\S+\s*")
 
@@ -93,10 +93,12 @@ class _PlantedFact(GeneratedTask):
 
     @staticmethod
     def _asked(facts: PlantedFacts, chance: random.Random) -> Fact:
-        is_hard = chance.random() < _HARD_VALUES
+        draw = chance.random()
         fact = facts.fact()
-        while is_hard and not _HARD.match(fact.value):
-            fact = facts.fact()
+        for share, hard in _HARD_VALUES:
+            while 0 <= draw < share and not hard.match(fact.value):
+                fact = facts.fact()
+            draw -= share
         return fact
 
     def _haystack(self, chance: random.Random) -> Haystack:

@@ -52,7 +52,7 @@ class ReadingSettings:
         chosen = {each.name: value for each in fields(Budget) if (value := getattr(self, each.name)) is not None}
         budget = replace(began.budget, **chosen)
         budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
-        return Profile(budget, prompts, self.boundary or began.boundary)
+        return Profile(budget, prompts, self.boundary or began.boundary, began.on_invented)
 
     def _began(self, base: BaseModel) -> Profile:
         own = load_profile(self.profile or base.folder)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams, UpdateRule, UpdateRules
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.profile import load_profile
 from memagent_graph.run_log import RunLog
@@ -162,6 +162,7 @@ class Serving:
             prompts=profile.prompts if profile else None,
             boundary=profile.boundary if profile else None,
             sampling=SamplingParams(temperature=temperature, logprobs=logprobs),
+            rules=UpdateRules(invented=UpdateRule.ACCEPT),  # rewards are for what the policy wrote itself
             run_log=run_log,
             store=self._prepared.job.out / "documents",
         )
