@@ -31,10 +31,12 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", required=True, metavar="NAME=FOLDER", help="repeatable")
+    parser.add_argument("--prose", type=Path, help="a text file; default: pydoc_data.topics")
     parser.add_argument("--chunks", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    prose = given.prose.read_text(encoding="utf-8") if given.prose else default_prose()
     print("| model | overwrites | not kept at T=1: mean | median | 99th percentile | not kept greedily | values |")
     print("|---|---|---|---|---|---|---|")
     for name, _, model in (pair.partition("=") for pair in given.model):
@@ -48,7 +50,7 @@ def main() -> None:
         risks: list[float] = []
         lost: list[str] = []
         for _ in range(given.chunks):
-            (chunk,) = cut(reader.tokenizer, prose_from(default_prose(), rng, setting.chunk_tokens * 10), setting)
+            (chunk,) = cut(reader.tokenizer, prose_from(prose, rng, setting.chunk_tokens * 10), setting)
             kept = [facts.fact() for _ in range(VALUES_PER_CHUNK)]
             asked = []
             for fact in kept:

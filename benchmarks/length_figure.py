@@ -3,8 +3,9 @@
     python -m benchmarks.length_figure work/figure --model before=memagent_graph/embedded --model after=work/rl/best
 
 Each document is held-out prose with one planted fact of its own ("alone"), or with a foreign fact in most chunks
-("foreign"). Each model reads it greedily and at temperature 1; the last model answers from it in one call as well, by
-the --baselines. Every read is one line of a file (`benchmarks.length_reads`), so a run that was stopped goes on. A
+("foreign"). Each model reads it greedily and at temperature 1; whatever it writes becomes its memory, but
+with --guarded a second time without words that it made up. The last model answers from it in one call as well, by the
+--baselines. Every read is one line of a file (`benchmarks.length_reads`), so a run that was stopped goes on. A
 table and pictures (PNG, SVG) come of all lines that are there:
 
 - accuracy against chunks with 95 % Wilson intervals, one curve per model and temperature, and per baseline;
@@ -29,7 +30,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from benchmarks.length_reads import READER, Cell, Read, fill, reads_in
+from benchmarks.length_reads import GUARDED, READER, Cell, Read, fill, reads_in
 from memagent_graph.evaluation.statistics import Estimate, wilson
 
 BASELINES = ("middle_truncation", "full_context", "retrieval")
@@ -65,7 +66,9 @@ def line_of(cell: Cell, reads: Sequence[Read]) -> str:
 
 
 def name_of(cell: Cell) -> str:
-    """The model, or a baseline and its model."""
+    """The model and its rule, or a baseline and its model."""
+    if cell.system == GUARDED:
+        return f"{cell.model}, nothing invented"
     return cell.model if cell.system == READER else f"{cell.system.replace('_', ' ')} ({cell.model})"
 
 
@@ -110,7 +113,7 @@ def draw(reads: Sequence[Read], folder: Path, longest_in_training: int | None = 
     style: Any = STYLE  # matplotlib's stub wants its keys as literals
     with mpl.rc_context(style):
         for setting in dict.fromkeys(read.setting for read in reads):
-            figure, axes = pyplot.subplots(figsize=(8.0, 4.8), layout="constrained")
+            figure, axes = pyplot.subplots(figsize=(10.5, 4.8), layout="constrained")
             _draw_curves(axes, [read for read in reads if read.setting == setting])
             if longest_in_training is not None:
                 axes.axvline(longest_in_training, color="0.4", linestyle=":", label="longest in training")
@@ -119,7 +122,7 @@ def draw(reads: Sequence[Read], folder: Path, longest_in_training: int | None = 
             axes.set_ylim(-0.02, 1.04)
             axes.set_xlabel("chunks of 256 tokens")
             axes.set_ylabel("right")
-            axes.legend(fontsize="small", loc="lower left")
+            figure.legend(fontsize="small", loc="outside right upper")
             figure.suptitle("One fact in prose" if setting == "alone" else "A foreign fact in most chunks")
             _save(figure, folder / f"lengths_{setting}")
             pyplot.close(figure)
@@ -202,6 +205,9 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--settings", choices=["alone", "foreign"], nargs="+", default=["alone"])
     parser.add_argument("--baselines", choices=BASELINES, nargs="*", default=list(BASELINES))
+    parser.add_argument(
+        "--guarded", action="store_true", help="read also as with `memagent read --on-invented keep_previous`"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--longest-in-training", type=int, metavar="CHUNKS", help="a line in the picture")
     given = parser.parse_args()
@@ -210,6 +216,7 @@ def main() -> None:
     for chunks in given.chunks:  # short ones first, of every model
         for setting in given.settings:
             systems = [(READER, *model, given.temperatures) for model in models]
+            systems += [(GUARDED, *model, given.temperatures) for model in models if given.guarded]
             systems += [(baseline, *models[-1], [0.0]) for baseline in given.baselines if models]
             for system, name, model, temperatures in systems:
                 cells = [Cell(system, name, setting, temperature, chunks, given.seed) for temperature in temperatures]

@@ -29,8 +29,9 @@ OUTCOMES = "outcomes.jsonl"
 MOST_QUESTIONS, FEWEST_QUESTIONS, CHUNKS_PER_QUESTION = 40, 4, 4
 """Questions that share their prose, each with its own fact in it, in the setting "alone". Shorter documents have fewer:
 so a few unusual chunks do not decide, and 200 questions on 16 chunks or more come by the whole held-out text."""
-READER = "memagent"
-"""The system that reads chunk by chunk; the others are named as in `memagent eval`."""
+READER, GUARDED = "memagent", "memagent, nothing invented"
+"""The systems that read chunk by chunk, by the paper's rule and with `memagent read --on-invented keep_previous`; the
+others are named as in `memagent eval`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,20 @@ class Read:
 
 
 def reads_in(folder: Path) -> Iterator[Read]:
-    """All reads that are there, also of a compressed file; a line that a kill tore does not count."""
+    """All reads that are there; a document that a compressed file holds, too, counts once, a torn line never."""
     path = folder / OUTCOMES
     packed = path.with_name(f"{OUTCOMES}.gz")
-    texts = [gzip.decompress(packed.read_bytes())] if packed.exists() else []
-    texts += [path.read_bytes()] if path.exists() else []
-    for line in b"\n".join(texts).splitlines():
+    known: set[tuple[Cell, int]] = set()
+    if packed.exists():
+        for read in _parsed(gzip.decompress(packed.read_bytes())):
+            known.add((read.cell, read.document))
+            yield read
+    if path.exists():
+        yield from (read for read in _parsed(path.read_bytes()) if (read.cell, read.document) not in known)
+
+
+def _parsed(lines: bytes) -> Iterator[Read]:
+    for line in lines.splitlines():
         try:
             yield Read(**json.loads(line))
         except ValueError:
@@ -155,11 +164,15 @@ def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: i
         sharing = max(FEWEST_QUESTIONS, min(MOST_QUESTIONS, cell.chunks // CHUNKS_PER_QUESTION))
         asked = questions_alone(tokenizer, default_prose(), setting, facts, min(sharing, count))
     told: list[list[tuple[bool | None, int, float, int | None]]]
-    if cell.system == READER:
+    if cell.system in {READER, GUARDED}:
+        guarded = cell.system == GUARDED
         reader = _reader(model)
         reader.noise.manual_seed(random.Random(source).randrange(2**31))
-        outcomes = reader.read(asked, [cell.temperature for cell in cells])
-        told = [[(o.right, o.overwrites, o.risk, o.lost_at) for o in way] for way in outcomes]
+        outcomes = reader.read(asked, [cell.temperature for cell in cells], guarded=guarded)
+        told = [
+            [(o.right, 0, 0.0, o.lost_at) if guarded else (o.right, o.overwrites, o.risk, o.lost_at) for o in way]
+            for way in outcomes
+        ]
     else:
         answers = asyncio.run(_answers(cell.system, model, asked, profile.budget.answer_tokens))
         told = [[(right, 0, 0.0, None) for right in answers] for _ in cells]
