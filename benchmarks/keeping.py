@@ -1,6 +1,6 @@
 """Does a policy keep what is in its memory? One overwrite at a time, of many values on many chunks.
 
-    python -m benchmarks.keeping --model first=FIRST --model second=memagent_graph/embedded
+    python -m benchmarks.keeping --model first=$FIRST --model second=memagent_graph/embedded
 
 A table of one line per model: the mean probability that sampling at temperature 1 writes something else, its median and
 its 99th percentile, and how often the greedy choice is something else, with the number of different values concerned.

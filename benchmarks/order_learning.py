@@ -1,11 +1,11 @@
 """How well a policy learns in either order of the prompt's parts, from the same start and with the same questions.
 
-    python -m benchmarks.order_learning work/orders --first FIRST --corpus work/corpus
+    python -m benchmarks.order_learning work/orders --first $FIRST --corpus work/corpus
 
 For each order, the section first and the paper's (problem, memory, section):
 
-1. supervise: the weights of FIRST, a release of the embedded policy, are trained on for some steps with prompts in that
-   order, as FIRST knows one alone;
+1. supervise: the weights of $FIRST, a release of the embedded policy, are trained on for some steps with prompts in
+   that order, as $FIRST knows one alone;
 2. loop: `memagent rl` for some iterations, with a real vLLM server, the same tasks, seeds and numbers of reads;
 3. measure: questions on held-out prose, before the loop and after it, greedily and at temperature 1, by the readers of
    `benchmarks.length_figure`.

@@ -12,6 +12,7 @@ from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import TokenizerError
 from memagent_graph.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policy import Policy, SamplingParams
+from memagent_graph.profile import Profile
 from memagent_graph.prompts import Prompts, changed_prompts, load_prompts
 from memagent_graph.run_log import RunLog
 from memagent_graph.state import Limits, ReaderContext, UpdateRules
@@ -20,10 +21,12 @@ from memagent_graph.tokenizers import Tokenizer
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a user wants of a reader; None leaves it to the policy's own profile, then to the defaults."""
+    """What a user wants of a reader; None leaves it to the profile, then to the defaults."""
 
     policy: Policy
     store: DocumentStore
+    profile: Profile | None = None
+    """What the policy was trained with; None where it tells that itself."""
     tokenizer: Tokenizer | None = None
     budget: Budget | None = None
     budget_changes: Mapping[str, int] = field(default_factory=dict)
@@ -40,13 +43,16 @@ class Wishes:
     @property
     def is_complete(self) -> bool:
         """Whether nothing has to be asked of the policy."""
-        asks = self.run_log is not None and self.sampling.logprobs is None and isinstance(self.policy, SelfDescribing)
+        of_logprobs = self.run_log is not None and self.sampling.logprobs is None
+        of_rules = self.profile is None and self.rules.invented is None
+        asks = isinstance(self.policy, SelfDescribing) and (of_logprobs or of_rules)
         return self.is_sufficient and not asks
 
     @property
     def is_sufficient(self) -> bool:
         """Whether one could read without asking the policy anything."""
-        return self.tokenizer is not None and self.budget is not None and self.prompts is not None
+        wording = self.profile is not None or (self.budget is not None and self.prompts is not None)
+        return self.tokenizer is not None and wording
 
 
 def assemble(wishes: Wishes, info: ModelInfo) -> ReaderContext:
@@ -65,7 +71,8 @@ def assemble(wishes: Wishes, info: ModelInfo) -> ReaderContext:
             f"nothing tells which tokenizer {wishes.policy.name} uses",
             hint="Name it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, or a hub id.",
         )
-    prompts = wishes.prompts or (info.profile.prompts if info.profile else load_prompts())
+    profile = wishes.profile or info.profile
+    prompts = wishes.prompts or (profile.prompts if profile else load_prompts())
     if wishes.prompt_changes:
         prompts = changed_prompts(prompts, **wishes.prompt_changes)
     return ReaderContext(
@@ -73,11 +80,11 @@ def assemble(wishes: Wishes, info: ModelInfo) -> ReaderContext:
         tokenizer=tokenizer,
         store=wishes.store,
         prompts=replace(prompts, control_tokens=prompts.control_tokens | tokenizer.special_tokens),
-        budget=_budget(wishes, info, tokenizer, prompts),
+        budget=_budget(wishes, info.context_window, profile, tokenizer, prompts),
         sampling=_sampling(wishes, info),
-        rules=_rules(wishes, info),
+        rules=_rules(wishes.rules, profile),
         limits=wishes.limits,
-        boundary=wishes.boundary or (info.profile.boundary if info.profile else "token"),
+        boundary=wishes.boundary or (profile.boundary if profile else "token"),
         shape=info.shape,
         replace_undecodable=wishes.replace_undecodable,
         run_log=wishes.run_log,
@@ -92,18 +99,20 @@ def _sampling(wishes: Wishes, info: ModelInfo) -> SamplingParams:
     return replace(wishes.sampling, logprobs=wishes.run_log is not None and info.gives_token_ids)
 
 
-def _rules(wishes: Wishes, info: ModelInfo) -> UpdateRules:
-    if wishes.rules.invented is not None or info.profile is None:
-        return wishes.rules
-    return replace(wishes.rules, invented=info.profile.on_invented)
+def _rules(rules: UpdateRules, profile: Profile | None) -> UpdateRules:
+    if rules.invented is not None or profile is None:
+        return rules
+    return replace(rules, invented=profile.on_invented)
 
 
-def _budget(wishes: Wishes, info: ModelInfo, tokenizer: Tokenizer, prompts: Prompts) -> Budget:
-    budget = wishes.budget or (info.profile.budget if info.profile else None)
+def _budget(
+    wishes: Wishes, window: int | None, profile: Profile | None, tokenizer: Tokenizer, prompts: Prompts
+) -> Budget:
+    budget = wishes.budget or (profile.budget if profile else None)
     if budget is None:
-        budget = Budget(context_window=info.context_window or Budget().context_window)
-    elif info.context_window is not None and info.context_window < budget.context_window:
-        budget = replace(budget, context_window=info.context_window)
+        budget = Budget(context_window=window or Budget().context_window)
+    elif window is not None and window < budget.context_window:
+        budget = replace(budget, context_window=window)
     budget = replace(budget, **wishes.budget_changes)
     budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
     return budget

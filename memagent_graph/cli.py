@@ -45,11 +45,13 @@ from memagent_graph.cli_options import (
     MemoryTokens,
     Model,
     ModelOfRun,
+    OnInvented,
     ProfileSpec,
     QuestionTokens,
     Quiet,
     ReplaceUndecodable,
     Retries,
+    Rule,
     Temperature,
     Timeout,
     TokenizerSpec,
@@ -76,7 +78,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Rule = Literal["accept", "keep_previous", "retry"]
 NoLog = Annotated[bool, typer.Option("--no-log", help="Keep no log; `memagent resume` then cannot find the run.")]
 WithUpdates = Annotated[bool, typer.Option("--updates", help="Add the memory after every chunk to the JSON.")]
 
@@ -117,12 +118,7 @@ def read(
     ] = "accept",
     on_empty: Annotated[Rule, typer.Option(help="With an empty one.")] = "keep_previous",
     on_refused: Annotated[Rule, typer.Option(help="With a refusal.")] = "keep_previous",
-    on_invented: Annotated[
-        Rule | None,
-        typer.Option(
-            help="With one that has a word which stands nowhere in its prompt.", show_default="the policy's, or accept"
-        ),
-    ] = None,
+    on_invented: OnInvented = None,
     encoding: Encoding = None,
     replace_undecodable: ReplaceUndecodable = False,
     concurrency: Concurrency = 128,
@@ -265,6 +261,7 @@ def demo(
     model: Model = None,
     base_url: BaseURLAlone = None,
     profile: ProfileSpec = None,
+    on_invented: OnInvented = None,
     as_json: AsJSON = False,
 ) -> None:
     """Plant facts in real prose, read it with the embedded policy, and show what was found."""
@@ -274,7 +271,8 @@ def demo(
     from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
 
     console = Console(as_json=as_json)
-    settings = ReaderSettings(model=model, base_url=base_url, profile=profile or ("embedded" if base_url else None))
+    profile = profile or ("embedded" if base_url else None)
+    settings = ReaderSettings(model=model, base_url=base_url, profile=profile, on_invented=on_invented)
 
     async def run(folder: Path) -> None:
         async with settings.make_reader(store=folder, run_log=False) as reader:

@@ -27,6 +27,7 @@ from memagent_graph.cli_options import (
     MaxTokensTotal,
     MemoryTokens,
     Model,
+    OnInvented,
     ProfileSpec,
     QuestionTokens,
     Quiet,
@@ -93,9 +94,10 @@ def eval_(
     chunk_tokens: ChunkTokens = None,
     answer_tokens: Annotated[
         int | None,
-        typer.Option(help="Bound of the answer; more where a task needs more.", show_default="1024"),
+        typer.Option(help="Bound of the answer; more where a task needs more.", show_default="the policy's, or 1024"),
     ] = None,
     boundary: ChunkBoundary = None,
+    on_invented: OnInvented = None,
     retrieved_chunks: Annotated[
         int | None, typer.Option(min=1, help="Chunks that retrieval shows.", show_default="as many as fit")
     ] = None,

@@ -39,7 +39,9 @@ TokenizerSpec = Annotated[
 ]
 ProfileSpec = Annotated[
     str | None,
-    typer.Option("--profile", help='Budgets and prompts a policy was trained with: a folder, or "embedded".'),
+    typer.Option(
+        "--profile", help='What a policy was trained with, memagent.json and tokenizer.json: a folder, or "embedded".'
+    ),
 ]
 Concurrency = Annotated[int, typer.Option(min=1, help="Requests in flight.")]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one completion may take.")]
@@ -74,6 +76,18 @@ AnswerTokens = Annotated[int | None, typer.Option(help="Bound of the answer.", s
 ChunkBoundary = Annotated[
     Literal["token", "sentence", "paragraph"] | None,
     typer.Option("--boundary", help="Where chunks may end.", show_default="the policy's, or token"),
+]
+
+# Memories that are no plain success
+
+Rule = Literal["accept", "keep_previous", "retry"]
+OnInvented = Annotated[
+    Rule | None,
+    typer.Option(
+        "--on-invented",
+        help="What to do with a memory that has a word which stands nowhere in its prompt.",
+        show_default="the policy's, or accept",
+    ),
 ]
 
 # Documents

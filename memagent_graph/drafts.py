@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -14,13 +15,21 @@ from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, 
 from memagent_graph.run_log.recording import new_step
 from memagent_graph.state import ChunkSpan, Counters, EventRecord, ReaderContext, ReaderState, event_record
 
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"\d+|[^\W\d_]+")
+"""A number, or letters in a row: of `4711kg`, either alone stands there, too."""
 
 
 def word_from_nowhere(text: str, shown: Iterable[str]) -> str | None:
-    """The first word of a text that is no word of what was shown, in whatever case; None where there is none."""
-    known = {word for each in shown for word in _WORD.findall(each.casefold())}
-    return next((word for word in _WORD.findall(text.casefold()) if word not in known), None)
+    """The first word or number of a text that is none of what was shown; None where there is none.
+
+    Letters' case and Unicode's other forms of the same characters (NFKC) make no difference.
+    """
+    known = {word for each in shown for word in _words(each)}
+    return next((word for word in _words(text) if word not in known), None)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 class Drafts:
@@ -210,7 +219,7 @@ class Drafts:
         if not text:
             return EventKind.EMPTY, "the policy wrote no memory"
         if self._context.rules.rule_for(EventKind.INVENTED) is not UpdateRule.ACCEPT:
-            word = word_from_nowhere(text, [message["content"] for message in messages])
+            word = word_from_nowhere(self._cut(text), [message["content"] for message in messages])
             if word is not None:
                 return EventKind.INVENTED, f"the memory has {word[:40]!r}, which stands nowhere in the prompt"
         if completion.finish_reason is FinishReason.LENGTH:

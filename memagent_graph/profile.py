@@ -47,7 +47,7 @@ def load_profile(folder: Path | str) -> Profile | None:
         ProfileError: a `memagent.json` that cannot be understood.
         PromptError: a template that is missing or lacks a field.
     """
-    folder = EMBEDDED_FOLDER if folder == "embedded" else Path(folder)
+    folder = EMBEDDED_FOLDER if folder == "embedded" else Path(folder).expanduser()
     path = folder / "memagent.json"
     if not path.is_file():
         return None
@@ -74,6 +74,19 @@ def load_profile(folder: Path | str) -> Profile | None:
         empty_memory=empty_memory,
     )
     return Profile(budget=budget, prompts=prompts, boundary=boundary, on_invented=on_invented)
+
+
+def require_profile(folder: Path | str) -> Profile:
+    """The profile in a folder that has to have one.
+
+    Raises:
+        ProfileError: it has none, or one that cannot be understood.
+        PromptError: a template that is missing or lacks a field.
+    """
+    profile = load_profile(folder)
+    if profile is None:
+        raise ProfileError(f"{folder} has no memagent.json", hint='Name a folder that has one, or "embedded".')
+    return profile
 
 
 def save_profile(profile: Profile, folder: Path) -> None:

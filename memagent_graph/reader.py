@@ -30,6 +30,7 @@ from memagent_graph.history import edit_memory, memory_updates, newest_snapshot,
 from memagent_graph.model_info import ModelInfo, SelfDescribing
 from memagent_graph.paths import default_run_log, default_store
 from memagent_graph.policy import Policy, SamplingParams
+from memagent_graph.profile import Profile, require_profile
 from memagent_graph.prompts import Prompts
 from memagent_graph.results import MemoryUpdate, ReadResult, StopReason
 from memagent_graph.run_log import RunLog
@@ -41,7 +42,7 @@ from memagent_graph.state import (
 )
 from memagent_graph.state_views import result_from_state, update_from_step
 from memagent_graph.strategies import Strategy
-from memagent_graph.tokenizers import Tokenizer, load_tokenizer
+from memagent_graph.tokenizers import EMBEDDED, Tokenizer, load_tokenizer
 
 DocumentSource: TypeAlias = Any
 """What `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
@@ -63,13 +64,15 @@ class MemAgent:
 
     Args:
         policy: the language model; the embedded one where it is left out (needs the extra "local").
+        profile: what the policy was trained with, where it does not tell that itself (its server's files are
+            elsewhere): a folder with `memagent.json`, whose `tokenizer.json` counts, too; or "embedded".
         tokenizer: the policy's own, or what `load_tokenizer` takes.
         budget: how the context window is shared.
         budget_changes: single values to change in that budget, or in the policy's own.
         prompts: the wording.
         prompt_changes: single parts to change in it, or in the policy's own: what `changed_prompts` takes.
         sampling: temperature and the like; its `max_tokens` is set by the budget.
-        rules: what to do with truncated, empty and refused updates.
+        rules: what to do with truncated, empty, refused and invented updates.
         limits: where a read stops early.
         boundary: where chunks may end: after any token, or back at the last sentence or paragraph.
         strategy: the graph's topology; the paper's by default.
@@ -83,12 +86,14 @@ class MemAgent:
 
     Raises:
         BudgetError: the budget does not fit the window (at the first read, where the window had to be asked for).
+        ProfileError, PromptError: `profile` has no `memagent.json`, or one that cannot be understood.
     """
 
     def __init__(
         self,
         policy: Policy | None = None,
         *,
+        profile: Profile | Path | str | None = None,
         tokenizer: Tokenizer | Path | str | None = None,
         budget: Budget | None = None,
         budget_changes: Mapping[str, int] | None = None,
@@ -109,9 +114,13 @@ class MemAgent:
         self.store = store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
+        self.profile = require_profile(profile) if isinstance(profile, str | Path) else profile
+        if tokenizer is None and isinstance(profile, str | Path):
+            tokenizer = _tokenizer_beside(profile)
         self._wishes = Wishes(
             policy=self.policy,
             store=self.store,
+            profile=self.profile,
             tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
             budget=budget,
             budget_changes=budget_changes or {},
@@ -509,6 +518,14 @@ def _open_log(given: RunLog | Path | str | bool) -> RunLog | None:
     if isinstance(given, bool):
         return RunLog(default_run_log()) if given else None
     return RunLog(given)
+
+
+def _tokenizer_beside(profile: Path | str) -> Path | str | None:
+    """What `load_tokenizer` takes for the tokenizer in a profile's folder, where it has one."""
+    if profile == EMBEDDED:
+        return profile
+    folder = Path(profile).expanduser()
+    return folder if (folder / "tokenizer.json").is_file() else None
 
 
 def _embedded_policy() -> Policy:

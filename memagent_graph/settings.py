@@ -10,9 +10,8 @@ from typing import Any
 
 from memagent_graph.budget import Budget
 from memagent_graph.chunking import Boundary
-from memagent_graph.errors import PolicyError, ProfileError, RunError
+from memagent_graph.errors import PolicyError, RunError
 from memagent_graph.policy import Policy, SamplingParams
-from memagent_graph.profile import load_profile
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import UpdateRule
 from memagent_graph.run_log import RunLog
@@ -134,23 +133,16 @@ class ReaderSettings:
         """The reader that these settings describe.
 
         Raises:
-            PromptError, TokenizerError, BudgetError, PolicyError: a setting that cannot be had.
+            ProfileError, PromptError, TokenizerError, BudgetError, PolicyError: a setting that cannot be had.
         """
-        profile = load_profile(self.profile) if self.profile else None
-        if self.profile and profile is None:
-            raise ProfileError(
-                f"{self.profile} has no memagent.json", hint='Name a folder that has one, or "embedded".'
-            )
         asked = {each.name: getattr(self, each.name) for each in fields(Budget) if getattr(self, each.name) is not None}
-        budget = profile.budget if profile else None
         parts = ("layout", "answer_format", "update_template", "answer_template", "empty_memory")
         wording = {name: value for name in parts if (value := getattr(self, name))}
         return MemAgent(
             self.make_policy(api_key),
-            tokenizer=self.tokenizer or ("embedded" if self.profile == "embedded" else None),
-            budget=budget,
+            profile=self.profile or None,
+            tokenizer=self.tokenizer or None,
             budget_changes=asked,
-            prompts=profile.prompts if profile else None,
             prompt_changes=wording,
             sampling=SamplingParams(
                 temperature=self.temperature, top_p=self.top_p, seed=self.seed, logprobs=self.logprobs
@@ -159,10 +151,10 @@ class ReaderSettings:
                 truncated=UpdateRule(self.on_truncated),
                 empty=UpdateRule(self.on_empty),
                 refused=UpdateRule(self.on_refused),
-                invented=UpdateRule(self.on_invented) if self.on_invented else profile.on_invented if profile else None,
+                invented=UpdateRule(self.on_invented) if self.on_invented else None,
             ),
             limits=limits,
-            boundary=self.boundary or (profile.boundary if profile else None),
+            boundary=self.boundary,
             store=store,
             checkpoints=checkpoints,
             run_log=run_log,

@@ -11,7 +11,7 @@ from memagent_graph.documents import DocumentStore
 from memagent_graph.evaluation.samples import Needle, Sample
 from memagent_graph.evaluation.scorers import contains
 from memagent_graph.policy import strip_reasoning
-from memagent_graph.results import EventKind, MemoryUpdate
+from memagent_graph.results import EventKind, MemoryUpdate, UpdateRule
 from memagent_graph.run_log import ConversationKind, RunLog
 from memagent_graph.timeline import RunView
 from memagent_graph.timeline.sources import view_of_run
@@ -28,6 +28,8 @@ class Loss(StrEnum):
     """A memory held it, and a later one did not, though there was room to write."""
     CUT_BY_CAP = "cut_by_cap"
     """The memory that lost it, or that was to hold it first, came to the end of its budget and was cut off there."""
+    NOT_TAKEN = "not_taken"
+    """The policy wrote it, and a rule for updates kept the memory before that in its place."""
     IN_MEMORY = "in_memory_but_answered_wrong"
     """The last memory held it, and the answer does not."""
     ANSWERED = "answered"
@@ -85,7 +87,8 @@ def _analyse(needle: Needle, updates: Sequence[MemoryUpdate], said: str, complet
     if first is None:
         for update in updates:
             if contains(completions.get(update.chunk_index, ""), needle.gold):
-                return NeedleLoss(needle, Loss.CUT_BY_CAP, update.chunk_index)
+                kept = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in update.events)
+                return NeedleLoss(needle, Loss.NOT_TAKEN if kept else Loss.CUT_BY_CAP, update.chunk_index)
         return NeedleLoss(needle, Loss.NEVER_WRITTEN)
     if held[-1]:
         return NeedleLoss(needle, Loss.IN_MEMORY, written_at=first)

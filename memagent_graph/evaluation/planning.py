@@ -14,7 +14,8 @@ from memagent_graph.evaluation.samples import LengthUnit, Task
 from memagent_graph.evaluation.systems import SystemSettings
 from memagent_graph.evaluation.tasks import TaskSettings, data_files, load_task
 from memagent_graph.graph import check_question
-from memagent_graph.state import ReaderContext
+from memagent_graph.results import EventKind, UpdateRule
+from memagent_graph.state import ReaderContext, UpdateRules
 
 DEFAULT_LENGTHS: Final = {
     LengthUnit.TOKENS: (8 << 10, 32 << 10, 128 << 10),
@@ -174,7 +175,7 @@ def settings_that_count(systems: SystemSettings, tasks: TaskSettings, *, model: 
             "tokenizer": context.tokenizer.fingerprint,
             "prompts": context.prompts.fingerprint,
             "boundary": context.boundary,
-            "rules": {name: getattr(value, "value", value) for name, value in asdict(context.rules).items()},
+            "rules": _rules_that_count(context.rules),
             **asdict(context.budget),
         },
         "baselines": {
@@ -189,6 +190,14 @@ def settings_that_count(systems: SystemSettings, tasks: TaskSettings, *, model: 
             "data": _described(tasks.data) if tasks.data else None,
         },
     }
+
+
+def _rules_that_count(rules: UpdateRules) -> dict[str, Any]:
+    """All but one that does nothing, as it was not there once."""
+    told = {name: getattr(value, "value", value) for name, value in asdict(rules).items()}
+    if rules.rule_for(EventKind.INVENTED) is UpdateRule.ACCEPT:
+        del told["invented"]
+    return told
 
 
 def data_that_counts(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:

@@ -20,7 +20,6 @@ from memagent_graph.evaluation.samples import Task
 from memagent_graph.evaluation.systems import SystemSettings, load_system
 from memagent_graph.evaluation.tasks import TaskSettings
 from memagent_graph.paths import default_store
-from memagent_graph.profile import load_profile
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReaderSettings
 
@@ -80,8 +79,7 @@ async def carry_out(request: EvaluationRequest) -> Ended:
     """
     # The log is opened once all is checked: what is refused leaves nothing behind.
     async with request.reader.make_reader(api_key=request.api_key, store=request.documents, run_log=False) as reader:
-        profile = load_profile(request.reader.profile) if request.reader.profile else None
-        systems = await SystemSettings.of(reader, profile=profile, retrieved_chunks=request.retrieved_chunks)
+        systems = await SystemSettings.of(reader, retrieved_chunks=request.retrieved_chunks)
         for name in request.systems:
             load_system(name, systems)
         tokenizer = systems.context.tokenizer

@@ -34,7 +34,6 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import EvaluationError, RunMismatchError, RunNotFoundError
 from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.model_info import ModelInfo, SelfDescribing
-from memagent_graph.profile import Profile
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import ReadResult, Usage, count_events
 from memagent_graph.state import ReaderContext
@@ -130,14 +129,13 @@ class SystemSettings:
                 raise EvaluationError(f"{name} is {value}", hint="It must be at least 1.")
 
     @classmethod
-    async def of(cls, reader: MemAgent, *, profile: Profile | None = None, **changes: Any) -> SystemSettings:
+    async def of(cls, reader: MemAgent, **changes: Any) -> SystemSettings:
         """The settings of a reader.
 
         Baselines speak the policy's own wording where the policy has a profile and the reader uses its prompts.
 
         Args:
             reader: the reader.
-            profile: what the policy was trained with, for one that does not say it, as on a remote server.
             changes: fields of this class.
 
         Raises:
@@ -146,7 +144,7 @@ class SystemSettings:
         context = await reader.aprepare()
         policy = reader.policy
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
-        profile = profile or info.profile
+        profile = reader.profile or info.profile
         own = profile is not None and profile.prompts.fingerprint == context.prompts.fingerprint
         told = {
             "context_window": info.context_window or context.budget.context_window,

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from memagent_graph import FinishReason, LocalPolicy, SamplingParams, UpdateRule
+from memagent_graph import FinishReason, LocalPolicy, MemAgent, SamplingParams, UpdateRule
 from memagent_graph.errors import PolicyError, PolicyRequestError
 from memagent_graph.model_info import SelfDescribing
 from memagent_graph.policy import Message, Policy
-from memagent_graph.profile import load_profile
+from memagent_graph.profile import load_profile, require_profile
 from memagent_graph.settings import ReaderSettings
 
 GREEDY = SamplingParams(max_tokens=12, logprobs=True)
@@ -59,7 +59,11 @@ async def test_what_it_writes_from_nowhere_is_not_kept_unless_it_is_asked_for(tm
             assert (await reader.aprepare()).rules.invented is expected
         with_profile = replace(settings, model="any", profile="embedded", base_url="http://127.0.0.1:9/v1")
         with with_profile.make_reader(store=tmp_path, run_log=False) as reader:
-            assert reader._wishes.rules.invented is expected
+            assert (await reader.aprepare()).rules.invented is expected
+    whole = require_profile("embedded")
+    spelt_out = {"tokenizer": "embedded", "budget": whole.budget, "prompts": whole.prompts}
+    with MemAgent(store=tmp_path, run_log=False, **spelt_out) as reader:
+        assert (await reader.aprepare()).rules.invented is UpdateRule.KEEP_PREVIOUS
 
 
 async def test_its_tokens_are_those_of_the_readers_tokenizer(policy) -> None:

@@ -168,6 +168,11 @@ def test_each_kind_of_trouble_follows_its_rule_and_is_told(make_reader, reply, k
         (completion("4711 4711 47", FinishReason.LENGTH), "'47'"),
         (completion("a Zebra"), "'zebra'"),
         (completion("4711, BRIDGE"), None),
+        (completion("0815 of 0816"), None),
+        (completion("2357"), None),
+        (completion("caf\u00e9"), None),
+        (completion("08150"), "'08150'"),
+        (completion("bridge4712"), "'4712'"),
     ],
 )
 @pytest.mark.parametrize("rule", [None, *UpdateRule])
@@ -177,7 +182,8 @@ def test_a_memory_with_words_from_nowhere_follows_the_rule_for_it(make_reader, r
         while True:
             yield reply
 
-    text = "It is 4711. " + "A key for the bridge. " * 40
+    forms = "0815kg, id_0816, \uff12\uff13\uff15\uff17 and cafe\u0301 of A key for the bridge. "
+    text = "It is 4711. " + forms * 20
     reader = make_reader(ScriptedPolicy(script()), rules=UpdateRules(invented=rule))
     update = reader.read(text, QUESTION, limits=Limits(max_chunks=2)).updates[1]
     if word is None or rule in {None, UpdateRule.ACCEPT}:

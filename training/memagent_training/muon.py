@@ -7,7 +7,7 @@ moves equally far.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -17,6 +17,8 @@ from memagent_training.precision import bfloat16_is_fast
 
 NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 STEPS: Final = 5
+BATCH_NUMBERS: Final = 1 << 22
+"""How many numbers are orthogonalised at once: batches save small matrices' overhead, and large ones' memory counts."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -42,24 +44,30 @@ class Muon(torch.optim.Optimizer):
         """Move every matrix that has a gradient. A closure is not called: gradients are there."""
         del closure
         for group in self.param_groups:
-            ahead: dict[tuple[torch.Size, torch.device], list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
-            for parameter in group["params"]:
-                if (gradient := parameter.grad) is not None:
-                    momentum = self._momentum(parameter).lerp_(gradient, 1 - group["momentum"])
-                    direction = gradient.lerp(momentum, group["momentum"])
-                    ahead[parameter.shape, parameter.device].append((parameter, direction))
-            for ((rows, columns), _), alike in ahead.items():
-                rate = group["lr"] * max(1.0, rows / columns) ** 0.5
-                moves = orthogonalise(torch.stack([direction for _, direction in alike]))
-                for (parameter, _), move in zip(alike, moves, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(move.to(parameter.dtype), alpha=rate)
+            alike: dict[tuple[torch.Size, torch.device], list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
+            for matrix in group["params"]:
+                if (gradient := matrix.grad) is not None:
+                    alike[matrix.shape, matrix.device].append((matrix, gradient))
+            for pairs in alike.values():
+                at_once = max(1, BATCH_NUMBERS // pairs[0][0].numel())
+                for first in range(0, len(pairs), at_once):
+                    self._move(group, pairs[first : first + at_once])
 
-    def _momentum(self, parameter: nn.Parameter) -> Tensor:
-        state = self.state[parameter]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(parameter)
-        momentum: Tensor = state["momentum"]
-        return momentum
+    def _move(self, group: dict[str, Any], pairs: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+        """Move matrices of one shape by their gradients."""
+        rows, columns = pairs[0][0].shape
+        rate = group["lr"] * max(1.0, rows / columns) ** 0.5
+        moves = orthogonalise(torch.stack([self._direction(*pair, group["momentum"]) for pair in pairs]))
+        for (matrix, _), move in zip(pairs, moves, strict=True):
+            matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(move.to(matrix.dtype), alpha=rate)
+
+    def _direction(self, matrix: nn.Parameter, gradient: Tensor, momentum: float) -> Tensor:
+        """Nesterov's, after the momentum has taken up the gradient."""
+        state = self.state[matrix]
+        if "momentum_buffer" not in state:  # as torch's own calls it, so that its checkpoints can be gone on with
+            state["momentum_buffer"] = torch.zeros_like(matrix)
+        buffer: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        return gradient.lerp(buffer, momentum)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

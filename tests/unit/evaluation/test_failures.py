@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from support.scripts import part, perfect_reader
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
 from memagent_graph.evaluation.failures import Loss, NeedleLoss, analyse, logged_read
 from memagent_graph.evaluation.samples import Needle, Sample
-from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent
+from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, UpdateRule
 from memagent_graph.timeline import RunView
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "d", "size": 10, "media_type": "text/plain"}
@@ -60,6 +62,14 @@ def test_each_kind_of_loss_is_told_with_its_chunk(run, expected) -> None:
 def test_a_fact_that_was_written_beyond_the_budget_was_cut_not_forgotten() -> None:
     told = analyse(sample(NEEDLE), view("a long", "story"), {0: "a long story of 4711", 1: "story"})
     assert told == (NeedleLoss(NEEDLE, Loss.CUT_BY_CAP, 0),)
+
+
+def test_a_fact_that_was_written_and_refused_by_a_rule_was_not_taken() -> None:
+    run = view("a short", "story")
+    refused = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
+    first = replace(run.updates[0], events=(refused,))
+    told = analyse(sample(NEEDLE), replace(run, updates=(first, run.updates[1])), {0: "zebra 4711", 1: "story"})
+    assert told == (NeedleLoss(NEEDLE, Loss.NOT_TAKEN, 0),)
 
 
 def test_every_needle_is_told_by_itself() -> None:

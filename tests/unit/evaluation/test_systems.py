@@ -87,11 +87,10 @@ async def test_the_policy_s_own_wording_is_used_where_the_user_says_what_it_was_
     with FakeServer() as server:
         policy = OpenAICompatiblePolicy(base_url=server.base_url)
         profile = load_profile("embedded")
-        own = make_reader(policy, prompts=profile.prompts)
-        assert (await SystemSettings.of(own)).wording is Wording.PLAIN
-        assert (await SystemSettings.of(own, profile=profile)).wording is Wording.POLICY
-        other = make_reader(policy, prompts=load_prompts())
-        assert (await SystemSettings.of(other, profile=profile)).wording is Wording.PLAIN
+        assert (await SystemSettings.of(make_reader(policy, prompts=profile.prompts))).wording is Wording.PLAIN
+        assert (await SystemSettings.of(make_reader(policy, profile=profile, prompts=None))).wording is Wording.POLICY
+        other = make_reader(policy, profile=profile, prompts=load_prompts())
+        assert (await SystemSettings.of(other)).wording is Wording.PLAIN
         await policy.aclose()
 
 

@@ -72,7 +72,7 @@ def test_it_takes_the_steps_of_both_optimizers(tied: bool) -> None:
 
 
 def test_its_muon_takes_the_steps_of_torchs() -> None:
-    """torch's rounds to bfloat16 on the way: 8 bits, in five rounds of products."""
+    """They round to bfloat16 on the way (ours where it is fast): 8 bits, in five rounds of products."""
     torch.manual_seed(0)
     shapes = [(24, 16), (16, 24), (24, 16), (16, 16)]
     start = [torch.randn(shape) for shape in shapes]
@@ -85,8 +85,48 @@ def test_its_muon_takes_the_steps_of_torchs() -> None:
         for muon in muons:
             muon.step()
     for one, other, begun in zip(ours[:3], theirs[:3], start[:3], strict=True):
-        assert (one - other).norm() < 0.02 * (other - begun).norm()
+        assert (one - other).norm() < 0.05 * (other - begun).norm()
     assert torch.equal(ours[3], start[3])
+
+
+def test_its_muon_goes_on_with_a_state_of_torchs() -> None:
+    torch.manual_seed(0)
+    theirs = torch.nn.Parameter(torch.randn(8, 4))
+    theirs.grad = torch.randn(8, 4)
+    muon = torch.optim.Muon([theirs], lr=1e-2, weight_decay=0.1)
+    muon.step()
+    ours = torch.nn.Parameter(theirs.detach().clone())
+    begun, resumed = theirs.detach().clone(), Muon([ours], lr=1e-2, weight_decay=0.1)
+    resumed.load_state_dict(copy.deepcopy(muon.state_dict()))
+    ours.grad = theirs.grad = torch.randn(8, 4)
+    for each in (muon, resumed):
+        each.step()
+    assert (ours - theirs).norm() < 0.05 * (theirs - begun).norm()
+    (state,), (other) = resumed.state.values(), muon.state[theirs]
+    assert state.keys() == {"momentum_buffer"}
+    assert torch.equal(state["momentum_buffer"], other["momentum_buffer"])
+
+
+def test_its_muon_moves_large_matrices_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def noted(matrices: Any) -> Any:
+        seen.append(len(matrices))
+        return orthogonalise(matrices)
+
+    monkeypatch.setattr("memagent_training.muon.BATCH_NUMBERS", 70)
+    monkeypatch.setattr("memagent_training.muon.orthogonalise", noted)
+    torch.manual_seed(0)
+    matrices = [torch.nn.Parameter(torch.zeros(8, 4)) for _ in range(5)] + [torch.nn.Parameter(torch.zeros(9, 9))]
+    for each in matrices:
+        each.grad = torch.randn_like(each)
+    Muon(matrices, lr=1e-2).step()
+    assert sorted(seen) == [1, 1, 2, 2]
+    for each in matrices:
+        alone = torch.nn.Parameter(torch.zeros_like(each))
+        alone.grad = each.grad
+        Muon([alone], lr=1e-2).step()
+        assert (each - alone).norm() < 0.05 * alone.norm()
 
 
 @pytest.mark.parametrize("fast", [False, True])

@@ -222,7 +222,7 @@ class Reader:
         """Whether every word of a reply stands in the reader's prompt."""
         if reply == reader.memory:
             return True
-        prompt = (self.form.shared, self.form.own, chunk, reader.memory, reader.question.problem)
+        prompt = (self.form.literal, chunk, reader.memory, reader.question.problem)
         return word_from_nowhere(reply, prompt) is None
 
 

@@ -24,6 +24,7 @@ from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts, ask_agai
 EMPTY = "none"
 FIRST_WEIGHT = 2.0
 """Weight of an update's first token, which decides between a value and "none"."""
+_FIELD = re.compile(r"\{(?:memory|prompt|chunk)\}")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class PromptFormat:
         return cls(encoding, "", update, answer)
 
     @property
+    def literal(self) -> str:
+        """What stands in every update prompt."""
+        return _FIELD.sub("", self.shared + self.own)
+
+    @property
     def is_section_first(self) -> bool:
         """Whether questions on a section share what begins their prompts."""
         return bool(self.shared)
@@ -61,7 +67,7 @@ class PromptFormat:
     def question(self, chunk: str, memory: str, problem: str) -> list[int]:
         """Tokens of an update prompt after the trunk."""
         fields = {"{memory}": memory, "{prompt}": problem, "{chunk}": chunk}
-        text = re.sub(r"\{(?:memory|prompt|chunk)\}", lambda match: fields[match[0]], self.own)
+        text = _FIELD.sub(lambda match: fields[match[0]], self.own)
         begin = [] if self.is_section_first else self._special("<|user|>")
         return begin + self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
 

@@ -2,7 +2,7 @@
 
 python -m memagent_training.embedded.release --edition 1 --checkpoint last.pt --out memagent_graph/embedded
 python -m memagent_training.embedded.release --edition 2 --policy rl-policy --out memagent_graph/embedded
-python -m memagent_training.embedded.release --edition 2 --policy rl-policy --toward FIRST --out ...
+python -m memagent_training.embedded.release --edition 2 --policy rl-policy --toward $FIRST --out ...
 
 The last goes back a part of the way to the policy that a loop began with, in weights: what reinforcement learning
 taught stays, and much of what it broke elsewhere heals (linear interpolation towards initialization, arXiv 2406.16768).

@@ -15,7 +15,7 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.samples import Sample, Task
 from memagent_graph.evaluation.scorers import score
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.profile import load_profile
+from memagent_graph.profile import Profile, load_profile
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
@@ -140,7 +140,7 @@ class PreparedLoop:
         """What decides the weights, but for how long the loop goes on."""
         job = self.job
         profile = self.base.profile
-        reading = {"read_with": {**profile.values, "prompts": profile.prompts.fingerprint}} if profile else {}
+        reading = {"read_with": _read_with(profile)} if profile else {}
         collecting = {name: value for name, value in asdict(job.collect).items() if name != "concurrency"}
         schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
         return {
@@ -161,6 +161,12 @@ class PreparedLoop:
                 **reading,
             },
         }
+
+
+def _read_with(profile: Profile) -> dict[str, int | str]:
+    """All but the rule for invented words, which loops do not heed."""
+    values = {name: value for name, value in profile.values.items() if name != "on_invented"}
+    return {**values, "prompts": profile.prompts.fingerprint}
 
 
 def answer_format_of(base: BaseModel) -> AnswerFormat:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from memagent_graph.budget import Budget
 from memagent_graph.chunking import Boundary
-from memagent_graph.errors import ProfileError
-from memagent_graph.profile import Profile, load_profile
+from memagent_graph.profile import Profile, load_profile, require_profile
 from memagent_graph.prompts import changed_prompts, load_prompts
 from memagent_graph.tokenizers import Tokenizer
 from memagent_training.base_model import BaseModel
@@ -55,11 +54,7 @@ class ReadingSettings:
         return Profile(budget, prompts, self.boundary or began.boundary, began.on_invented)
 
     def _began(self, base: BaseModel) -> Profile:
-        own = load_profile(self.profile or base.folder)
-        if own is None and self.profile is not None:
-            raise ProfileError(
-                f"{self.profile} has no memagent.json", hint='Name a folder that has one, or "embedded".'
-            )
+        own = load_profile(base.folder) if self.profile is None else require_profile(self.profile)
         window = base.window or Budget().context_window
         found = own or Profile(Budget(), load_prompts())
         return replace(found, budget=replace(found.budget, context_window=min(found.budget.context_window, window)))

@@ -154,13 +154,10 @@ class Serving:
 
     def _reader(self, temperature: float, run_log: RunLog | bool, logprobs: bool | None = None) -> MemAgent:
         base = self._prepared.base
-        profile = base.profile or load_profile(base.folder)
         return MemAgent(
             self._policy,
+            profile=base.profile or load_profile(base.folder),
             tokenizer=base.folder,
-            budget=profile.budget if profile else None,
-            prompts=profile.prompts if profile else None,
-            boundary=profile.boundary if profile else None,
             sampling=SamplingParams(temperature=temperature, logprobs=logprobs),
             rules=UpdateRules(invented=UpdateRule.ACCEPT),  # rewards are for what the policy wrote itself
             run_log=run_log,

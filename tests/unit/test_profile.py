@@ -1,0 +1,75 @@
+"""What a policy was trained with, named by the user because its server's files are elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.fake_server import FakeServer
+
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, UpdateRules, load_tokenizer
+from memagent_graph.errors import ProfileError, TokenizerError
+from memagent_graph.profile import EMBEDDED_FOLDER, load_profile, require_profile, save_profile
+from memagent_graph.prompts import load_prompts
+from memagent_graph.results import UpdateRule
+
+LEFT_OUT = ("model.safetensors", "CARD.md")
+
+
+@pytest.fixture
+async def policy() -> AsyncIterator[OpenAICompatiblePolicy]:
+    """One whose server tells its window alone."""
+    with FakeServer() as server:
+        asked = OpenAICompatiblePolicy(base_url=server.base_url)
+        yield asked
+        await asked.aclose()
+
+
+async def test_a_folder_brings_budget_wording_boundary_rule_and_tokenizer(policy, tmp_path: Path) -> None:
+    folder = shutil.copytree(EMBEDDED_FOLDER, tmp_path / "profile", ignore=shutil.ignore_patterns(*LEFT_OUT))
+    for named in (folder, str(folder), "embedded"):
+        with MemAgent(policy, profile=named, store=tmp_path, run_log=False) as reader:
+            context = await reader.aprepare()
+        own = load_profile(folder)
+        assert own is not None
+        assert context.budget == own.budget
+        assert context.prompts.fingerprint == own.prompts.fingerprint
+        assert context.boundary == own.boundary == "sentence"
+        assert context.rules.invented is own.on_invented is UpdateRule.KEEP_PREVIOUS
+        assert context.tokenizer.fingerprint == load_tokenizer("embedded").fingerprint
+
+
+async def test_what_is_said_besides_goes_first(policy, tmp_path: Path) -> None:
+    own = require_profile("embedded")
+    said = {
+        "budget": replace(own.budget, chunk_tokens=100),
+        "prompts": load_prompts(),
+        "boundary": "token",
+        "rules": UpdateRules(invented=UpdateRule.RETRY),
+    }
+    with MemAgent(policy, profile="embedded", store=tmp_path, run_log=False, **said) as reader:
+        context = await reader.aprepare()
+    assert context.budget.chunk_tokens == 100
+    assert context.prompts.fingerprint == load_prompts().fingerprint
+    assert context.boundary == "token"
+    assert context.rules.invented is UpdateRule.RETRY
+
+
+async def test_a_profile_alone_brings_no_tokenizer(policy, tmp_path: Path) -> None:
+    own = require_profile("embedded")
+    save_profile(own, tmp_path / "bare")
+    for named in (own, tmp_path / "bare"):
+        reader = MemAgent(policy, profile=named, store=tmp_path, run_log=False)
+        with pytest.raises(TokenizerError, match="which tokenizer"):
+            await reader.aprepare()
+        await reader.aclose()
+
+
+def test_a_folder_without_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"nowhere has no memagent\.json\. Name a folder that has one"):
+        MemAgent(profile=tmp_path / "nowhere", store=tmp_path, run_log=False)
+    with pytest.raises(ProfileError, match=r"has no memagent\.json"):
+        require_profile(tmp_path)
