@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from support.scripts import perfect_reader
 
 from memagent_graph import Budget, DocumentStore, MemAgent, ScriptedPolicy, load_prompts
+
+settings.register_profile("untimed", deadline=None)  # how fast this is, benchmarks measure
+settings.load_profile("untimed")
 
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 

@@ -63,7 +63,7 @@ def check_spans(text, chunks):
         char, byte = chunk.end_char, chunk.end_byte
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=MIXED.filter(str.strip), chunk_tokens=st.integers(1, 60), boundary=st.sampled_from(["token", "sentence"]))
 def test_any_text_is_cut_without_loss_and_alike_from_every_cursor(text, chunk_tokens, boundary, tmp_path_factory):
     store = DocumentStore(tmp_path_factory.mktemp("store"))
@@ -113,7 +113,7 @@ def test_no_cut_is_safe_without_a_letter_on_either_side(text):
     assert safe_cut(text, 0) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text("ab. \n\r\t1'é", max_size=40))
 def test_every_safe_cut_among_odd_white_space_changes_no_token(text):
     for lowest in range(len(text)):
@@ -123,7 +123,7 @@ def test_every_safe_cut_among_odd_white_space_changes_no_token(text):
             assert TOKENIZER.encode(text[:cut]) + TOKENIZER.encode(text[cut:]) == TOKENIZER.encode(text)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), mixed=MIXED)
 def test_a_safe_cut_changes_no_token(seed, mixed):
     text = mixed + prose(300, seed) + mixed
@@ -198,7 +198,7 @@ def iter_keys(store):
     return (f"stream:{path.stem}" for path in (store.root / "streams").glob("*.txt"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(sizes=st.lists(st.integers(1, 30_000), min_size=1, max_size=8))
 def test_how_a_stream_arrives_does_not_change_its_chunks(sizes, tmp_path_factory):
     store = DocumentStore(tmp_path_factory.mktemp("store"))
@@ -249,7 +249,7 @@ def word_piece():
     return HFTokenizer(json.loads(backend.to_str()), name="word piece")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=MIXED.filter(str.strip), chunk_tokens=st.integers(1, 30))
 def test_a_tokenizer_that_drops_and_changes_text_is_cut_without_loss_too(text, chunk_tokens, tmp_path_factory):
     store = DocumentStore(tmp_path_factory.mktemp("store"))

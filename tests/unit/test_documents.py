@@ -64,7 +64,7 @@ def test_any_source_is_kept_as_it_is_under_one_key(source, store, tmp_path):
     assert not list(store.root.glob(".incoming-*"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=st.text(min_size=1).filter(str.strip))
 def test_any_text_is_lossless(text, tmp_path_factory):
     store = DocumentStore(tmp_path_factory.mktemp("store"))

@@ -187,7 +187,7 @@ def test_a_run_with_little_to_show_is_drawn(renderer: Any, view: RunView) -> Non
     assert "answer" in compared
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.text(max_size=30) | st.just("ein \U0001f600 Wort"), max_size=6))
 def test_the_page_holds_every_memory_as_differences(memories: list[str]) -> None:
     page = render_page(build_timeline(run(memories, [""] * len(memories))))

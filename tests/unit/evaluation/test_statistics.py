@@ -84,7 +84,7 @@ def test_wilsons_interval_covers_the_truth_in_95_of_100_evaluations() -> None:
         assert covered == pytest.approx(0.95, abs=0.02)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @example([6.66e-09])
 @given(scores)
 def test_a_bootstrap_interval_holds_the_mean_and_lies_between_0_and_1(values) -> None:
@@ -181,7 +181,7 @@ def test_comparing_the_other_way_round_turns_every_sign_and_nothing_else(pairs) 
     assert there.test is Test.MCNEMAR
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=30))
 def test_comparing_fractional_scores_is_symmetric_too(pairs) -> None:
     a, b = by_id(x for x, _ in pairs), by_id(y for _, y in pairs)
@@ -373,7 +373,7 @@ def test_a_system_may_be_in_the_noise_with_the_best_though_one_between_them_is_n
     assert found.groups == (("best", "other", "worse"),)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.booleans(), min_size=25, max_size=25), min_size=1, max_size=5))
 def test_every_order_between_groups_is_told_by_the_corrected_test(table) -> None:
     given_scores = {f"s{at}": by_id(row) for at, row in enumerate(table)}

@@ -74,7 +74,7 @@ def test_lengths_are_exact_to_a_thousandth_and_never_exceeded(name, length, toke
         assert 0 <= length - tokens_of(sample, tokenizer) <= max(length / 1000, step)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     name=st.sampled_from(GENERATED),
     length=st.integers(40, 3000),
@@ -115,7 +115,7 @@ def test_text_whose_tokens_suddenly_become_denser_is_measured_all_the_same(lengt
         assert 0 <= length - tokens_of(sample, tokenizer) <= max(length / 1000, 5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(places=st.lists(st.integers(0, len(PROSE) - 1), max_size=40), cuts=st.integers(1, 200), end=st.text(max_size=20))
 def test_a_counted_stream_has_the_tokens_of_the_whole(places, cuts, end, tokenizer):
     text = "\n".join(PROSE[place] for place in places)

@@ -4,7 +4,7 @@ import math
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_training.advantages import (
@@ -274,7 +274,6 @@ SETTINGS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(many_groups(), SETTINGS)
 def test_the_weights_of_all_learned_tokens_sum_to_one(groups, chosen):
     batch = prepare_batch(groups, chosen)
@@ -282,7 +281,6 @@ def test_the_weights_of_all_learned_tokens_sum_to_one(groups, chosen):
     assert not batch.rows or abs(total - 1) < 1e-12
 
 
-@settings(deadline=None)
 @given(many_groups(), SETTINGS)
 def test_a_rollout_of_a_rollout_mean_and_a_conversation_of_a_conversation_mean_weigh_the_same(groups, chosen):
     batch = prepare_batch(groups, chosen)
@@ -294,7 +292,6 @@ def test_a_rollout_of_a_rollout_mean_and_a_conversation_of_a_conversation_mean_w
         assert all(abs(share - 1 / len(shares)) < 1e-12 for share in shares.values())
 
 
-@settings(deadline=None)
 @given(many_groups(), SETTINGS, st.randoms())
 def test_the_order_of_groups_and_rollouts_changes_no_bit(groups, chosen, rng):
     def content(batch):
@@ -313,7 +310,6 @@ def test_advantages_of_a_group_sum_to_zero(sixteenths, baseline, divide):
     assert abs(math.fsum(advantages([each / 16 for each in sixteenths], chosen))) < 1e-12
 
 
-@settings(deadline=None)
 @given(many_groups(), SETTINGS)
 def test_groups_stay_or_go_whole(groups, chosen):
     """A rival's bug: single rows dropped to make a mini-batch even."""

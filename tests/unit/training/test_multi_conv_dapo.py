@@ -337,7 +337,7 @@ def many_groups(draw: st.DrawFn) -> list[RolloutGroup]:
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     groups=many_groups(),
     std=st.booleans(),

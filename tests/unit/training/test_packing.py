@@ -334,7 +334,7 @@ def distinct_prefixes(rows: Sequence[Row]) -> int:
     return len({row[:length] for row in whole for length in range(1, len(row) + 1)})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(rows=rows_with_shared_prefixes)
 def test_any_rows_give_the_same_in_every_layout(llama: Any, rows: list[Row]) -> None:
     with torch.no_grad():
@@ -387,7 +387,7 @@ def test_nodes_are_the_sequence_cut_at_its_branches_alone(rows: list[Row], is_tr
     assert inner_ends == {place for place, after in followed_by.items() if len(after) > 1}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=rows_with_shared_prefixes,
     layout=st.sampled_from(Layout),

@@ -67,7 +67,7 @@ def many_rows(draw):
     return [row(prompt, completion, f"run-{place}", weight=place) for place, (prompt, completion) in enumerate(pairs)]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(many_rows(), st.integers(1, 4), st.integers(24, 60), st.sampled_from(LAYOUTS))
 def test_every_row_once_equal_counts_and_within_the_budget(rows, ranks, budget, layout):
     """A rival's bug: rows dropped at random until they divide evenly."""
@@ -85,7 +85,6 @@ def test_every_row_once_equal_counts_and_within_the_budget(rows, ranks, budget, 
     assert 0 <= plan.padding_share < 1
 
 
-@settings(deadline=None)
 @given(many_rows(), st.integers(1, 3), st.sampled_from(LAYOUTS), st.randoms())
 def test_the_order_of_rows_changes_nothing(rows, ranks, layout, rng):
     def content(given):
@@ -95,7 +94,6 @@ def test_the_order_of_rows_changes_nothing(rows, ranks, layout, rng):
     assert content(rows) == content(rng.sample(rows, len(rows)))
 
 
-@settings(deadline=None)
 @given(many_rows(), st.integers(1, 3), st.integers(24, 60), st.sampled_from(LAYOUTS))
 def test_the_loss_of_a_step_is_the_same_however_it_is_split(rows, ranks, budget, layout):
     """A rival's bug: a mean over each micro-batch, which makes a token's weight depend on its neighbours."""

@@ -289,7 +289,7 @@ def test_the_runs_of_a_log_can_be_chosen(tmp_path, log) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_only_whole_groups_are_taken_and_every_run_is_accounted_for(runs) -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = RunLog(Path(folder, "r.sqlite"))

@@ -174,7 +174,7 @@ def test_a_metric_that_is_no_number_is_shown_as_none_or_left_out() -> None:
     assert "entropy" not in shown
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 300))
 def test_the_view_fits_any_width(width) -> None:
     assert max(map(len, seen(*a_loop(), width=width).splitlines())) <= width

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_training.advantages import AdvantageSettings
@@ -32,7 +32,6 @@ def schedule(groups: list[RolloutGroup], **changes: Any) -> Schedule:
     return Schedule(groups, DROPPING, **(wanted | changes))  # type: ignore[arg-type]
 
 
-@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
 def test_a_pass_of_so_many_steps_has_each_group_that_teaches_something_once(teaches: list[bool], data: Any) -> None:
     groups = [group(number, 0.0, float(each)) for number, each in enumerate(teaches)]

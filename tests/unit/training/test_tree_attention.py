@@ -80,7 +80,7 @@ def by_paths(query: Any, key: Any, value: Any, trie: Trie, scale: float | None) 
 
 
 @pytest.mark.parametrize("way", [blockwise, by_paths])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trie=tries, scale=st.sampled_from([None, 0.2, 3.0]))
 def test_any_tree_is_attended_as_with_its_dense_mask(way: Callable[..., Any], trie: Trie, scale: float | None) -> None:
     taken = inputs(trie)
