@@ -63,7 +63,7 @@ def collate(rows: list[Row]) -> Batch:
             tokens += branch.tokens
             positions += range(start, start + size)
             learned += [(begin + offset, token, weight) for offset, token, weight in branch.learned]
-    layout = Layout(trunks, own, seen.flatten(1, 2)[:, None], torch.tensor(places))
+    layout = Layout(trunks, own, seen.flatten(0, 1)[:, None], torch.tensor(places))
     wanted, targets, weights = (torch.tensor(column) for column in zip(*learned, strict=True))
     return Batch(torch.tensor(tokens), torch.tensor(positions), layout, wanted, targets, weights)
 

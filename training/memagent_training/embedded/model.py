@@ -56,7 +56,7 @@ class RMSNorm(nn.Module):
 class Layout:
     """Where the trunks and branches of a batch lie among its N tokens.
 
-    `trunks` (R, S) and `branches` (R, K, T) hold token indices, padded with 0; `seen` (R, 1, K*T, S+T) is true where a
+    `trunks` (R, S) and `branches` (R, K, T) hold token indices, padded with 0; `seen` (R*K, 1, T, S+T) is true where a
     branch's token sees a token of the trunk or of its own branch; `places` (N,) finds each token among the padded
     trunks followed by the padded branches.
     """
@@ -98,20 +98,17 @@ def branching_attention(q_nhd: Tensor, k_nhd: Tensor, v_nhd: Tensor, layout: Lay
     heads, width = q_nhd.shape[1:]
     trunk_q, trunk_k, trunk_v = (tensor[layout.trunks].transpose(1, 2) for tensor in (q_nhd, k_nhd, v_nhd))
     of_trunks = F.scaled_dot_product_attention(trunk_q, trunk_k, trunk_v, is_causal=True)
-    own_q, own_k, own_v = (tensor[layout.branches].permute(0, 3, 1, 2, 4) for tensor in (q_nhd, k_nhd, v_nhd))
-    queries = own_q * width**-0.5
-    scores_trunk = queries.flatten(2, 3) @ trunk_k.transpose(-1, -2)
-    scores_own = (queries @ own_k.transpose(-1, -2)).flatten(2, 3)
-    scores = torch.cat((scores_trunk, scores_own), dim=-1).masked_fill(~layout.seen, float("-inf"))
-    chances = scores.float().softmax(dim=-1).to(v_nhd.dtype)
-    split = trunk_k.shape[2]
-    of_branches = chances[..., :split] @ trunk_v
-    mine = chances[..., split:].reshape(*own_q.shape[:4], -1) @ own_v
-    of_branches = of_branches + mine.flatten(2, 3)
-    padded = torch.cat(
-        (of_trunks.transpose(1, 2).reshape(-1, heads, width), of_branches.transpose(1, 2).reshape(-1, heads, width))
-    )
+    own_q, own_k, own_v = (tensor[layout.branches].transpose(2, 3) for tensor in (q_nhd, k_nhd, v_nhd))
+    keys, values = _with_trunks(trunk_k, own_k), _with_trunks(trunk_v, own_v)
+    of_branches = F.scaled_dot_product_attention(own_q.flatten(0, 1), keys, values, attn_mask=layout.seen)
+    padded = torch.cat([each.transpose(1, 2).reshape(-1, heads, width) for each in (of_trunks, of_branches)])
     return padded[layout.places]
+
+
+def _with_trunks(trunk_rhsd: Tensor, own_rkhtd: Tensor) -> Tensor:
+    """For each branch, its trunk's keys or values and its own, (R*K, H, S+T, D)."""
+    trunks = trunk_rhsd[:, None].expand(-1, own_rkhtd.shape[1], -1, -1, -1)
+    return torch.cat((trunks, own_rkhtd), dim=3).flatten(0, 1)
 
 
 class GatedMLP(nn.Module):
