@@ -136,7 +136,9 @@ def main() -> None:
         return strict_reward(sample, result)
 
     job = small_job(out, base_url=base_url, reward=reward, resume=True)
-    print(run(job, _Fatal(number) if kill == "step" else None).reason)
+    reason = run(job, _Fatal(number) if kill == "step" else None).reason
+    # In one piece: torchrun's processes share a pipe and are unbuffered, and print() writes the newline on its own.
+    sys.stdout.write(f"{reason}\n")
 
 
 def is_whole(out: Path, group: str) -> bool:
