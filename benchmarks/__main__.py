@@ -18,6 +18,7 @@ NAMES = (
     "long_tool_results",
     "training_step",
     "task_generation",
+    "tracing",
 )
 
 

@@ -125,7 +125,6 @@ async def test_a_reload_in_place_serves_the_new_weights(server, tmp_path) -> Non
     served = await syncing(server).sync(folder, "1")
     assert (served.how, served.model, served.reasons) == (How.RELOAD, server.model_name, ())
     assert served.gap < TOLERANCE
-    assert served.seconds < 30
     policy.policy_version = served.version
     await read(policy, log, "after")
     assert [{row.policy_version for row in log.conversations(run)} for run in ("before", "after")] == [{"0"}, {"1"}]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import time
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -67,9 +66,8 @@ def test_a_word_in_a_long_paragraph_is_found() -> None:
     assert [change.text.strip() for change in word_diff(old, new) if change.op is DiffOp.INSERT] == ["new", "other"]
 
 
-def test_memories_with_nothing_but_words_in_common_take_milliseconds() -> None:
+def test_long_memories_with_nothing_but_common_words_are_replaced_as_a_whole() -> None:
+    """Comparing 4,000 words with 4,000 others would cost the square; no word stands once in both to divide them at."""
     generator = random.Random(0)
     old, new = ("".join(generator.choice("灯塔是安娜建造的在年点亮") for _ in range(4000)) for _ in range(2))
-    begin = time.monotonic()
-    word_diff(old, new)
-    assert time.monotonic() - begin < 0.5
+    assert word_diff(f"a{old}z", f"b{new}y") == [Change(DiffOp.DELETE, f"a{old}z"), Change(DiffOp.INSERT, f"b{new}y")]

@@ -1,0 +1,74 @@
+"""Looking at a run: seconds to trace a memory's lines to their chunks, and to compare two memories, by length.
+
+A reader's memory has thirty lines, of which every chunk of 2,500 words replaces one. Seconds are processor seconds. A
+comparison is of memories of characters, as of a script without spaces: every one is a word, and none stands once.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from benchmarks.figures import Figure, print_table
+from memagent_graph.evidence import trace
+from memagent_graph.results import MemoryUpdate
+from memagent_graph.word_diff import word_diff
+
+LINES = 30
+UPDATES = (175, 700)
+MOST_SECONDS = 3
+WORDS = (1000, 4000)
+MOST_MILLISECONDS = 50
+
+
+def a_run(length: int) -> tuple[list[MemoryUpdate], list[str]]:
+    """A read of `length` chunks, and their texts."""
+    lines = [f"fact {index} of keeper{index} and place{index} in year {1700 + index}" for index in range(LINES)]
+    updates: list[MemoryUpdate] = []
+    chunks: list[str] = []
+    for number in range(length):
+        lines[number % LINES] = f"fact {number} of keeper{number} and place{number} in year {1000 + number}"
+        words = " ".join(f"word{(number * 31 + index) % 4000}" for index in range(2500))
+        chunks.append(f"{words} {lines[number % LINES]}")
+        start = updates[-1].end_char if updates else 0
+        memory = "\n".join(lines)
+        updates.append(
+            MemoryUpdate(number, start, start + len(chunks[-1]), 0, 0, 1, memory, True, None, 1, 1, 0.0, ())
+        )  # fmt: skip
+    return updates, chunks
+
+
+def a_pair(length: int) -> tuple[str, str]:
+    """Two memories of `length` words."""
+    source = random.Random(0)
+    old, new = ("".join(source.choice("灯塔是安娜建造的在年点亮") for _ in range(length)) for _ in range(2))
+    return old, new
+
+
+def seconds_to_trace(length: int) -> float:
+    updates, chunks = a_run(length)
+    begun = time.process_time()
+    trace(updates, lambda update: chunks[update.chunk_index])
+    return time.process_time() - begun
+
+
+def seconds_to_compare(length: int) -> float:
+    old, new = a_pair(length)
+    begun = time.process_time()
+    word_diff(old, new)
+    return time.process_time() - begun
+
+
+def measure() -> list[Figure]:
+    figures = []
+    for length in UPDATES:
+        taken, goal = seconds_to_trace(length), f"under {MOST_SECONDS}"
+        figures.append(Figure(f"tracing {length} updates", taken, "s", goal, taken < MOST_SECONDS))
+    for length in WORDS:
+        taken, goal = 1000 * seconds_to_compare(length), f"under {MOST_MILLISECONDS}"
+        figures.append(Figure(f"comparing memories of {length} words", taken, "ms", goal, taken < MOST_MILLISECONDS))
+    return figures
+
+
+if __name__ == "__main__":
+    print_table(measure())
