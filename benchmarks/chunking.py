@@ -21,9 +21,9 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, print_table
 from memagent_graph import chunking
-from memagent_graph.chunking import Chunker
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
-from memagent_graph.tokenizers import TiktokenTokenizer, load_tokenizer
+from memagent_graph.documents.chunking import Chunker
+from memagent_graph.tokenizers.loading import TiktokenTokenizer, load_tokenizer
 
 TEXT_BYTES = 15_000_000
 SMALL_BYTES = 150_000

@@ -25,7 +25,7 @@ def main() -> None:
     import torch
 
     from memagent_graph.evaluation.planted_facts import PlantedFacts
-    from memagent_graph.profile import load_profile
+    from memagent_graph.policies.profile import load_profile
     from memagent_training.embedded.documents import Setting, cut, prose_from
     from memagent_training.embedded.evaluate import Asked, Reader, default_prose
 

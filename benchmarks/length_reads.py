@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memagent_graph.model_info import weights_version
+from memagent_graph.policies.model_info import weights_version
 
 if TYPE_CHECKING:
     from memagent_training.embedded.documents import Question
@@ -144,7 +144,7 @@ def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: i
     import torch
 
     from memagent_graph.evaluation.planted_facts import PlantedFacts
-    from memagent_graph.profile import load_profile
+    from memagent_graph.policies.profile import load_profile
     from memagent_graph.tokenizers import load_tokenizer
     from memagent_training.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
     from memagent_training.embedded.evaluate import default_prose

@@ -26,7 +26,7 @@ from memagent_graph import MemAgent, OpenAICompatiblePolicy, ReadResult, Samplin
 from memagent_graph.evaluation.samples import Sample, Task
 from memagent_graph.evaluation.statistics import Comparison, compare, estimate
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.profile import EMBEDDED_FOLDER
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.tokenizers import load_tokenizer
 
 HELD_OUT = 1_000_000

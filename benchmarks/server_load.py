@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import Figure, print_table
-from memagent_graph.profile import EMBEDDED_FOLDER
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
 if TYPE_CHECKING:
     from memagent_training.vllm_server import VLLMServer

@@ -35,7 +35,7 @@ from memagent_graph import (
     SamplingParams,
 )
 from memagent_graph.prompts import load_prompts
-from memagent_graph.state import ReaderContext
+from memagent_graph.reading.state import ReaderContext
 
 DOCUMENTS = 128
 CHUNKS = 24

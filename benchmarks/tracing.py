@@ -10,9 +10,9 @@ import random
 import time
 
 from benchmarks.figures import Figure, print_table
-from memagent_graph.evidence import trace
+from memagent_graph.provenance.evidence import trace
+from memagent_graph.provenance.word_diff import word_diff
 from memagent_graph.results import MemoryUpdate
-from memagent_graph.word_diff import word_diff
 
 LINES = 30
 UPDATES = (175, 700)

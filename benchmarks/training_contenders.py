@@ -32,7 +32,7 @@ from transformers.trainer_callback import PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from memagent_graph.profile import EMBEDDED_FOLDER
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.advantages import AdvantageSettings, TrainingRow, prepare_batch
 from memagent_training.config import MultiConvDAPOConfig, OldLogProbs
 from memagent_training.packing import pad_rows

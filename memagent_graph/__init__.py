@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memagent_graph.budget import Budget as Budget
-    from memagent_graph.chunking import Chunk as Chunk
-    from memagent_graph.chunking import Chunker as Chunker
     from memagent_graph.documents import Document as Document
     from memagent_graph.documents import DocumentRef as DocumentRef
     from memagent_graph.documents import DocumentStore as DocumentStore
+    from memagent_graph.documents.chunking import Chunk as Chunk
+    from memagent_graph.documents.chunking import Chunker as Chunker
     from memagent_graph.errors import BudgetError as BudgetError
     from memagent_graph.errors import DocumentError as DocumentError
     from memagent_graph.errors import MemAgentError as MemAgentError
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from memagent_graph.errors import RunError as RunError
     from memagent_graph.errors import RunLogError as RunLogError
     from memagent_graph.errors import TokenizerError as TokenizerError
-    from memagent_graph.evidence import Evidence as Evidence
-    from memagent_graph.graph import ReaderGraph as ReaderGraph
-    from memagent_graph.graph import build_graph as build_graph
     from memagent_graph.policies import ChatModelPolicy as ChatModelPolicy
     from memagent_graph.policies import LocalPolicy as LocalPolicy
     from memagent_graph.policies import OpenAICompatiblePolicy as OpenAICompatiblePolicy
@@ -45,8 +42,15 @@ if TYPE_CHECKING:
     from memagent_graph.prompts import Prompts as Prompts
     from memagent_graph.prompts import PromptTemplate as PromptTemplate
     from memagent_graph.prompts import load_prompts as load_prompts
+    from memagent_graph.provenance.evidence import Evidence as Evidence
     from memagent_graph.reader import MemAgent as MemAgent
     from memagent_graph.reader import ReadRequest as ReadRequest
+    from memagent_graph.reading.graph import ReaderGraph as ReaderGraph
+    from memagent_graph.reading.graph import build_graph as build_graph
+    from memagent_graph.reading.state import Limits as Limits
+    from memagent_graph.reading.state import ReaderContext as ReaderContext
+    from memagent_graph.reading.state import ReaderState as ReaderState
+    from memagent_graph.reading.state import UpdateRules as UpdateRules
     from memagent_graph.results import EventKind as EventKind
     from memagent_graph.results import MemoryUpdate as MemoryUpdate
     from memagent_graph.results import ReadEvent as ReadEvent
@@ -58,10 +62,6 @@ if TYPE_CHECKING:
     from memagent_graph.run_log import Reward as Reward
     from memagent_graph.run_log import RunFilter as RunFilter
     from memagent_graph.run_log import RunLog as RunLog
-    from memagent_graph.state import Limits as Limits
-    from memagent_graph.state import ReaderContext as ReaderContext
-    from memagent_graph.state import ReaderState as ReaderState
-    from memagent_graph.state import UpdateRules as UpdateRules
     from memagent_graph.strategies import Overwrite as Overwrite
     from memagent_graph.strategies import Strategy as Strategy
     from memagent_graph.tokenizers import Tokenizer as Tokenizer
@@ -71,7 +71,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "budget": ("Budget",),
-    "chunking": ("Chunk", "Chunker"),
+    "documents.chunking": ("Chunk", "Chunker"),
     "documents": ("Document", "DocumentRef", "DocumentStore"),
     "errors": (
         "BudgetError",
@@ -84,15 +84,15 @@ _HOMES = {
         "RunLogError",
         "TokenizerError",
     ),
-    "evidence": ("Evidence",),
-    "graph": ("ReaderGraph", "build_graph"),
+    "provenance.evidence": ("Evidence",),
+    "reading.graph": ("ReaderGraph", "build_graph"),
     "policies": ("ChatModelPolicy", "LocalPolicy", "OpenAICompatiblePolicy", "ScriptedPolicy"),
     "policy": ("Completion", "FinishReason", "Policy", "SamplingParams", "TokenUsage"),
     "prompts": ("AnswerFormat", "PromptLayout", "PromptTemplate", "Prompts", "load_prompts"),
     "reader": ("MemAgent", "ReadRequest"),
     "results": ("EventKind", "MemoryUpdate", "ReadEvent", "ReadResult", "StopReason", "UpdateRule", "Usage"),
     "run_log": ("Conversation", "Reward", "RunFilter", "RunLog"),
-    "state": ("Limits", "ReaderContext", "ReaderState", "UpdateRules"),
+    "reading.state": ("Limits", "ReaderContext", "ReaderState", "UpdateRules"),
     "strategies": ("Overwrite", "Strategy"),
     "tokenizers": ("Tokenizer", "load_tokenizer"),
 }

@@ -64,9 +64,9 @@ from memagent_graph.exit_codes import ExitCode, exit_code
 if TYPE_CHECKING:
     from memagent_graph.console import Console
     from memagent_graph.reader import MemAgent
+    from memagent_graph.reading.state import Limits
     from memagent_graph.results import ReadResult
     from memagent_graph.settings import ReaderSettings
-    from memagent_graph.state import Limits
 
 
 app = typer.Typer(
@@ -141,10 +141,10 @@ def read(
     given = locals()
 
     async def run(console: Console) -> ReadResult:
-        from memagent_graph.documents import Document, DocumentStore  # noqa: PLC0415
-        from memagent_graph.paths import default_store  # noqa: PLC0415
+        from memagent_graph.documents.store import Document, DocumentStore  # noqa: PLC0415
+        from memagent_graph.reading.state import new_run_id  # noqa: PLC0415
         from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
-        from memagent_graph.state import new_run_id  # noqa: PLC0415
+        from memagent_graph.storage.paths import default_store  # noqa: PLC0415
 
         names = {each.name for each in fields(ReaderSettings)}
         settings = ReaderSettings(**{name: value for name, value in given.items() if name in names})
@@ -187,10 +187,10 @@ def resume(
     """Go on with a run that was killed, failed, or stopped at a limit."""
 
     async def run(console: Console) -> ReadResult:
-        from memagent_graph.documents import Document  # noqa: PLC0415
-        from memagent_graph.paths import default_run_log  # noqa: PLC0415
+        from memagent_graph.documents.store import Document  # noqa: PLC0415
         from memagent_graph.run_log import RunLog  # noqa: PLC0415
         from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+        from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
 
         record = RunLog(log or default_run_log()).get(run_id)
         settings = ReaderSettings.from_log(record.settings, run_id)
@@ -267,7 +267,7 @@ def demo(
     """Plant facts in real prose, read it with the embedded policy, and show what was found."""
     from memagent_graph.console import Console  # noqa: PLC0415
     from memagent_graph.demo import compose  # noqa: PLC0415
-    from memagent_graph.documents import Document  # noqa: PLC0415
+    from memagent_graph.documents.store import Document  # noqa: PLC0415
     from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
 
     console = Console(as_json=as_json)
@@ -311,7 +311,7 @@ def main() -> None:
 def _reader(
     settings: ReaderSettings, api_key: str | None, checkpoints: Path | None, log: Path | Literal[False] | None
 ) -> MemAgent:
-    from memagent_graph.paths import default_checkpoints  # noqa: PLC0415
+    from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
     return settings.with_server_of_environment().make_reader(
         api_key=api_key,
@@ -329,7 +329,7 @@ def _resume_command(run_id: str, checkpoints: Path | None, log: Path | None) -> 
 
 
 def _limits(max_chunks: int | None, max_tokens_total: int | None, max_seconds: float | None) -> Limits:
-    from memagent_graph.state import Limits  # noqa: PLC0415
+    from memagent_graph.reading.state import Limits  # noqa: PLC0415
 
     return Limits(max_chunks=max_chunks, max_tokens_total=max_tokens_total, max_seconds=max_seconds)
 

@@ -40,7 +40,7 @@ from memagent_graph.cli_options import (
 )
 from memagent_graph.errors import EvaluationError, PolicyError
 from memagent_graph.exit_codes import ExitCode, failures_told
-from memagent_graph.server_url import without_password
+from memagent_graph.policies.server_url import without_password
 
 if TYPE_CHECKING:
     from memagent_graph.evaluation.request import EvaluationRequest

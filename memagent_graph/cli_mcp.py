@@ -170,8 +170,8 @@ def _as_name(host: str) -> list[str]:
 
 
 def _reader(given: dict[str, Any]) -> MemAgent:
-    from memagent_graph.paths import default_checkpoints  # noqa: PLC0415
     from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+    from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
     names = {each.name for each in fields(ReaderSettings)}
     settings = ReaderSettings(**{name: value for name, value in given.items() if name in names})
@@ -182,7 +182,7 @@ def _reader(given: dict[str, Any]) -> MemAgent:
 
 
 def _bounds(given: dict[str, Any]) -> dict[str, Any]:
-    from memagent_graph.state import Limits  # noqa: PLC0415
+    from memagent_graph.reading.state import Limits  # noqa: PLC0415
 
     return {
         "roots": given["root"] or (),

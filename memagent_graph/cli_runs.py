@@ -197,9 +197,9 @@ def import_(
     as_json: AsJSON = False,
 ) -> None:
     """Enter the runs of an exported file into the log."""
-    from memagent_graph.paths import default_run_log  # noqa: PLC0415
     from memagent_graph.run_log import RunLog  # noqa: PLC0415
     from memagent_graph.run_log.exchange import import_runs  # noqa: PLC0415
+    from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
 
     with failures_told(as_json=as_json):
         if not source.exists():
@@ -243,8 +243,8 @@ def _filter(
 
 def open_existing(path: Path | None) -> RunLog:
     """The log, which is not made where there is none."""
-    from memagent_graph.paths import default_run_log  # noqa: PLC0415
     from memagent_graph.run_log import RunLog  # noqa: PLC0415
+    from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
 
     path = path or default_run_log()
     if not path.exists():

@@ -84,8 +84,8 @@ def _view(log: RunLog, run_id: str) -> RunView:
 
 def _store_of(document: DocumentRef, log: RunLog) -> DocumentStore:
     """The store that has a run's document: one beside the log, as an evaluation keeps it, or else the user's."""
-    from memagent_graph.documents import DocumentStore  # noqa: PLC0415
-    from memagent_graph.paths import default_store  # noqa: PLC0415
+    from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
+    from memagent_graph.storage.paths import default_store  # noqa: PLC0415
 
     beside = DocumentStore(log.path.with_name(default_store().name))
     try:
@@ -119,7 +119,7 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
 
 
 def _print_view_as_json(view: RunView) -> None:
-    from memagent_graph.evidence import trace  # noqa: PLC0415
+    from memagent_graph.provenance.evidence import trace  # noqa: PLC0415
 
     found = trace(view.updates, view.chunk_text, view.sections)
     values: dict[str, Any] = {

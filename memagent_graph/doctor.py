@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from memagent_graph.errors import MemAgentError
-from memagent_graph.model_info import ModelInfo, SelfDescribing
+from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policy import Completion, Message, SamplingParams
 from memagent_graph.reader import MemAgent
-from memagent_graph.state import ReaderContext
+from memagent_graph.reading.state import ReaderContext
 
 _SAMPLE = (
     "A small house stood by the river; in 1904 it was sold for 12,350 crowns.\n\tÅngström's naïve café — "

@@ -13,34 +13,34 @@ from typing import Any, TypeAlias, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from memagent_graph.assembly import Wishes, assemble
-from memagent_graph.background import PerLoop, background_loop, run_sync
 from memagent_graph.budget import Budget
-from memagent_graph.checkpoints import open_saver
-from memagent_graph.chunking import Boundary
+from memagent_graph.concurrency.background import PerLoop, background_loop, run_sync
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import (
     DocumentMismatchError,
     MemAgentError,
     PolicyError,
     RunMismatchError,
 )
-from memagent_graph.graph import ReaderGraph, build_graph, check_question
-from memagent_graph.history import edit_memory, memory_updates, newest_snapshot, thread
-from memagent_graph.model_info import ModelInfo, SelfDescribing
-from memagent_graph.paths import default_run_log, default_store
+from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
+from memagent_graph.policies.profile import Profile, require_profile
 from memagent_graph.policy import Policy, SamplingParams
-from memagent_graph.profile import Profile, require_profile
 from memagent_graph.prompts import Prompts
-from memagent_graph.results import MemoryUpdate, ReadResult, StopReason
-from memagent_graph.run_log import RunLog
-from memagent_graph.state import (
+from memagent_graph.reading.assembly import Wishes, assemble
+from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question
+from memagent_graph.reading.history import edit_memory, memory_updates, newest_snapshot, thread
+from memagent_graph.reading.state import (
     Limits,
     ReaderContext,
     UpdateRules,
     new_run_id,
 )
-from memagent_graph.state_views import result_from_state, update_from_step
+from memagent_graph.reading.state_views import result_from_state, update_from_step
+from memagent_graph.results import MemoryUpdate, ReadResult, StopReason
+from memagent_graph.run_log import RunLog
+from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.paths import default_run_log, default_store
 from memagent_graph.strategies import Strategy
 from memagent_graph.tokenizers import EMBEDDED, Tokenizer, load_tokenizer
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memagent_graph.documents import DocumentRef
 
 if TYPE_CHECKING:
-    from memagent_graph.evidence import Evidence
+    from memagent_graph.provenance.evidence import Evidence
     from memagent_graph.timeline.view import RunView
 
 
@@ -157,14 +157,14 @@ class ReadResult:
         Computed when it is asked for, from words that line and chunk have in common; empty where the document's text
         is no longer stored.
         """
-        from memagent_graph.evidence import trace  # noqa: PLC0415  it needs this module
+        from memagent_graph.provenance.evidence import trace  # noqa: PLC0415  it needs this module
 
         view = self.view()
         return trace(view.updates, view.chunk_text, view.sections).evidence
 
     def view(self) -> RunView:
         """The result as timelines take it; see `memagent_graph.timeline`."""
-        from memagent_graph.documents import DocumentStore  # noqa: PLC0415
+        from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
         from memagent_graph.timeline.sources import view_of_result  # noqa: PLC0415  it needs this module
 
         return view_of_result(self, DocumentStore(self.store_root) if self.store_root else None)

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from memagent_graph.budget import Budget
-from memagent_graph.chunking import Boundary
+from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import PolicyError, RunError
+from memagent_graph.policies.server_url import without_password
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.reader import MemAgent
+from memagent_graph.reading.state import Limits, UpdateRules
 from memagent_graph.results import UpdateRule
 from memagent_graph.run_log import RunLog
-from memagent_graph.server_url import without_password
-from memagent_graph.state import Limits, UpdateRules
 
 
 @dataclass(frozen=True)

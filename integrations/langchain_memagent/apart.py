@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from langchain_core.runnables.config import var_child_runnable_config
 
-from memagent_graph.background import run_sync
+from memagent_graph.concurrency.background import run_sync
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from langchain_memagent.questions import SOURCE, about_history, shortened
 from langchain_memagent.transcripts import transcript
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import MemAgentError
-from memagent_graph.graph import build_graph
-from memagent_graph.nodes import Change, as_route, as_runnable, open_document, read_chunk, update_memory
 from memagent_graph.reader import MemAgent
-from memagent_graph.state import Limits, ReaderContext, ReaderState
+from memagent_graph.reading.graph import build_graph
+from memagent_graph.reading.nodes import Change, as_route, as_runnable, open_document, read_chunk, update_memory
+from memagent_graph.reading.state import Limits, ReaderContext, ReaderState
 from memagent_graph.strategies.base import GraphBuilder
 
 _FORMAT = 1

@@ -23,8 +23,8 @@ from langchain_memagent.rolling_history import RollingHistory
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.reader import MemAgent
+from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.results import MemoryUpdate, ReadResult
-from memagent_graph.state import Limits, new_run_id
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse

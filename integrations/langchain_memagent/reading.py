@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.types import StateSnapshot
 
 from memagent_graph import MemAgent, MemoryUpdate, ReaderGraph, ReadResult
-from memagent_graph.state_views import result_from_state, update_from_step
+from memagent_graph.reading.state_views import result_from_state, update_from_step
 
 
 class PreparedGraph:

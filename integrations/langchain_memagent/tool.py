@@ -43,14 +43,14 @@ from langchain_memagent.tool_answers import ReadArtifact, content_for_model
 from langchain_memagent.tool_call import Outcome, ReadCall, unfinished_readings
 from langchain_memagent.tool_reading import aread_questions, read_questions
 from memagent_graph import MemAgent
-from memagent_graph.allowed_roots import AllowedRoots
-from memagent_graph.background import run_sync
+from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import DocumentRef
+from memagent_graph.documents.allowed_roots import AllowedRoots
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError, MissingExtraError
-from memagent_graph.graph import check_question
+from memagent_graph.reading.graph import check_question
+from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.results import MemoryUpdate
 from memagent_graph.settings import ReaderSettings
-from memagent_graph.state import Limits, ReaderContext
 
 _DESCRIPTION = (
     "Read a whole document of any length with questions in mind, and get their answers with quotes from it. "

@@ -11,8 +11,8 @@ from langchain_core.messages import ToolMessage
 from langchain_memagent.tool_answers import Reading
 from memagent_graph import MemAgent
 from memagent_graph.documents import DocumentRef
+from memagent_graph.reading.state import Limits
 from memagent_graph.results import MemoryUpdate, StopReason
-from memagent_graph.state import Limits
 
 
 @dataclass(frozen=True)

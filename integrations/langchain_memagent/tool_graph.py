@@ -25,13 +25,13 @@ from typing_extensions import TypedDict
 
 from langchain_memagent.tool_answers import Reading, failed_reading, reading_of
 from langchain_memagent.tool_call import Outcome, ReadCall
-from memagent_graph.background import run_sync
+from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
-from memagent_graph.graph import ReaderGraph
+from memagent_graph.reading.graph import ReaderGraph
+from memagent_graph.reading.state import ReaderContext, ReaderState, new_run_id
+from memagent_graph.reading.state_views import result_from_state, update_from_step
 from memagent_graph.results import MemoryUpdate, ReadResult
-from memagent_graph.state import ReaderContext, ReaderState, new_run_id
-from memagent_graph.state_views import result_from_state, update_from_step
 
 # Entries of LangGraph's config, which it has no public names for.
 _CHECKPOINTER = "__pregel_checkpointer"

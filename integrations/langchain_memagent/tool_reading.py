@@ -19,11 +19,11 @@ from langchain_core.runnables import RunnableConfig
 from langchain_memagent.tool_answers import Reading, failed_reading, reading_of
 from langchain_memagent.tool_call import Outcome, ReadCall
 from langchain_memagent.tool_graph import aread_in_agent, has_checkpointer, read_in_agent
-from memagent_graph.background import run_sync
+from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
+from memagent_graph.reading.state import new_run_id
 from memagent_graph.results import MemoryUpdate, ReadResult
-from memagent_graph.state import new_run_id
 
 
 async def aread_questions(call: ReadCall, config: RunnableConfig) -> Outcome:

@@ -27,7 +27,7 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp.types import ClientCapabilities, ListRootsRequest, ListRootsResult, RootsCapability, ServerRequest
 from pydantic import ValidationError
 
-from memagent_graph.allowed_roots import AllowedRoots
+from memagent_graph.documents.allowed_roots import AllowedRoots
 from memagent_graph.errors import RefusedSourceError
 
 ToolContext: TypeAlias = Context[ServerSession, Any, Any]

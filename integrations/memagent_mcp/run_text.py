@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.timeline import Timeline
 from memagent_graph.timeline.model import Step, is_notable
 from memagent_graph.timeline.terminal import plain
-from memagent_graph.word_diff import DiffOp
 from memagent_mcp.reports import MOST_QUOTES, Quote, moment, shortened
 
 _MOST_STEPS = 24

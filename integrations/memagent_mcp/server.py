@@ -12,7 +12,7 @@ from mcp.server.fastmcp.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
 from memagent_graph.reader import MemAgent
-from memagent_graph.state import Limits
+from memagent_graph.reading.state import Limits
 from memagent_graph.timeline.terminal import plain
 from memagent_mcp.roots import Roots
 from memagent_mcp.tools import ReadingTools, RunTools

@@ -17,9 +17,9 @@ from pydantic import Field
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
 from memagent_graph.reader import MemAgent
+from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
-from memagent_graph.state import Limits
 from memagent_graph.timeline import build_timeline
 from memagent_graph.timeline.sources import view_of_run
 from memagent_mcp.progress import Progress

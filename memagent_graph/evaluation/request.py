@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from memagent_graph.checkpoints import open_saver
 from memagent_graph.documents import DocumentStore
 from memagent_graph.evaluation.document_makers import MUCH, Maker, ProcessMaker, ThreadMaker
 from memagent_graph.evaluation.folder import CHECKPOINTS, KEPT_DOCUMENTS, OPEN_DOCUMENTS, RUNS
@@ -19,9 +18,10 @@ from memagent_graph.evaluation.results import TABLE, Plan, write_table
 from memagent_graph.evaluation.samples import Task
 from memagent_graph.evaluation.systems import SystemSettings, load_system
 from memagent_graph.evaluation.tasks import TaskSettings
-from memagent_graph.paths import default_store
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReaderSettings
+from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.paths import default_store
 
 
 @dataclass(frozen=True)

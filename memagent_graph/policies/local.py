@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
-from memagent_graph.flops import ModelShape
-from memagent_graph.hub import is_hub_id, model_folder
-from memagent_graph.model_info import ModelInfo, weights_version
+from memagent_graph.policies.flops import ModelShape
+from memagent_graph.policies.hub import is_hub_id, model_folder
+from memagent_graph.policies.model_info import ModelInfo, weights_version
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
-from memagent_graph.profile import EMBEDDED_FOLDER, load_profile
 from memagent_graph.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import httpx2
 import msgspec
 import openai
 
-from memagent_graph.background import PerLoop
+from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import (
     MemAgentError,
     MissingExtraError,
@@ -30,13 +30,13 @@ from memagent_graph.errors import (
     PolicyResponseError,
     PolicyUnreachableError,
 )
-from memagent_graph.flops import ModelShape
-from memagent_graph.model_info import ModelInfo
+from memagent_graph.policies.flops import ModelShape
+from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policies.profile import load_profile
 from memagent_graph.policies.replies import decode_completion
 from memagent_graph.policies.sending import Sender, StatusError, Timeouts
+from memagent_graph.policies.server_url import checked_url
 from memagent_graph.policy import Completion, Message, Messages, SamplingParams, TokenIds
-from memagent_graph.profile import load_profile
-from memagent_graph.server_url import checked_url
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 
 

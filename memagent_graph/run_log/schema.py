@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import RunLogError
-from memagent_graph.write_ahead import use_write_ahead_log
+from memagent_graph.storage.write_ahead import use_write_ahead_log
 
 _RUNS: Final = """
 CREATE TABLE runs (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 if TYPE_CHECKING:
     from langgraph.graph import StateGraph
 
-    from memagent_graph.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState
+    from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState
 
     GraphBuilder: TypeAlias = StateGraph[ReaderState, ReaderContext, ReaderInput, ReaderOutput]
 else:
@@ -15,7 +15,7 @@ else:
 
 
 class Strategy(Protocol):
-    """A topology. The steps in `memagent_graph.nodes` are its material; it may add steps of its own."""
+    """A topology. The steps in `memagent_graph.reading.nodes` are its material; it may add steps of its own."""
 
     @property
     def name(self) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from langgraph.graph import END, START
 
-from memagent_graph.nodes import answer, as_route, as_runnable, open_document, read_chunk, update_memory
-from memagent_graph.state import ReaderState
+from memagent_graph.reading.nodes import answer, as_route, as_runnable, open_document, read_chunk, update_memory
+from memagent_graph.reading.state import ReaderState
 from memagent_graph.strategies.base import GraphBuilder
 
 

@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from memagent_graph.provenance.word_diff import Change, word_diff
 from memagent_graph.timeline.model import Timeline, build_timeline
 from memagent_graph.timeline.terminal import DiffText, plain
 from memagent_graph.timeline.view import RunView
-from memagent_graph.word_diff import Change, word_diff
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from memagent_graph.evidence import Evidence, Provenance, Support, section_at, support, trace
+from memagent_graph.provenance.evidence import Evidence, Provenance, Support, section_at, support, trace
+from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
 from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, count_events
 from memagent_graph.timeline.view import RunView
-from memagent_graph.word_diff import Change, DiffOp, count_words, word_diff
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from memagent_graph.evidence import Evidence
+from memagent_graph.provenance.evidence import Evidence
+from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.results import ReadEvent
 from memagent_graph.timeline.model import Step, Timeline
-from memagent_graph.word_diff import Change, DiffOp
 
 _CONTEXT_CHARACTERS = 200
 _LONGEST_QUOTE = 2000

@@ -15,10 +15,10 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from memagent_graph.evidence import Evidence
+from memagent_graph.provenance.evidence import Evidence
+from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.results import ReadEvent
 from memagent_graph.timeline.model import Step, Timeline
-from memagent_graph.word_diff import Change, DiffOp
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
 _BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}

@@ -15,7 +15,7 @@ import pytest
 from random_policy import write_random_policy
 
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams
-from memagent_graph.profile import EMBEDDED_FOLDER, load_profile
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
 from memagent_training.errors import TrainingError
 from memagent_training.policy_sync import FolderLogProbs, How, PolicySync, Probe, RemoteServer, SyncSettings
 from memagent_training.policy_sync.probe import find_fault

@@ -17,8 +17,8 @@ from memagent_graph.demo import compose
 from memagent_graph.errors import PolicyError, PolicyRequestError
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.prose import reference_topics
+from memagent_graph.policies.profile import load_profile
 from memagent_graph.policy import Message
-from memagent_graph.profile import load_profile
 from memagent_training.vllm_server import VLLMServer
 
 FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()

@@ -21,7 +21,7 @@ import pytest
 from support.rl_loops import Recorder, small_job
 
 from memagent_graph import LocalPolicy, RunLog, SamplingParams
-from memagent_graph.profile import EMBEDDED_FOLDER
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.collect import CollectSettings
 from memagent_training.policy_sync import How
 from memagent_training.rl import RLJob, run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memagent_graph.allowed_roots import AllowedRoots
+from memagent_graph.documents.allowed_roots import AllowedRoots
 from memagent_graph.errors import RefusedSourceError
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers
 
-from memagent_graph.chunking import Chunker, start_cursor
 from memagent_graph.documents import Document, DocumentStore
+from memagent_graph.documents.chunking import Chunker, start_cursor
 from memagent_graph.errors import DocumentError
-from memagent_graph.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, pieces, safe_cut
-from memagent_graph.tokenizers import HFTokenizer, TiktokenTokenizer, load_tokenizer
+from memagent_graph.tokenizers.loading import HFTokenizer, TiktokenTokenizer, load_tokenizer
+from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, pieces, safe_cut
 
 TOKENIZER = load_tokenizer("embedded")
 SENTENCES = "the reader writes naïve Ärger and 日本語 with 😀 or 12345 to x's end. A new sentence, isn't it?\n\n"

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from memagent_graph import run_log
 from memagent_graph.cli_runs import point_in_time, register
-from memagent_graph.paths import default_run_log
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome, RunLog
 from memagent_graph.run_log.schema import connect
+from memagent_graph.storage.paths import default_run_log
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
 WHOLE = "import typer; from memagent_graph.cli_runs import register; app = typer.Typer(); register(app); app()"

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent_graph.documents import SourceMark
-from memagent_graph.evidence import Provenance, memory_lines, support, trace
-from memagent_graph.overlap import MOST_QUOTES, quotes
+from memagent_graph.provenance.evidence import Provenance, memory_lines, support, trace
+from memagent_graph.provenance.overlap import MOST_QUOTES, quotes
 from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent
 
 WORDS = st.sampled_from(

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from memagent_graph import MemAgent, ReaderState, ScriptedPolicy, build_graph
 from memagent_graph.errors import MemAgentError, PolicyError
-from memagent_graph.nodes import answer, as_runnable, open_document, read_chunk, update_memory
+from memagent_graph.reading.nodes import answer, as_runnable, open_document, read_chunk, update_memory
 
 TEXT = document_with({0.5: "The key of harbor is 4711."}, words=9000)
 QUESTION = "What is the key of harbor?"

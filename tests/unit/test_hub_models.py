@@ -10,12 +10,12 @@ pytest.importorskip("torch")
 pytest.importorskip("huggingface_hub")
 
 from memagent_graph import LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
-from memagent_graph.assembly import assemble
 from memagent_graph.errors import MissingExtraError, PolicyError, TokenizerError
-from memagent_graph.hub import is_hub_id
-from memagent_graph.model_info import ModelInfo
 from memagent_graph.policies import OpenAICompatiblePolicy
-from memagent_graph.profile import EMBEDDED_FOLDER
+from memagent_graph.policies.hub import is_hub_id
+from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
+from memagent_graph.reading.assembly import assemble
 from memagent_graph.settings import ReaderSettings
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from memagent_graph import FinishReason, LocalPolicy, MemAgent, SamplingParams, UpdateRule
 from memagent_graph.errors import PolicyError, PolicyRequestError
-from memagent_graph.model_info import SelfDescribing
+from memagent_graph.policies.model_info import SelfDescribing
+from memagent_graph.policies.profile import load_profile, require_profile
 from memagent_graph.policy import Message, Policy
-from memagent_graph.profile import load_profile, require_profile
 from memagent_graph.settings import ReaderSettings
 
 GREEDY = SamplingParams(max_tokens=12, logprobs=True)

@@ -30,7 +30,7 @@ from support.scripts import document_with, part, perfect_reader
 
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.errors import MemAgentError
-from memagent_graph.state import Limits
+from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server
 from memagent_mcp.roots import local_path, overlap
 from memagent_mcp.serving import allowed_names, is_local, listen

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memagent_graph import AnswerFormat, PromptLayout, Prompts, PromptTemplate, load_prompts
 from memagent_graph.errors import PromptError
-from memagent_graph.profile import load_profile
+from memagent_graph.policies.profile import load_profile
 from memagent_graph.prompts import changed_prompts, last_boxed
 from memagent_graph.settings import ReaderSettings
 

@@ -25,8 +25,7 @@ from memagent_graph import (
     UpdateRules,
     load_prompts,
 )
-from memagent_graph.checkpoints import open_saver
-from memagent_graph.chunking import Chunker
+from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import (
     BudgetError,
     DocumentError,
@@ -37,6 +36,7 @@ from memagent_graph.errors import (
     RunNotFoundError,
     TokenizerError,
 )
+from memagent_graph.storage.checkpoints import open_saver
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."})
 QUESTION = "What is the key of harbor?"

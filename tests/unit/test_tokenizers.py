@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from memagent_graph.byte_level_bpe import GPT2_PATTERN, adversarial_texts, convert, differs_from
 from memagent_graph.errors import MissingExtraError, TokenizerError
-from memagent_graph.tokenizers import HFTokenizer, TiktokenTokenizer, load_tokenizer
+from memagent_graph.tokenizers.byte_level_bpe import GPT2_PATTERN, adversarial_texts, convert, differs_from
+from memagent_graph.tokenizers.loading import HFTokenizer, TiktokenTokenizer, load_tokenizer
 
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -345,7 +345,7 @@ def test_missing_libraries_name_the_extra(folder, monkeypatch):
 
 def test_importing_the_modules_loads_no_optional_library():
     code = (
-        "import sys; import memagent_graph.tokenizers, memagent_graph.chunking, memagent_graph.documents;"
+        "import sys; import memagent_graph.tokenizers, memagent_graph.documents.chunking, memagent_graph.documents;"
         "print([name for name in ('torch', 'transformers', 'tokenizers', 'huggingface_hub', 'pypdfium2', 'bs4') "
         "if name in sys.modules])"
     )

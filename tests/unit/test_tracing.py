@@ -23,7 +23,7 @@ from support.scripts import document_with, part, perfect_reader
 from memagent_graph import ChatModelPolicy, Completion, FinishReason, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import PolicyError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.tracing import TRACE_TEXTS, observed
+from memagent_graph.reading.tracing import TRACE_TEXTS, observed
 
 TEXT = document_with({0.5: "The key of harbor is 4711."}, words=3000)
 QUESTION = "What is the key of harbor?"

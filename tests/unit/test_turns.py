@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from memagent_graph import turns
-from memagent_graph.turns import Turn
+from memagent_graph.concurrency import turns
+from memagent_graph.concurrency.turns import Turn
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memagent_graph.word_diff import Change, DiffOp, count_words, word_diff
+from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
 
 PIECES = st.sampled_from(["the ", "keeper", " ", "\n", "1743", ", ", "灯", "塔", "ß", "\U0001f600", "\r\n", "x"])
 TEXTS = st.lists(PIECES).map("".join) | st.text(max_size=60)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import PolicyError
-from memagent_graph.hub import is_hub_id, model_folder
-from memagent_graph.model_info import weights_version
-from memagent_graph.profile import EMBEDDED_FOLDER, Profile
+from memagent_graph.policies.hub import is_hub_id, model_folder
+from memagent_graph.policies.model_info import weights_version
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.errors import TrainingError
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from memagent_graph.background import run_sync
+from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import PolicyError
 from memagent_graph.policy import Message, Policy, SamplingParams, strip_reasoning
 from memagent_graph.prompts import last_boxed

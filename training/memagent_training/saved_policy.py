@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from memagent_graph.profile import save_profile
+from memagent_graph.policies.profile import save_profile
 from memagent_training import training_output as output
 from memagent_training.base_model import BaseModel
 from memagent_training.config import MultiConvDAPOConfig

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from memagent_graph.documents import DocumentRef
-from memagent_graph.drafts import Drafts
 from memagent_graph.errors import EvaluationError, MemAgentError
 from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.evaluation.systems import Attempt, SystemSettings
 from memagent_graph.policy import Messages
+from memagent_graph.reading.ask import Drafts
+from memagent_graph.reading.state import NO_COST, ChunkSpan, Meter, ReaderState
 from memagent_graph.results import Usage
-from memagent_graph.state import NO_COST, ChunkSpan, Meter, ReaderState
 
 
 @dataclass(frozen=True, slots=True)

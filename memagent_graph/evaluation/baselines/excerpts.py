@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from memagent_graph.chunking import Chunk, Chunker, Cursor, start_cursor
 from memagent_graph.documents import DocumentRef, DocumentStore
+from memagent_graph.documents.chunking import Chunk, Chunker, Cursor, start_cursor
 from memagent_graph.errors import BudgetError
 from memagent_graph.evaluation.baselines.asking import Asking
 from memagent_graph.prompts import Prompts

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
 from typing import Final, TypeVar
 
-from memagent_graph.chunking import Chunk
+from memagent_graph.documents.chunking import Chunk
 from memagent_graph.errors import BudgetError
 from memagent_graph.evaluation.baselines.asking import Asking
 from memagent_graph.evaluation.baselines.baseline import Baseline

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from memagent_graph.chunking import Chunker
+from memagent_graph.documents.chunking import Chunker
 from memagent_graph.evaluation.baselines.asking import Asking
 from memagent_graph.evaluation.baselines.baseline import Baseline
 from memagent_graph.evaluation.baselines.dialogues import Dialogue

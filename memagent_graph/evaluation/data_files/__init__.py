@@ -20,7 +20,7 @@ from memagent_graph.evaluation.data_files.record_tasks import load_hotpotqa, loa
 from memagent_graph.evaluation.data_files.records import read_records
 from memagent_graph.evaluation.data_files.ruler_files import load_ruler_files
 from memagent_graph.evaluation.data_files.ruler_hqa_files import load_ruler_hqa_files
-from memagent_graph.paths import data_folder
+from memagent_graph.storage.paths import data_folder
 
 __all__ = ["FileTask", "data_paths", "data_task_names", "load_data_task", "read_records"]
 

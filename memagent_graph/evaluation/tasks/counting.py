@@ -6,8 +6,8 @@ such cut is held back, and counted again with whatever follows it.
 
 from __future__ import annotations
 
-from memagent_graph.pieces import LARGEST_PIECE_BYTES, safe_cut
 from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, safe_cut
 
 _SETTLED_CHARACTERS = 1024
 _FIRST_SAMPLE_CHARACTERS = 256

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.tasks.settings import TaskSettings
-from memagent_graph.paths import data_folder
+from memagent_graph.storage.paths import data_folder
 
 
 def data_path(task: str, data_set: str, settings: TaskSettings) -> Path:

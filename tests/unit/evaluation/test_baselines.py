@@ -16,8 +16,8 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, EvaluationError, MemAgentError, MissingExtraError, PolicyError
 from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.evaluation.systems import SystemSettings, Wording, load_system, system_names
-from memagent_graph.flops import ModelShape
-from memagent_graph.model_info import ModelInfo
+from memagent_graph.policies.flops import ModelShape
+from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policy import strip_reasoning
 from memagent_graph.tokenizers import load_tokenizer
 

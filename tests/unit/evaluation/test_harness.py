@@ -17,7 +17,6 @@ from support.scripts import perfect_reader
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy, load_tokenizer
-from memagent_graph.checkpoints import open_saver
 from memagent_graph.errors import (
     EvaluationError,
     PolicyAuthenticationError,
@@ -35,7 +34,8 @@ from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.systems import Attempt, SystemSettings, load_system
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.results import Usage
-from memagent_graph.tokenizers import HFTokenizer
+from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.tokenizers.loading import HFTokenizer
 
 
 class Oracle:

@@ -12,9 +12,9 @@ from memagent_graph import Document, Limits, MemAgent, OpenAICompatiblePolicy, S
 from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
 from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.evaluation.systems import SystemSettings, Wording, load_system, system_names
-from memagent_graph.flops import ModelShape
-from memagent_graph.model_info import ModelInfo
-from memagent_graph.profile import load_profile
+from memagent_graph.policies.flops import ModelShape
+from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policies.profile import load_profile
 from memagent_graph.run_log import RunLog
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)

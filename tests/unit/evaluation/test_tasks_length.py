@@ -15,7 +15,7 @@ from memagent_graph.evaluation.tasks.counting import TokenCounter
 from memagent_graph.evaluation.tasks.fitting import closest_subset
 from memagent_graph.evaluation.tasks.lists import LISTS
 from memagent_graph.evaluation.tasks.needles import SHAPES
-from memagent_graph.tokenizers import TiktokenTokenizer, load_tokenizer
+from memagent_graph.tokenizers.loading import TiktokenTokenizer, load_tokenizer
 
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -26,7 +26,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from memagent_graph import RunLog  # noqa: E402
-from memagent_graph.documents import DocumentRef  # noqa: E402
+from memagent_graph.documents.store import DocumentRef  # noqa: E402
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome, Reward, RunRecord  # noqa: E402
 from memagent_training.advantages import (  # noqa: E402
     AdvantageSettings,

@@ -18,7 +18,7 @@ pytest.importorskip("trl")
 from support.rl_loops import Recorder, measurement, record, small_job
 
 from memagent_graph import Usage
-from memagent_graph.background import run_sync
+from memagent_graph.concurrency.background import run_sync
 from memagent_graph.evaluation.statistics import Estimate
 from memagent_training.collect import Collected, CollectedGroup
 from memagent_training.errors import ReplayError

@@ -17,7 +17,7 @@ from support.rl_loops import SETTINGS, record, small_job
 from memagent_graph import MemAgentError, RunLog
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.samples import Sample
-from memagent_graph.profile import EMBEDDED_FOLDER
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.results import ReadResult
 from memagent_training.collect import CollectSettings
 from memagent_training.errors import TrainingError

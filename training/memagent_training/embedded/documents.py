@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from tempfile import TemporaryDirectory
 
-from memagent_graph.chunking import Boundary, Chunker
 from memagent_graph.documents import Document, DocumentStore
+from memagent_graph.documents.chunking import Boundary, Chunker
 from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph.tokenizers import Tokenizer
 

@@ -26,10 +26,10 @@ from typing import cast
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from memagent_graph.drafts import word_from_nowhere
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.statistics import wilson
-from memagent_graph.profile import load_profile
+from memagent_graph.policies.profile import load_profile
+from memagent_graph.reading.ask import word_from_nowhere
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.embedded.batches import collate
 from memagent_training.embedded.corpus import SEPARATOR

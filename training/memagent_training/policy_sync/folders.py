@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from memagent_graph.model_info import weights_version
+from memagent_graph.policies.model_info import weights_version
 from memagent_training.errors import TrainingError
 from memagent_training.policy_sync.served import SyncError
 from memagent_training.training_output import ADAPTER_FOLDER

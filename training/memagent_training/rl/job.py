@@ -15,7 +15,7 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.samples import Sample, Task
 from memagent_graph.evaluation.scorers import score
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
-from memagent_graph.profile import Profile, load_profile
+from memagent_graph.policies.profile import Profile, load_profile
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback
 
-from memagent_graph.background import run_sync
+from memagent_graph.concurrency.background import run_sync
 from memagent_training import training_output as output
 from memagent_training.memory_estimate import lora_of_rank
 from memagent_training.rl.best_policy import BestPolicy

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from memagent_graph.budget import Budget
-from memagent_graph.chunking import Boundary
-from memagent_graph.profile import Profile, load_profile, require_profile
+from memagent_graph.documents.chunking import Boundary
+from memagent_graph.policies.profile import Profile, load_profile, require_profile
 from memagent_graph.prompts import changed_prompts, load_prompts
 from memagent_graph.tokenizers import Tokenizer
 from memagent_training.base_model import BaseModel

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams, UpdateRule, UpdateRules
 from memagent_graph.errors import PolicyUnreachableError
-from memagent_graph.profile import load_profile
+from memagent_graph.policies.profile import load_profile
 from memagent_graph.run_log import RunLog
 from memagent_training.errors import TrainingError
 from memagent_training.policy_sync import PolicySync, RemoteServer, Served, SyncSettings

@@ -14,7 +14,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from memagent_graph.errors import RunError
-from memagent_graph.write_ahead import use_write_ahead_log
+from memagent_graph.storage.write_ahead import use_write_ahead_log
 
 _WORTHWHILE_BYTES = 400
 _SUFFIX = "+zlib"

@@ -24,10 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from memagent_graph.documents.live_streams import LiveStream, utf8
+from memagent_graph.documents.loaders import LabelledText, labelled_text, opened
+from memagent_graph.documents.sources import Document, DocumentRef, SourceMark
 from memagent_graph.errors import DocumentError, DocumentMismatchError, EmptyDocumentError
-from memagent_graph.live_streams import LiveStream, utf8
-from memagent_graph.loaders import LabelledText, labelled_text, opened
-from memagent_graph.sources import Document, DocumentRef, SourceMark
 
 __all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark"]
 

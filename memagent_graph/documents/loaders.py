@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
-from memagent_graph.decoding import SAMPLE_BYTES, Errors, byte_order_mark, decoded
+from memagent_graph.documents.decoding import SAMPLE_BYTES, Errors, byte_order_mark, decoded
+from memagent_graph.documents.sources import DOCX, HTML, PDF, TEXT, Document, Section
 from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedDocumentError
-from memagent_graph.sources import DOCX, HTML, PDF, TEXT, Document, Section
 
 READ_BYTES = 1 << 20
 _SECTION_GAP = "\n\n"

@@ -16,16 +16,16 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from memagent_graph.budget import Budget
-from memagent_graph.chunking import Boundary, Chunker, Cursor
+from memagent_graph.concurrency.turns import Turn
 from memagent_graph.documents import DocumentRef, DocumentStore
-from memagent_graph.flops import ModelShape
+from memagent_graph.documents.chunking import Boundary, Chunker, Cursor
+from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.results import EventKind, StopReason, UpdateRule
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.recording import Recording
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.turns import Turn
 
 
 class ChunkSpan(TypedDict):
@@ -179,7 +179,7 @@ class Meter:
     recording: Recording | None = field(default=None, repr=False)
     """The run's side of the log, where runs are logged."""
     turn: Turn = field(default_factory=Turn, repr=False)
-    """This read's turn on the event loop; see `memagent_graph.turns`."""
+    """This read's turn on the event loop; see `memagent_graph.concurrency.turns`."""
     chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
     """By document and chunk size."""
     chosen: tuple[ChunkSpan, str] | None = field(default=None, repr=False)

@@ -10,10 +10,10 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
 from memagent_graph.errors import RunError, RunNotFoundError
-from memagent_graph.graph import ReaderGraph
+from memagent_graph.reading.graph import ReaderGraph
+from memagent_graph.reading.state import event_record
+from memagent_graph.reading.state_views import update_from_step
 from memagent_graph.results import EventKind, MemoryUpdate
-from memagent_graph.state import event_record
-from memagent_graph.state_views import update_from_step
 
 
 def thread(run_id: str) -> RunnableConfig:

@@ -13,8 +13,8 @@ from langgraph.types import Checkpointer, Durability
 
 from memagent_graph.documents import Document
 from memagent_graph.errors import BudgetError, MemAgentError
-from memagent_graph.nodes import CHECKPOINTER
-from memagent_graph.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
+from memagent_graph.reading.nodes import CHECKPOINTER
+from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.strategies import Overwrite, Strategy
 
 _RECURSION_LIMIT = 2**31 - 1

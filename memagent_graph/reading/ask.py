@@ -10,10 +10,10 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage, strip_reasoning
+from memagent_graph.reading.state import ChunkSpan, Counters, EventRecord, ReaderContext, ReaderState, event_record
 from memagent_graph.results import EventKind, UpdateRule
 from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome
 from memagent_graph.run_log.recording import new_step
-from memagent_graph.state import ChunkSpan, Counters, EventRecord, ReaderContext, ReaderState, event_record
 
 _WORD = re.compile(r"\d+|[^\W\d_]+")
 """A number, or letters in a row: of `4711kg`, either alone stands there, too."""

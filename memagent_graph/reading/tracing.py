@@ -25,7 +25,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from memagent_graph.policy import Completion, Messages, Policy, SamplingParams, TokenIds, TokenUsage, strip_reasoning
 
 if TYPE_CHECKING:
-    from memagent_graph.state import ReaderContext
+    from memagent_graph.reading.state import ReaderContext
     from memagent_graph.tokenizers import Tokenizer
 
 TRACE_TEXTS: Final = "memagent_trace_texts"

@@ -18,8 +18,8 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from memagent_graph.documents import DocumentRef, DocumentStore
-from memagent_graph.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, safe_cut
 from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, safe_cut
 
 Boundary = Literal["token", "sentence", "paragraph"]
 """Where chunks may end: anywhere, or, when one is near, at the end of a sentence or paragraph."""

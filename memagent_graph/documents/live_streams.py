@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from memagent_graph.decoding import StreamDecoder
+from memagent_graph.documents.decoding import StreamDecoder
+from memagent_graph.documents.sources import Document
 from memagent_graph.errors import DocumentError, DocumentMismatchError, EmptyDocumentError, EncodingError
-from memagent_graph.sources import Document
 
 _END = object()
 

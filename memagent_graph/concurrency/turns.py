@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from memagent_graph.background import PerLoop
+from memagent_graph.concurrency.background import PerLoop
 
 _WIDTH: Final = 8
 """Reads at work at once. One would let the loop idle while a checkpoint is written."""

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import tiktoken
 import tiktoken.model
 
-from memagent_graph.byte_level_bpe import ByteLevelBPE, convert, differs_from
 from memagent_graph.errors import MissingExtraError, TokenizerError
-from memagent_graph.pieces import LARGEST_PIECE_BYTES, pieces
+from memagent_graph.tokenizers.byte_level_bpe import ByteLevelBPE, convert, differs_from
+from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, pieces
 
 EMBEDDED = "embedded"
 _DIRECT_CHARACTERS = LARGEST_PIECE_BYTES // 4

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from memagent_graph.overlap import (
+from memagent_graph.documents.sources import SourceMark
+from memagent_graph.provenance.overlap import (
     Quote,
     WordedText,
     best_quotes,
@@ -22,9 +23,8 @@ from memagent_graph.overlap import (
     share_held,
     shared_runs,
 )
+from memagent_graph.provenance.word_diff import WORD
 from memagent_graph.results import EventKind, MemoryUpdate
-from memagent_graph.sources import SourceMark
-from memagent_graph.word_diff import WORD
 
 _SAME_LINE = 0.6
 _CONTAINED = 0.8

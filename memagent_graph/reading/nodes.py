@@ -18,13 +18,11 @@ from typing import Any, Final, TypeAlias, cast
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.runtime import Runtime, get_runtime
 
-from memagent_graph.background import run_sync
-from memagent_graph.chunking import Chunk, Chunker, Cursor, start_cursor
-from memagent_graph.drafts import Drafts
+from memagent_graph.concurrency.background import run_sync
+from memagent_graph.documents.chunking import Chunk, Chunker, Cursor, start_cursor
 from memagent_graph.errors import MemAgentError
-from memagent_graph.results import EventKind, StopReason
-from memagent_graph.run_log.recording import Recording
-from memagent_graph.state import (
+from memagent_graph.reading.ask import Drafts
+from memagent_graph.reading.state import (
     NO_COST,
     ChunkSpan,
     ReaderContext,
@@ -33,7 +31,9 @@ from memagent_graph.state import (
     event_record,
     new_run_id,
 )
-from memagent_graph.tracing import observed, trace_ids
+from memagent_graph.reading.tracing import observed, trace_ids
+from memagent_graph.results import EventKind, StopReason
+from memagent_graph.run_log.recording import Recording
 
 Change: TypeAlias = dict[str, Any]
 """What a step changes in the state."""

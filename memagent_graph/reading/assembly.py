@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memagent_graph.budget import Budget
-from memagent_graph.chunking import Boundary
 from memagent_graph.documents import DocumentStore
+from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import TokenizerError
-from memagent_graph.model_info import ModelInfo, SelfDescribing
+from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
+from memagent_graph.policies.profile import Profile
 from memagent_graph.policy import Policy, SamplingParams
-from memagent_graph.profile import Profile
 from memagent_graph.prompts import Prompts, changed_prompts, load_prompts
+from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules
 from memagent_graph.run_log import RunLog
-from memagent_graph.state import Limits, ReaderContext, UpdateRules
 from memagent_graph.tokenizers import Tokenizer
 
 

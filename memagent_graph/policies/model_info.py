@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from memagent_graph.errors import MissingExtraError
-from memagent_graph.flops import ModelShape
-from memagent_graph.profile import Profile
+from memagent_graph.policies.flops import ModelShape
+from memagent_graph.policies.profile import Profile
 from memagent_graph.tokenizers import Tokenizer
 
 

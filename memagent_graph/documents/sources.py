@@ -11,7 +11,7 @@ from typing import IO, Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from memagent_graph.decoding import Errors
+from memagent_graph.documents.decoding import Errors
 from memagent_graph.errors import DocumentError
 
 TEXT = "text/plain"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from memagent_graph.word_diff import UNSPACED, WORD
+from memagent_graph.provenance.word_diff import UNSPACED, WORD
 
 MOST_QUOTES = 3
 """Quotes of one line."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memagent_graph.reading.state import Counters, ReaderContext, StepRecord
 from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, ReadResult, StopReason, UpdateRule, Usage
-from memagent_graph.state import Counters, ReaderContext, StepRecord
 
 
 def update_from_step(step: StepRecord, memory: str) -> MemoryUpdate:

@@ -1,0 +1,1 @@
+"""Event loops and threads: synchronous callers, and reads that take turns."""

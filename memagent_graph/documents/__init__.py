@@ -1,0 +1,8 @@
+"""Documents: where their text comes from, how it is stored, and how it is cut in chunks."""
+
+from __future__ import annotations
+
+from memagent_graph.documents.sources import Document, DocumentRef, SourceMark
+from memagent_graph.documents.store import DocumentStore
+
+__all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark"]

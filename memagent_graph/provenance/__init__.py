@@ -1,0 +1,1 @@
+"""Where the words of a memory come from, computed without a model."""

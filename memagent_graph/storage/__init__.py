@@ -1,0 +1,1 @@
+"""Where files are kept, and how SQLite files are opened."""

@@ -1,0 +1,7 @@
+"""Tokenizers: exact token ids, and where in the text each begins."""
+
+from __future__ import annotations
+
+from memagent_graph.tokenizers.loading import EMBEDDED, Tokenizer, load_tokenizer
+
+__all__ = ["EMBEDDED", "Tokenizer", "load_tokenizer"]
