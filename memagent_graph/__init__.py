@@ -47,25 +47,40 @@ if TYPE_CHECKING:
     from memagent_graph.reader import ReadRequest as ReadRequest
     from memagent_graph.reading.graph import ReaderGraph as ReaderGraph
     from memagent_graph.reading.graph import build_graph as build_graph
+    from memagent_graph.reading.nodes import StepContext as StepContext
+    from memagent_graph.reading.nodes import branch as branch
+    from memagent_graph.reading.state import ChunkSpan as ChunkSpan
     from memagent_graph.reading.state import Limits as Limits
+    from memagent_graph.reading.state import LineState as LineState
     from memagent_graph.reading.state import ReaderContext as ReaderContext
     from memagent_graph.reading.state import ReaderState as ReaderState
     from memagent_graph.reading.state import UpdateRules as UpdateRules
-    from memagent_graph.results import EventKind as EventKind
-    from memagent_graph.results import MemoryUpdate as MemoryUpdate
-    from memagent_graph.results import ReadEvent as ReadEvent
+    from memagent_graph.reading.strategy import Strategy as Strategy
+    from memagent_graph.reading.strategy import StrategyGraph as StrategyGraph
+    from memagent_graph.events import EventKind as EventKind
+    from memagent_graph.trace import MemoryUpdate as MemoryUpdate
+    from memagent_graph.events import ReadEvent as ReadEvent
     from memagent_graph.results import ReadResult as ReadResult
-    from memagent_graph.results import StopReason as StopReason
-    from memagent_graph.results import UpdateRule as UpdateRule
+    from memagent_graph.events import StopReason as StopReason
+    from memagent_graph.events import UpdateRule as UpdateRule
     from memagent_graph.results import Usage as Usage
+    from memagent_graph.roles import ANSWER as ANSWER
+    from memagent_graph.roles import UPDATE as UPDATE
+    from memagent_graph.roles import Parsed as Parsed
+    from memagent_graph.roles import Role as Role
+    from memagent_graph.roles import Trouble as Trouble
     from memagent_graph.run_log import Conversation as Conversation
     from memagent_graph.run_log import Reward as Reward
     from memagent_graph.run_log import RunFilter as RunFilter
     from memagent_graph.run_log import RunLog as RunLog
     from memagent_graph.strategies import Overwrite as Overwrite
-    from memagent_graph.strategies import Strategy as Strategy
     from memagent_graph.tokenizers import Tokenizer as Tokenizer
     from memagent_graph.tokenizers import load_tokenizer as load_tokenizer
+    from memagent_graph.trace import MemoryUpdate as MemoryUpdate
+    from memagent_graph.trace import Span as Span
+    from memagent_graph.trace import Trace as Trace
+    from memagent_graph.trace import TraceStep as TraceStep
+    from memagent_graph.trace import Writes as Writes
 
 __version__ = "0.1.0"
 
@@ -90,10 +105,15 @@ _HOMES = {
     "policy": ("Completion", "FinishReason", "Policy", "SamplingParams", "TokenUsage"),
     "prompts": ("AnswerFormat", "PromptLayout", "PromptTemplate", "Prompts", "load_prompts"),
     "reader": ("MemAgent", "ReadRequest"),
-    "results": ("EventKind", "MemoryUpdate", "ReadEvent", "ReadResult", "StopReason", "UpdateRule", "Usage"),
+    "events": ("EventKind", "ReadEvent", "StopReason", "UpdateRule"),
+    "results": ("ReadResult", "Usage"),
+    "roles": ("ANSWER", "UPDATE", "Parsed", "Role", "Trouble"),
+    "trace": ("MemoryUpdate", "Span", "Trace", "TraceStep", "Writes"),
     "run_log": ("Conversation", "Reward", "RunFilter", "RunLog"),
-    "reading.state": ("Limits", "ReaderContext", "ReaderState", "UpdateRules"),
-    "strategies": ("Overwrite", "Strategy"),
+    "reading.nodes": ("StepContext", "branch"),
+    "reading.state": ("ChunkSpan", "Limits", "LineState", "ReaderContext", "ReaderState", "UpdateRules"),
+    "reading.strategy": ("Strategy", "StrategyGraph"),
+    "strategies": ("Overwrite",),
     "tokenizers": ("Tokenizer", "load_tokenizer"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}

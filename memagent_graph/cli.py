@@ -339,7 +339,7 @@ def _finish(
 ) -> None:
     """Run to the end, print the outcome, and leave with the exit code that says how it went."""
     from memagent_graph.console import Console  # noqa: PLC0415
-    from memagent_graph.results import StopReason  # noqa: PLC0415
+    from memagent_graph.events import StopReason  # noqa: PLC0415
 
     console = Console(as_json=as_json, quiet=quiet)
     try:

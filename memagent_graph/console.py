@@ -23,7 +23,9 @@ from memagent_graph.cli_json import print_json
 from memagent_graph.demo import DemoDocument, MemorySpan, is_right, memory_spans
 from memagent_graph.doctor import Finding, Health
 from memagent_graph.errors import MemAgentError
-from memagent_graph.results import MemoryUpdate, ReadResult, count_events
+from memagent_graph.events import count_events
+from memagent_graph.results import ReadResult
+from memagent_graph.trace import MemoryUpdate
 
 _MARKS = {Health.GOOD: "[green]ok[/]", Health.NOTE: "[yellow]note[/]", Health.BAD: "[red]failed[/]"}
 

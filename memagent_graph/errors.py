@@ -9,6 +9,7 @@
     │   └── RefusedSourceError          a source that a language model named and that it may not read
     ├── TokenizerError              no such tokenizer, or one that cannot be loaded here
     ├── PromptError                 a template with missing, unknown or repeated fields
+    ├── StrategyError               a way of reading that is not known, or not well formed
     ├── BudgetError                 question, memory, chunk and output do not fit the context window
     ├── ProfileError                no budgets and prompts where a policy's are said to be, or unreadable ones
     ├── PolicyError                 the language model gave nothing usable
@@ -38,6 +39,8 @@ class MemAgentError(Exception):
         hint: The remedy, shown after the message.
         run_id: The run in which it happened, where there is one.
         chunk_index: The chunk at which it happened, counted from 0, where there is one.
+
+    `branch` is set where it happened in one of several branches that were read side by side.
     """
 
     def __init__(
@@ -53,11 +56,14 @@ class MemAgentError(Exception):
         self.hint = hint
         self.run_id = run_id
         self.chunk_index = chunk_index
+        self.branch: str | None = None
 
     def __str__(self) -> str:
         place = []
         if self.run_id is not None:
             place.append(f"run {self.run_id}")
+        if self.branch is not None:
+            place.append(f"branch {self.branch}")
         if self.chunk_index is not None:
             place.append(f"chunk {self.chunk_index}")
         text = f"{self.message} ({', '.join(place)})" if place else self.message
@@ -104,6 +110,10 @@ class TokenizerError(MemAgentError):
 
 class PromptError(MemAgentError):
     """A prompt template with missing, unknown or repeated fields."""
+
+
+class StrategyError(MemAgentError):
+    """A way of reading that nobody knows, that cannot be loaded, or whose graph, roles or state do not fit together."""
 
 
 class BudgetError(MemAgentError):

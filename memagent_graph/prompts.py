@@ -1,4 +1,4 @@
-"""Prompt templates: files with the fields {prompt}, {memory} and {chunk}, rendered so that no text can leave its field.
+"""Prompt templates: files with fields such as {prompt}, {memory} and {chunk}, from which no text can break out.
 
 Every field stands between tags. Document text and memory are not trusted: wherever they spell one of the template's
 tags, or a control token of the model's chat template, a backslash is set behind the first character (`</section>`
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -20,7 +20,8 @@ from pathlib import Path
 from memagent_graph.errors import PromptError
 from memagent_graph.policy import Message
 
-_FIELD = re.compile(r"\{(prompt|memory|chunk)\}")
+COMMON_FIELDS = frozenset({"prompt", "memory", "chunk"})
+"""The fields that every template may be read for; a role may name others."""
 _TAG = re.compile(r"</?\s*([A-Za-z][\w-]*)\s*>")
 
 
@@ -51,10 +52,12 @@ class PromptTemplate:
 
     text: str
     source: str = "template"
+    names: frozenset[str] = COMMON_FIELDS
+    """What counts as a field where it stands in braces; all else in braces is text."""
 
     def __post_init__(self) -> None:
         open_tags: list[str] = []
-        for token in re.finditer(rf"{_TAG.pattern}|{_FIELD.pattern}", self.text):
+        for token in re.finditer(rf"{_TAG.pattern}|{self._field.pattern}", self.text):
             if token[0].startswith("{"):
                 if not open_tags:
                     raise PromptError(
@@ -67,10 +70,14 @@ class PromptTemplate:
             elif token[1] in open_tags:
                 del open_tags[len(open_tags) - 1 - open_tags[::-1].index(token[1]) :]
 
+    @cached_property
+    def _field(self) -> re.Pattern[str]:
+        return re.compile(rf"\{{({'|'.join(sorted(map(re.escape, self.names)))})\}}")
+
     @property
     def fields(self) -> frozenset[str]:
         """The names of the fields that occur."""
-        return frozenset(_FIELD.findall(self.text))
+        return frozenset(self._field.findall(self.text))
 
     @property
     def tags(self) -> frozenset[str]:
@@ -80,7 +87,7 @@ class PromptTemplate:
     @cached_property
     def parts(self) -> tuple[str, ...]:
         """Literal text and field names in turn, beginning and ending with literal text."""
-        return tuple(_FIELD.split(self.text))
+        return tuple(self._field.split(self.text))
 
     @property
     def literal(self) -> str:
@@ -112,6 +119,8 @@ class Prompts:
     """What stands in the memory's place before the first update."""
     control_tokens: frozenset[str] = field(default=frozenset(), repr=False)
     """Strings that the model's chat template gives a meaning, such as <|im_end|>."""
+    others: Mapping[str, PromptTemplate] = field(default_factory=dict, hash=False)
+    """The templates of further roles, by name; see `memagent_graph.roles`."""
 
     def __post_init__(self) -> None:
         everything = frozenset({"prompt", "memory", "chunk"})
@@ -126,7 +135,17 @@ class Prompts:
             "answer": self.answer.text,
             "answer_format": self.answer_format.value,
             "empty_memory": self.empty_memory,
+            **{name: template.text for name, template in sorted(self.others.items())},
         }
+
+    def has(self, role: str) -> bool:
+        """Whether there are words for a role."""
+        return role in {"update", "answer"} or role in self.others
+
+    def template(self, role: str) -> PromptTemplate:
+        """The words of a role."""
+        own = {"update": self.update, "answer": self.answer}.get(role)
+        return own if own is not None else self.others[role]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -134,11 +153,14 @@ class Prompts:
         digest = hashlib.sha256()
         for text in self.wording.values():
             digest.update(text.encode() + b"\0")
+        for name in sorted(self.others):
+            digest.update(name.encode() + b"\0")
         return digest.hexdigest()[:16]
 
     @cached_property
     def _guarded(self) -> tuple[frozenset[str], re.Pattern[str]]:
-        tags = "|".join(sorted(map(re.escape, self.update.tags | self.answer.tags)))
+        templates = (self.update, self.answer, *self.others.values())
+        tags = "|".join(sorted(map(re.escape, frozenset[str]().union(*(each.tags for each in templates)))))
         alternatives = [rf"<(?=\s*/?\s*(?:{tags})\b)"] if tags else []
         first_characters = {"<"} if tags else set()
         for token in sorted(filter(lambda token: len(token) > 1, self.control_tokens)):
@@ -153,21 +175,22 @@ class Prompts:
             return text
         return pattern.sub(lambda match: match[0] + "\\", text)
 
+    def messages(self, role: str, question: str, **fields: str) -> list[Message]:
+        """The prompt of a role, its fields neutralised; an empty memory reads as `empty_memory`."""
+        template = self.template(role)
+        values = {name: self.neutralise(fields.get(name, "")) for name in template.fields}
+        values["prompt"] = self.neutralise(question)
+        if "memory" in values:
+            values["memory"] = values["memory"] or self.empty_memory
+        return [Message(role="user", content=template.render(**values))]
+
     def update_messages(self, question: str, memory: str, chunk: str) -> list[Message]:
         """The prompt of one memory update."""
-        content = self.update.render(
-            prompt=self.neutralise(question),
-            memory=self.neutralise(memory) or self.empty_memory,
-            chunk=self.neutralise(chunk),
-        )
-        return [Message(role="user", content=content)]
+        return self.messages("update", question, memory=memory, chunk=chunk)
 
     def answer_messages(self, question: str, memory: str) -> list[Message]:
         """The prompt of the final answer."""
-        content = self.answer.render(
-            prompt=self.neutralise(question), memory=self.neutralise(memory) or self.empty_memory
-        )
-        return [Message(role="user", content=content)]
+        return self.messages("answer", question, memory=memory)
 
     def extract_answer(self, text: str) -> str | None:
         """The answer in a completion, or None where the format was asked for and is not there."""

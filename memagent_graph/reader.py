@@ -17,32 +17,25 @@ from memagent_graph.budget import Budget
 from memagent_graph.concurrency.background import PerLoop, background_loop, run_sync
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary
-from memagent_graph.errors import (
-    DocumentMismatchError,
-    MemAgentError,
-    PolicyError,
-    RunMismatchError,
-)
+from memagent_graph.errors import DocumentMismatchError, MemAgentError, PolicyError, RunMismatchError
+from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import Profile, require_profile
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.assembly import Wishes, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question
-from memagent_graph.reading.history import edit_memory, memory_updates, newest_snapshot, thread
-from memagent_graph.reading.state import (
-    Limits,
-    ReaderContext,
-    UpdateRules,
-    new_run_id,
-)
-from memagent_graph.reading.state_views import result_from_state, update_from_step
-from memagent_graph.results import MemoryUpdate, ReadResult, StopReason
+from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
+from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules, new_run_id
+from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
+from memagent_graph.reading.strategy import Strategy
+from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.paths import default_run_log, default_store
-from memagent_graph.strategies import Strategy
+from memagent_graph.strategies import load_strategy
 from memagent_graph.tokenizers import EMBEDDED, Tokenizer, load_tokenizer
+from memagent_graph.trace import MemoryUpdate, Trace
 
 DocumentSource: TypeAlias = Any
 """What `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
@@ -75,7 +68,9 @@ class MemAgent:
         rules: what to do with truncated, empty, refused and invented updates.
         limits: where a read stops early.
         boundary: where chunks may end: after any token, or back at the last sentence or paragraph.
-        strategy: the graph's topology; the paper's by default.
+        strategy: the way of reading: a name ("overwrite", the paper's, is the default), "file.py:Name" for one of
+            your own, or an object.
+        concurrency: how many branches of one read are at work side by side, where the strategy has branches.
         store: where documents' text is kept; by default in the user's data folder.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
             or a LangGraph checkpointer. Without it no run can be resumed.
@@ -103,7 +98,8 @@ class MemAgent:
         rules: UpdateRules | None = None,
         limits: Limits | None = None,
         boundary: Boundary | None = None,
-        strategy: Strategy | None = None,
+        strategy: Strategy | str | None = None,
+        concurrency: int = 16,
         store: DocumentStore | Path | None = None,
         checkpoints: BaseCheckpointSaver[Any] | Path | str | None = None,
         run_log: RunLog | Path | str | bool = True,
@@ -130,11 +126,12 @@ class MemAgent:
             rules=rules or UpdateRules(),
             limits=limits or Limits(),
             boundary=boundary,
+            concurrency=concurrency,
             replace_undecodable=replace_undecodable,
             run_log=self.run_log,
             log_settings=dict(settings or {}),
         )
-        self._strategy = strategy
+        self.strategy = load_strategy(strategy)
         self._checkpoints = checkpoints
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
@@ -307,13 +304,13 @@ class MemAgent:
         graph = await self._graph()
         state = (await newest_snapshot(graph, run_id)).values
         await self._require_same(state, graph.reader_context, run_id, document)
-        done = await memory_updates(graph, run_id)
+        done = await trace_so_far(graph, run_id)
         reason = state.get("stop_reason")
         if reason and not StopReason(reason).resumable:
             yield result_from_state(state, done, graph.reader_context)
             return
         if reason:
-            await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node="update_memory")
+            await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
         async with aclosing(self._run(graph, None, state, limits, done)) as parts:
             async for part in parts:
                 yield part
@@ -326,28 +323,36 @@ class MemAgent:
         """
         graph = await self._graph()
         await newest_snapshot(graph, run_id)
-        return await memory_updates(graph, run_id)
+        return list((await trace_so_far(graph, run_id)).updates)
 
     def history(self, run_id: str) -> list[MemoryUpdate]:
         """`ahistory` for synchronous code."""
         return run_sync(self.ahistory(run_id))
 
-    async def aedit_memory(self, run_id: str, chunk: int, text: str) -> None:
+    async def aedit_memory(self, run_id: str, chunk: int, text: str, *, branch: str = "") -> None:
         """Replace the memory as it was after `chunk` (counted from 0); `resume` then reads on from there.
+
+        Args:
+            run_id: the run.
+            chunk: the chunk.
+            text: the memory in the place of the one that was written there.
+            branch: the branch that read the chunk, where the strategy has several that did.
 
         Raises:
             RunNotFoundError: the checkpoints know no such run.
+            RunMismatchError: the run began under another strategy, tokenizer, chunk size or wording.
             RunError: the run has not read that chunk, or the text is longer than the memory budget.
         """
         graph = await self._graph()
-        await newest_snapshot(graph, run_id)
-        await edit_memory(graph, run_id, chunk, text)
+        state = (await newest_snapshot(graph, run_id)).values
+        await self._require_same(state, graph.reader_context, run_id, None)
+        step = await edit_memory(graph, run_id, chunk, text, branch)
         if self.run_log is not None:
-            await asyncio.to_thread(self.run_log.wait, self.run_log.edit(run_id, chunk, text))
+            await asyncio.to_thread(self.run_log.wait, self.run_log.edit(run_id, step.id, chunk, text))
 
-    def edit_memory(self, run_id: str, chunk: int, text: str) -> None:
+    def edit_memory(self, run_id: str, chunk: int, text: str, *, branch: str = "") -> None:
         """`aedit_memory` for synchronous code."""
-        run_sync(self.aedit_memory(run_id, chunk, text))
+        run_sync(self.aedit_memory(run_id, chunk, text, branch=branch))
 
     # The graph beneath
 
@@ -375,7 +380,7 @@ class MemAgent:
 
     async def agraph(self) -> ReaderGraph:
         """The LangGraph graph, without a checkpointer of its own: as a node it takes its parent's."""
-        return build_graph(await self.aprepare(), strategy=self._strategy)
+        return build_graph(await self.aprepare(), self.strategy)
 
     def graph(self) -> ReaderGraph:
         """`agraph` for synchronous code."""
@@ -422,7 +427,7 @@ class MemAgent:
         async with self._preparing.get():  # or every first read would open the checkpoints
             if not graphs:
                 saver = await open_saver(self._checkpoints)
-                graphs.append(build_graph(context, strategy=self._strategy, checkpointer=saver))
+                graphs.append(build_graph(context, self.strategy, checkpointer=saver))
         return graphs[0]
 
     async def _reference(self, document: DocumentSource | DocumentRef) -> DocumentRef:
@@ -447,7 +452,7 @@ class MemAgent:
         run_id = run_id or new_run_id()
         reference = await self._reference(document)
         given = {"question": question, "document": reference, "run_id": run_id}
-        async with aclosing(self._run(graph, given, given, limits, [], shown=shown)) as parts:
+        async with aclosing(self._run(graph, given, given, limits, Trace((), reference["size"]), shown=shown)) as parts:
             async for part in parts:
                 yield part
 
@@ -457,7 +462,7 @@ class MemAgent:
         given: Any,
         state: Mapping[str, Any],
         limits: Limits | None,
-        done: Sequence[MemoryUpdate],
+        done: Trace,
         *,
         shown: bool = True,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
@@ -465,34 +470,42 @@ class MemAgent:
 
         Where the updates are not `shown` to anyone, some are not given, and the result alone has them all.
         """
-        run_id, state, updates = state["run_id"], dict(state), list(done)
+        run_id = state["run_id"]
+        progress = Progress(done.steps, done.document_bytes)
+        memory = state.get("memory", "")
 
         def keep(change: Mapping[str, Any]) -> None:
-            updates.append(update_from_step(change["step"], change["memory"]))
+            for step in trace_steps(change.get("steps", ()), change):
+                progress.add(step)
 
         context = replace(
             graph.reader_context,
             limits=limits or graph.reader_context.limits,
             pass_by=None if shown else keep,
         )
-        async for part in graph.astream(given, thread(run_id), context=context, stream_mode="updates"):
+        values: dict[str, Any] = dict(state)
+        stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])
+        async for mode, part in stream:
+            if mode == "values":
+                values = part
+                continue
             for change in part.values():
-                state.update(change or {})
-                step = (change or {}).get("step")
-                if step and step["type"] == "memory_update":
-                    keep(change)
-                    yield updates[-1]
-        result = result_from_state(state, updates, context)
-        yield result
+                before = len(progress.steps)
+                keep({"memory": memory, **(change or {})})
+                memory = (change or {}).get("memory", memory)
+                if shown:
+                    for update in progress.updates_since(before, complete=bool((change or {}).get("chunks_read"))):
+                        yield update
+        yield result_from_state(values, progress.trace, context)
 
     async def _require_same(
         self, state: Mapping[str, Any], context: ReaderContext, run_id: str, document: DocumentSource | None
     ) -> None:
         if state.get("settings", context.settings) != context.settings:
             raise RunMismatchError(
-                "this reader has another tokenizer, chunk size, memory size or wording than the run began with "
+                "this reader has another strategy, tokenizer, chunk size, memory size or wording than the run began with "
                 f"({context.settings} now, {state['settings']} then)",
-                hint="Resume with the settings of the beginning.",
+                hint="Continue it with the settings of the beginning; --strategy names another way of reading.",
                 run_id=run_id,
             )
         if document is None:

@@ -2,84 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent_graph.documents import DocumentRef
+from memagent_graph.events import EventKind as EventKind  # noqa: I001
+from memagent_graph.events import UpdateRule as UpdateRule
+from memagent_graph.events import count_events as count_events
+from memagent_graph.events import ReadEvent, StopReason
+from memagent_graph.trace import MemoryUpdate, Trace
 
 if TYPE_CHECKING:
     from memagent_graph.provenance.evidence import Evidence
     from memagent_graph.timeline.view import RunView
-
-
-class StopReason(StrEnum):
-    """Why a read ended. All but the first two end in a state that can be resumed."""
-
-    ANSWERED = "answered"
-    """The whole document was read and the policy answered."""
-    NO_ANSWER = "no_answer"
-    """The whole document was read and the policy wrote nothing, or refused, when asked for the answer."""
-    MAX_CHUNKS = "max_chunks"
-    MAX_TOKENS = "max_tokens_total"
-    MAX_SECONDS = "max_seconds"
-
-    @property
-    def resumable(self) -> bool:
-        """Whether `resume` can read on from here."""
-        return self not in {StopReason.ANSWERED, StopReason.NO_ANSWER}
-
-
-class UpdateRule(StrEnum):
-    """What to do with a memory update that is not a plain success."""
-
-    ACCEPT = "accept"
-    """Take the text as the new memory, cut to the memory budget."""
-    KEEP_PREVIOUS = "keep_previous"
-    """Go on with the memory as it was before the chunk."""
-    RETRY = "retry"
-    """Ask again, up to `UpdateRules.retries` times, then keep the previous memory."""
-
-
-class EventKind(StrEnum):
-    """What can happen on the way that a user should know of."""
-
-    TRUNCATED = "truncated"
-    """The policy was cut off by the output bound."""
-    OVERLONG = "overlong"
-    """The policy wrote more than the memory budget."""
-    EMPTY = "empty"
-    """The policy wrote nothing outside its reasoning."""
-    REFUSED = "refused"
-    """The policy, or a filter before it, declined."""
-    INVENTED = "invented"
-    """The policy wrote a word that stands nowhere in its prompt, where a rule asks for that."""
-    RESAMPLED = "resampled"
-    """The completion was thrown away and asked for again."""
-    REQUEST_RETRIED = "request_retried"
-    """The request was sent again after an error of the network or the server."""
-    SHORTENED_CHUNK = "shortened_chunk"
-    """Escaping made the chunk longer than its budget, so less was read at once."""
-    UNBOXED_ANSWER = "unboxed_answer"
-    """The answer did not have the form asked for; the whole completion was taken."""
-    MEMORY_EDITED = "memory_edited"
-    """A person replaced the memory."""
-    LOGGING_STOPPED = "logging_stopped"
-    """The run log could not be written; the read went on without it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadEvent:
-    """Something that happened at a chunk; `chunk_index` is None at the answer."""
-
-    kind: EventKind
-    chunk_index: int | None
-    detail: str
-    rule: UpdateRule | None = None
-    """The rule that was followed, for events that have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,28 +42,6 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUpdate:
-    """One chunk read: the memory that came of it, where the chunk lies in the document, and what it cost."""
-
-    chunk_index: int
-    start_char: int
-    end_char: int
-    start_byte: int
-    end_byte: int
-    """As the characters, in the document's UTF-8 bytes: what `DocumentStore.read` takes."""
-    chunk_tokens: int
-    memory: str
-    changed: bool
-    """Whether the memory differs from the one before."""
-    progress: float | None
-    """The share of the document read so far, 0 to 1; None for a stream whose end is not known."""
-    prompt_tokens: int
-    completion_tokens: int
-    seconds: float
-    events: tuple[ReadEvent, ...] = ()
-
-
 @dataclass(frozen=True)
 class ReadResult:
     """The outcome of reading one document with one question."""
@@ -147,6 +62,10 @@ class ReadResult:
     updates: tuple[MemoryUpdate, ...] = field(default=(), repr=False)
     """Every memory update, in order."""
     answer_events: tuple[ReadEvent, ...] = ()
+    strategy: str = "overwrite"
+    """The way of reading."""
+    trace: Trace = field(default=Trace(), repr=False, compare=False)
+    """All that the policy was asked, as a graph."""
     store_root: Path | None = field(default=None, repr=False, compare=False)
     """The folder that keeps the document's text."""
 
@@ -188,6 +107,7 @@ class ReadResult:
             "memory": self.memory,
             "stop_reason": self.stop_reason.value,
             "run_id": self.run_id,
+            "strategy": self.strategy,
             "question": self.question,
             "model": self.model,
             "document": dict(self.document),
@@ -199,11 +119,3 @@ class ReadResult:
         if updates:
             values["updates"] = [asdict(update) for update in self.updates]
         return values
-
-
-def count_events(events: Sequence[ReadEvent]) -> dict[EventKind, int]:
-    """How often each kind of event occurs, most frequent first."""
-    counts: dict[EventKind, int] = {}
-    for event in events:
-        counts[event.kind] = counts.get(event.kind, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))

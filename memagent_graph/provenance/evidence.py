@@ -24,7 +24,8 @@ from memagent_graph.provenance.overlap import (
     shared_runs,
 )
 from memagent_graph.provenance.word_diff import WORD
-from memagent_graph.results import EventKind, MemoryUpdate
+from memagent_graph.events import EventKind
+from memagent_graph.trace import MemoryUpdate
 
 _SAME_LINE = 0.6
 _CONTAINED = 0.8

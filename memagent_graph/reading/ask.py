@@ -1,19 +1,37 @@
-"""The completions asked for in one step: which of them counts, what they cost, and their entries in the run log."""
+"""Asking the policy: one prompt in a role, until a reply counts or the tries are used up; its cost, its log entries.
+
+Every call of the policy in a read goes through `Ask`, whatever the strategy: sampling, the rules for replies that are no
+plain success, retries, counting and logging are here and nowhere else.
+"""
 
 from __future__ import annotations
 
 import re
 import time
 import unicodedata
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from typing import Any
 
+from memagent_graph.concurrency.turns import Turn
+from memagent_graph.events import EventKind, UpdateRule
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage, strip_reasoning
-from memagent_graph.reading.state import ChunkSpan, Counters, EventRecord, ReaderContext, ReaderState, event_record
-from memagent_graph.results import EventKind, UpdateRule
-from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome
+from memagent_graph.reading.state import (
+    ChunkSpan,
+    Counters,
+    EventRecord,
+    ReaderContext,
+    ReaderState,
+    StepRecord,
+    add_cost,
+    event_record,
+    no_cost,
+)
+from memagent_graph.roles import Parsed, Role, Trouble
+from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
 from memagent_graph.run_log.recording import new_step
+from memagent_graph.trace import Span, Writes
 
 _WORD = re.compile(r"\d+|[^\W\d_]+")
 """A number, or letters in a row: of `4711kg`, either alone stands there, too."""
@@ -32,155 +50,247 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
-class Drafts:
-    """One step's attempts at a memory, or at an answer.
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the policy replied in a role."""
+
+    text: str
+    """The memory after it, the answer completion without its reasoning, or the decision's text."""
+    value: Any
+    """What the role's parser read from it; for an answer, the answer in the form asked for. None after trouble."""
+    raw: str
+    """The newest completion, as it was written."""
+    step: str
+    """Its id in the trace: what a later step names as its parent."""
+
+
+class Ask:
+    """One thing asked of the policy, with all its attempts.
 
     Args:
-        state: the state the step began with.
-        context: what it works with.
-        span: the chunk that it reads; None for the answer.
+        role: as what.
+        messages: the prompt.
+        previous: the memory that stays where no reply counts.
+        node, branch, slot: its place in the run.
+        parents: the steps whose output stands in the prompt.
+        reads: the chunks that stand in it.
+        turn: the asker's turn on the event loop.
     """
 
-    def __init__(self, state: ReaderState, context: ReaderContext, span: ChunkSpan | None = None) -> None:
-        self._state = state
-        self._context = context
-        self._span = span
-        self._chunk_index = span["index"] if span else None
-        self._bound = context.budget.memory_tokens if span else context.budget.answer_tokens
-        self._step = new_step() if context.meter.recording else ""
-        self._logged_events = 0
+    def __init__(
+        self,
+        state: ReaderState,
+        context: ReaderContext,
+        role: Role,
+        messages: Messages,
+        *,
+        previous: str,
+        node: str,
+        branch: str,
+        slot: int,
+        parents: Sequence[str],
+        reads: Sequence[ChunkSpan],
+        turn: Turn,
+    ) -> None:
+        self._state, self._context, self._role, self._messages = state, context, role, messages
+        self._previous, self._node, self._branch, self._slot = previous, node, branch, slot
+        self._parents, self._reads, self._turn = tuple(parents), tuple(reads), turn
+        self._chunk_index = reads[0]["index"] if reads else None
+        self._bound = role.tokens(context.budget)
+        self._attempts = self._logged_events = 0
         self._asked = (0.0, 0.0)
+        self._begin = time.perf_counter()
+        self._raw = self._model = self._finish_reason = ""
+        self.id = new_step()
         self.events: list[EventRecord] = []
-        self.prompt_tokens = self.completion_tokens = self.cached_tokens = self.turns = 0
-        self.flops = 0.0
-        self.finish_reason = ""
-        self.model = ""
-        self.raw_text = ""
+        self.cost: Counters = no_cost()
+        if any(span["shortened"] for span in reads):
+            self.note(EventKind.SHORTENED_CHUNK, "escaping made the chunk longer than its budget")
 
     def note(self, kind: EventKind, detail: str, rule: UpdateRule | None = None) -> None:
         """Something happened that a user should know of."""
         self.events.append(event_record(kind, self._chunk_index, detail, rule))
 
-    async def memory(self, messages: Messages, previous: str) -> str:
-        """The new memory, by the rules for what the policy wrote."""
+    async def reply(self) -> Reply:
+        """Ask until a reply counts, by the rules."""
+        if self._role.writes is Writes.ANSWER:
+            text, value = await self._answer()
+        else:
+            text, value = await self._written()
+        return Reply(text, value, self._raw, self.id)
+
+    def record(self, text: str) -> StepRecord:
+        """The step as it is stored, once the reply is there."""
+        return StepRecord(
+            type="memory_update" if self._role.writes is Writes.MEMORY else self._role.writes.value,
+            id=self.id,
+            node=self._node,
+            branch=self._branch,
+            role=self._role.name,
+            slot=self._slot,
+            parents=list(self._parents),
+            reads=list(self._reads),
+            text=text,
+            changed=self._role.writes is Writes.MEMORY and text != self._previous,
+            prompt_tokens=self.cost["prompt_tokens"],
+            completion_tokens=self.cost["completion_tokens"],
+            seconds=time.perf_counter() - self._begin,
+            finish_reason=self._finish_reason,
+            model=self._model,
+            events=self.events,
+        )
+
+    async def _written(self) -> tuple[str, Any]:
+        """The new memory, or the decision, by the rules for what the policy wrote."""
         rules = self._context.rules
         for remaining in range(rules.retries, -1, -1):
-            completion = await self._ask(messages)
+            completion = await self._complete()
             text = strip_reasoning(completion.text).strip()
-            trouble = self._trouble(completion, text, messages)
-            if trouble is None:
-                self._log(completion, messages, Outcome.ACCEPTED, text)
-                return text
-            kind, detail = trouble
-            rule = rules.rule_for(kind)
+            found = self._read(completion, text)
+            if isinstance(found, Parsed):
+                if found.text is None:
+                    self._log(completion, Outcome.KEPT_PREVIOUS)
+                    return self._previous, found.value
+                self._log(completion, Outcome.ACCEPTED, found.text)
+                return found.text, found.value
+            rule = rules.rule_for(found.kind)
             if rule is UpdateRule.RETRY and remaining:
-                self.note(kind, detail, rule)
+                self.note(found.kind, found.detail, rule)
                 self.note(EventKind.RESAMPLED, f"{remaining} more tries")
-                self._log(completion, messages, Outcome.DISCARDED)
+                self._log(completion, Outcome.DISCARDED)
                 continue
-            if rule is UpdateRule.ACCEPT:
-                self.note(kind, detail, rule)
-                text = self._cut(text)
-                self._log(completion, messages, Outcome.ACCEPTED, text)
-                return text
-            self.note(kind, detail, UpdateRule.KEEP_PREVIOUS)
-            self._log(completion, messages, Outcome.KEPT_PREVIOUS)
-            return previous
+            parsed = self._parsed(self._cut(text)) if rule is UpdateRule.ACCEPT else None
+            if isinstance(parsed, Parsed) and parsed.text is not None:
+                self.note(found.kind, found.detail, rule)
+                self._log(completion, Outcome.ACCEPTED, parsed.text)
+                return parsed.text, parsed.value
+            self.note(found.kind, found.detail, UpdateRule.KEEP_PREVIOUS)
+            self._log(completion, Outcome.KEPT_PREVIOUS)
+            return self._previous if self._role.writes is Writes.MEMORY else "", None
         raise AssertionError("the last try always returns")
 
-    async def answer(self, messages: Messages) -> tuple[str, str | None]:
+    async def _answer(self) -> tuple[str, str | None]:
         """The answer completion without its reasoning, and the answer in it.
 
         Both are empty when the policy keeps writing nothing, or refuses.
         """
+        extract = self._context.prompts.extract_answer
         for remaining in range(self._context.rules.retries, -1, -1):
-            completion = await self._ask(messages)
+            completion = await self._complete()
             text = strip_reasoning(completion.text).strip()
             if completion.finish_reason is FinishReason.REFUSED:
                 self.note(EventKind.REFUSED, "the policy refused to answer")
-                self._log(completion, messages, Outcome.ACCEPTED)
-                return "", self._context.prompts.extract_answer("")
+                self._log(completion, Outcome.ACCEPTED)
+                return "", extract("")
             if completion.finish_reason is FinishReason.LENGTH:
                 self.note(EventKind.TRUNCATED, f"the answer was cut at {self._bound} tokens")
             if text:
-                extracted = self._context.prompts.extract_answer(text)
+                extracted = extract(text)
                 if extracted is None:
                     self.note(EventKind.UNBOXED_ANSWER, "the completion has no \\boxed{...}; it was taken whole")
                     extracted = text
-                self._log(completion, messages, Outcome.ACCEPTED)
+                self._log(completion, Outcome.ACCEPTED)
                 return text, extracted
             self.note(EventKind.EMPTY, "the policy wrote no answer")
             if remaining:
                 self.note(EventKind.RESAMPLED, f"{remaining} more tries")
-            self._log(completion, messages, Outcome.DISCARDED if remaining else Outcome.ACCEPTED)
-        return "", self._context.prompts.extract_answer("")
+            self._log(completion, Outcome.DISCARDED if remaining else Outcome.ACCEPTED)
+        return "", extract("")
 
-    def add_to(self, total: Counters, seconds: float, document_tokens: int = 0) -> Counters:
-        """The running totals with this step's cost added."""
-        return Counters(
-            prompt_tokens=total["prompt_tokens"] + self.prompt_tokens,
-            completion_tokens=total["completion_tokens"] + self.completion_tokens,
-            cached_tokens=total["cached_tokens"] + self.cached_tokens,
-            turns=total["turns"] + self.turns,
-            seconds=total["seconds"] + seconds,
-            flops=total["flops"] + self.flops,
-            document_tokens=total["document_tokens"] + document_tokens,
-        )
-
-    async def _ask(self, messages: Messages) -> Completion:
+    async def _complete(self) -> Completion:
         context = self._context
-        context.meter.turn.end()
+        self._turn.end()
         begin = time.time()
-        completion = await context.policy.complete(messages, self._sampling(self.turns))
+        completion = await context.policy.complete(self._messages, self._sampling(self._attempts))
         self._asked = begin, time.time() - begin
-        await context.meter.turn.begin()
-        usage = self._usage(messages, completion)
-        self.prompt_tokens += usage.prompt_tokens
-        self.completion_tokens += usage.completion_tokens
-        self.cached_tokens += usage.cached_tokens
-        self.turns += 1
-        context.meter.tokens += usage.prompt_tokens + usage.completion_tokens
+        await self._turn.begin()
+        usage = self._usage(completion)
+        flops = 0.0
         if context.shape is not None:
-            self.flops += context.shape.forward_flops(usage.prompt_tokens, usage.completion_tokens)
+            flops = context.shape.forward_flops(usage.prompt_tokens, usage.completion_tokens)
+        cost = Counters(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            turns=1,
+            seconds=0.0,
+            flops=flops,
+            document_tokens=0,
+        )
+        self.cost = add_cost(self.cost, cost)
+        context.meter.tokens += usage.prompt_tokens + usage.completion_tokens
+        self._attempts += 1
         if completion.retries:
             self.note(EventKind.REQUEST_RETRIED, f"the request was sent {completion.retries + 1} times")
-        self.finish_reason, self.model, self.raw_text = (
-            completion.finish_reason.value,
-            completion.model,
-            completion.text,
-        )
+        self._finish_reason, self._model, self._raw = completion.finish_reason.value, completion.model, completion.text
         return completion
 
     def _sampling(self, attempt: int) -> SamplingParams:
         """How an attempt is sampled: with the same seed, another would be the same."""
         return _bounded(self._context.sampling, self._bound, attempt)
 
-    def _usage(self, messages: Messages, completion: Completion) -> TokenUsage:
+    def _usage(self, completion: Completion) -> TokenUsage:
         """The server's count, or ours where it reports none."""
         if completion.usage is not None:
             return completion.usage
         count = self._context.tokenizer.count
-        return TokenUsage(sum(count(message["content"]) for message in messages), count(completion.text))
+        return TokenUsage(sum(count(message["content"]) for message in self._messages), count(completion.text))
 
-    def _log(self, completion: Completion, messages: Messages, outcome: Outcome, memory: str | None = None) -> None:
+    def _read(self, completion: Completion, text: str) -> Parsed | Trouble:
+        """What a reply says, or what is wrong with it; the first that holds."""
+        what = "memory" if self._role.writes is Writes.MEMORY else self._role.name
+        if completion.finish_reason is FinishReason.REFUSED:
+            verb = "update the memory" if what == "memory" else f"write the {what}"
+            return Trouble(EventKind.REFUSED, f"the policy refused to {verb}")
+        if not text:
+            return Trouble(EventKind.EMPTY, f"the policy wrote no {what}")
+        if self._context.rules.rule_for(EventKind.INVENTED) is not UpdateRule.ACCEPT and what == "memory":
+            word = word_from_nowhere(self._cut(text), [message["content"] for message in self._messages])
+            if word is not None:
+                return Trouble(
+                    EventKind.INVENTED, f"the memory has {word[:40]!r}, which stands nowhere in the prompt"
+                )
+        if completion.finish_reason is FinishReason.LENGTH:
+            return Trouble(EventKind.TRUNCATED, f"the {what} was cut off at {self._bound} tokens")
+        written = completion.usage.completion_tokens if completion.usage else None
+        if (written is None or written > self._bound) and (excess := self._excess(text)) > 0:
+            tokens = self._bound + excess
+            return Trouble(EventKind.OVERLONG, f"the {what} has {tokens} tokens, {excess} beyond its budget")
+        return self._parsed(text)
+
+    def _parsed(self, text: str) -> Parsed | Trouble:
+        return self._role.parse(text, self._context.prompts)
+
+    def _excess(self, text: str) -> int:
+        return self._context.tokenizer.count(text) - self._bound
+
+    def _cut(self, text: str) -> str:
+        return first_tokens(self._context, text, self._bound)
+
+    def _log(self, completion: Completion, outcome: Outcome, memory: str | None = None) -> None:
         """Hand the newest attempt in, with the events since the one before it."""
-        context, span = self._context, self._span
+        context = self._context
         recording = context.meter.recording
         if recording is None or recording.failure is not None:
             return
         run_id = self._state.get("run_id", "")
         recording.begin(run_id, self._state["question"], self._state["document"], context.prompts)
         began, seconds = self._asked
-        usage = self._usage(messages, completion)
+        usage = self._usage(completion)
         events = self.events[self._logged_events :]
         self._logged_events = len(self.events)
+        position = self._chunk_index if self._chunk_index is not None else self._state.get("chunks_read", 0)
         recording.record(
             Conversation(
                 run_id=run_id,
-                position=span["index"] if span is not None else self._state.get("chunks_read", 0),
-                kind=ConversationKind.UPDATE if span is not None else ConversationKind.ANSWER,
-                step=self._step,
-                attempt=self.turns - 1,
+                node=self._node,
+                branch=self._branch,
+                role=self._role.name,
+                slot=self._slot,
+                writes=self._role.writes,
+                position=position,
+                step=self.id,
+                attempt=self._attempts - 1,
                 outcome=outcome,
                 began=began,
                 seconds=seconds,
@@ -188,7 +298,7 @@ class Drafts:
                 policy_version=completion.policy_version,
                 tokenizer=context.tokenizer.fingerprint,
                 template=context.prompts.fingerprint,
-                sampling=_as_logged(self._sampling(self.turns - 1)),
+                sampling=_as_logged(self._sampling(self._attempts - 1)),
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
@@ -198,44 +308,33 @@ class Drafts:
                 prompt_token_ids=completion.prompt_token_ids,
                 token_ids=completion.token_ids,
                 logprobs=completion.logprobs,
-                start_char=span["start_char"] if span is not None else None,
-                end_char=span["end_char"] if span is not None else None,
-                start_byte=span["start_byte"] if span is not None else None,
-                end_byte=span["end_byte"] if span is not None else None,
-                chunk_tokens=span["tokens"] if span is not None else None,
+                parents=self._parents,
+                reads=tuple(map(as_span, self._reads)),
                 events=tuple(
                     LoggedEvent(began + seconds, event["kind"], event["detail"], self._chunk_index, event["rule"])
                     for event in events
                 ),
                 trace=recording.trace,
             ),
-            [message["content"] for message in messages],
+            [message["content"] for message in self._messages],
         )
 
-    def _trouble(self, completion: Completion, text: str, messages: Messages) -> tuple[EventKind, str] | None:
-        bound = self._bound
-        if completion.finish_reason is FinishReason.REFUSED:
-            return EventKind.REFUSED, "the policy refused to update the memory"
-        if not text:
-            return EventKind.EMPTY, "the policy wrote no memory"
-        if self._context.rules.rule_for(EventKind.INVENTED) is not UpdateRule.ACCEPT:
-            word = word_from_nowhere(self._cut(text), [message["content"] for message in messages])
-            if word is not None:
-                return EventKind.INVENTED, f"the memory has {word[:40]!r}, which stands nowhere in the prompt"
-        if completion.finish_reason is FinishReason.LENGTH:
-            return EventKind.TRUNCATED, f"the memory was cut off at {bound} tokens"
-        written = completion.usage.completion_tokens if completion.usage else None
-        if (written is None or written > bound) and (tokens := self._context.tokenizer.count(text)) > bound:
-            return EventKind.OVERLONG, f"the memory has {tokens} tokens, {tokens - bound} beyond its budget"
-        return None
 
-    def _cut(self, text: str) -> str:
-        tokenizer, bound = self._context.tokenizer, self._bound
-        ids = tokenizer.encode(text)
-        if len(ids) <= bound:
-            return text
-        lengths = (tokenizer.prefix_chars(text, ids, kept) for kept in range(bound, 0, -1))
-        return text[: next((length for length in lengths if length is not None), 0)].rstrip()
+def first_tokens(context: ReaderContext, text: str, tokens: int) -> str:
+    """A text's first tokens, up to 3 fewer where the last of them would end inside a character."""
+    tokenizer = context.tokenizer
+    ids = tokenizer.encode(text)
+    if len(ids) <= tokens:
+        return text
+    lengths = (tokenizer.prefix_chars(text, ids, kept) for kept in range(tokens, 0, -1))
+    return text[: next((length for length in lengths if length is not None), 0)].rstrip()
+
+
+def as_span(span: ChunkSpan) -> Span:
+    """A chunk's place, as the trace has it."""
+    return Span(
+        span["index"], span["start_char"], span["end_char"], span["start_byte"], span["end_byte"], span["tokens"]
+    )
 
 
 @lru_cache

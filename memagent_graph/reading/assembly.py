@@ -36,6 +36,7 @@ class Wishes:
     rules: UpdateRules = field(default_factory=UpdateRules)
     limits: Limits = field(default_factory=Limits)
     boundary: Boundary | None = None
+    concurrency: int = 16
     replace_undecodable: bool = False
     run_log: RunLog | None = None
     log_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -84,6 +85,9 @@ def assemble(wishes: Wishes, info: ModelInfo) -> ReaderContext:
         sampling=_sampling(wishes, info),
         rules=_rules(wishes.rules, profile),
         limits=wishes.limits,
+        concurrency=wishes.concurrency,
+        window=info.context_window,
+        own_words_only=profile is not None and profile.prompts.fingerprint == prompts.fingerprint,
         boundary=wishes.boundary or (profile.boundary if profile else "token"),
         shape=info.shape,
         replace_undecodable=wishes.replace_undecodable,

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Checkpointer, Durability
 
 from memagent_graph.documents import Document
 from memagent_graph.errors import BudgetError, MemAgentError
-from memagent_graph.reading.nodes import CHECKPOINTER
+from memagent_graph.reading.fused import fuse
+from memagent_graph.reading.langgraph_internals import CHECKPOINTER, DURABILITY, inherited
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
-from memagent_graph.strategies import Overwrite, Strategy
+from memagent_graph.reading.strategy import Strategy, wired
+from memagent_graph.roles import prompts_for, require_room
 
 _RECURSION_LIMIT = 2**31 - 1
 """Every superstep moves the cursor or ends the run, so the document's own end bounds the number of steps."""
-
-_PARENT_DURABILITY = "__pregel_durability"
 
 
 class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, ReaderOutput]):
@@ -32,9 +32,10 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
     - checkpoints are written before the next step begins, unless the caller says otherwise.
     """
 
-    def __init__(self, *, reader_context: ReaderContext, **compiled: Any) -> None:
+    def __init__(self, *, reader_context: ReaderContext, strategy: Strategy, **compiled: Any) -> None:
         super().__init__(**compiled)
         self.reader_context = reader_context
+        self.strategy = strategy
 
     def stream(
         self,
@@ -97,34 +98,35 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
 
     def _for_this_call(self, context: ReaderContext | None, config: RunnableConfig | None) -> ReaderContext:
         chosen = context if isinstance(context, ReaderContext) else self.reader_context
-        return chosen.for_one_call(checkpointed=bool(self.checkpointer or _parent_checkpointer(config)))
+        return chosen.for_one_call(checkpointed=bool(self.checkpointer or inherited(config, CHECKPOINTER)))
 
     def _durability(self, config: RunnableConfig | None, asked: Durability | None) -> Durability | None:
         """Sync where there are checkpoints and nobody chose: "async" may lose hundreds of chunks to a kill."""
-        chosen_by_parent = (config or {}).get("configurable", {}).get(_PARENT_DURABILITY)
-        checkpointed = self.checkpointer or _parent_checkpointer(config)
-        return asked or ("sync" if checkpointed and not chosen_by_parent else None)
+        checkpointed = self.checkpointer or inherited(config, CHECKPOINTER)
+        return asked or ("sync" if checkpointed and not inherited(config, DURABILITY) else None)
 
 
-def build_graph(
-    context: ReaderContext, *, strategy: Strategy | None = None, checkpointer: Checkpointer = None
-) -> ReaderGraph:
+def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Checkpointer = None) -> ReaderGraph:
     """Wire and compile a reader.
 
     Args:
         context: policy, tokenizer, document store, prompts and budgets.
-        strategy: the topology; the paper's by default.
+        strategy: the way of reading.
         checkpointer: where state is saved at every step. With None a parent graph's is inherited.
+
+    Raises:
+        StrategyError: the strategy is not well formed.
+        PromptError: a role's template lacks a field, or has one too many.
+        BudgetError: a role's prompt does not fit the window.
     """
-    context.budget.require(
-        context.tokenizer.count(context.prompts.update.literal), context.tokenizer.count(context.prompts.answer.literal)
-    )
-    builder = StateGraph(
-        ReaderState, context_schema=ReaderContext, input_schema=ReaderInput, output_schema=ReaderOutput
-    )
-    (strategy or Overwrite()).wire(builder)
-    compiled = builder.compile(checkpointer=checkpointer, name="MemAgent")
-    return ReaderGraph(reader_context=context, **vars(compiled))
+    graph, identity = wired(strategy)
+    prompts = prompts_for(strategy.roles, context.prompts, own_words_only=context.own_words_only)
+    require_room(strategy.roles, prompts, context.budget, context.tokenizer.count)
+    if strategy.loop is not None:
+        fuse(graph, strategy.loop)
+    compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")
+    context = replace(context, prompts=prompts, strategy=identity)
+    return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))
 
 
 def check_question(question: str, context: ReaderContext) -> None:
@@ -142,10 +144,6 @@ def check_question(question: str, context: ReaderContext) -> None:
 def _has_reference(given: Any) -> bool:
     document = given.get("document") if isinstance(given, dict) else None
     return isinstance(document, dict) and "key" in document and "size" in document
-
-
-def _parent_checkpointer(config: RunnableConfig | None) -> Any:
-    return (config or {}).get("configurable", {}).get(CHECKPOINTER)
 
 
 def _unbounded(config: RunnableConfig | None) -> RunnableConfig:

@@ -1,4 +1,4 @@
-"""A run's past, read from its checkpoints: the memory after every chunk, and how to change it.
+"""A run's past, read from its checkpoints: its trace so far, and how to change a memory in it.
 
 Time travel follows the checkpoints' parents: after an edit a thread holds two branches, and only the one that leads to
 the newest checkpoint still counts.
@@ -10,10 +10,11 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
 from memagent_graph.errors import RunError, RunNotFoundError
+from memagent_graph.events import EventKind
 from memagent_graph.reading.graph import ReaderGraph
 from memagent_graph.reading.state import event_record
-from memagent_graph.reading.state_views import update_from_step
-from memagent_graph.results import EventKind, MemoryUpdate
+from memagent_graph.reading.state_views import trace_steps
+from memagent_graph.trace import Trace, TraceStep
 
 
 def thread(run_id: str) -> RunnableConfig:
@@ -41,14 +42,23 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
     return snapshot
 
 
-async def memory_updates(graph: ReaderGraph, run_id: str) -> list[MemoryUpdate]:
-    """The memory after every chunk that leads to the newest state, in order."""
-    snapshots = reversed(await _lineage(graph, run_id))
-    return [update_from_step(snapshot.values["step"], snapshot.values["memory"]) for snapshot in snapshots]
+async def trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
+    """The steps that lead to the newest state, in order."""
+    steps: list[TraceStep] = []
+    size: int | None = None
+    for snapshot in reversed(await _lineage(graph, run_id)):
+        steps += trace_steps(snapshot.values["steps"], snapshot.values)
+        size = snapshot.values["document"]["size"]
+    return Trace(tuple({step.id: step for step in steps}.values()), size)
 
 
-async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str) -> None:
-    """Branch off behind `chunk` with `text` as the memory; the branch becomes the run's newest state.
+async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str, branch: str = "") -> TraceStep:
+    """Branch off behind the step that wrote the memory after `chunk`, with `text` in its place.
+
+    The new line of checkpoints becomes the run's newest state.
+
+    Returns:
+        The step whose memory was replaced.
 
     Raises:
         RunError: the run has not read that chunk, or the text is longer than the memory budget.
@@ -62,30 +72,36 @@ async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str) ->
         )
     lineage = await _lineage(graph, run_id)
     for snapshot in lineage:
-        step = snapshot.values["step"]
-        if step["chunk_index"] == chunk:
+        state = snapshot.values
+        for place, record in reversed(list(enumerate(state["steps"]))):
+            if not record["reads"] or record["reads"][0]["index"] != chunk or branch not in {"", record["branch"]}:
+                continue
             edited = event_record(EventKind.MEMORY_EDITED, chunk, "a person replaced the memory")
-            change = {
-                "memory": text,
-                "step": {**step, "changed": True, "events": [*step["events"], edited]},
-                "stop_reason": None,
+            records = list(state["steps"])
+            records[place] = {
+                **record,
+                "type": "memory_update",
+                "text": text,
+                "changed": True,
+                "events": [*record["events"], edited],
             }
-            await graph.aupdate_state(snapshot.config, change, as_node="update_memory")
-            return
+            change = {**graph.strategy.edited(state, record, text), "steps": records, "stop_reason": None}
+            await graph.aupdate_state(snapshot.config, change, as_node=record["node"])
+            return trace_steps([record], state)[0]
+    read = lineage[0].values.get("chunks_read", 0) if lineage else 0
     raise RunError(
-        f"the run has not read chunk {chunk}; it has read {len(lineage)}",
+        f"the run has not read chunk {chunk}; it has read {read}",
         hint="Chunks are counted from 0.",
         run_id=run_id,
     )
 
 
 async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
-    """The checkpoints behind a memory update that lead to the newest one, newest first.
+    """The checkpoints behind a step that lead to the newest one, newest first.
 
-    An edited chunk has two such checkpoints in line, and the newer one counts. An earlier run under the same id is
-    another one: the line ends where this one began.
+    An earlier run under the same id is another one: the line ends where this one began.
     """
-    found: dict[int, StateSnapshot] = {}
+    found: list[StateSnapshot] = []
     wanted: str | None = None
     async for snapshot in graph.aget_state_history(thread(run_id)):
         if wanted is not None and snapshot.config["configurable"]["checkpoint_id"] != wanted:
@@ -94,7 +110,6 @@ async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
         wanted = parent["configurable"]["checkpoint_id"] if parent else ""
         if (snapshot.metadata or {}).get("source") == "input":
             break
-        step = snapshot.values.get("step")
-        if step is not None and step["type"] == "memory_update":
-            found.setdefault(step["chunk_index"], snapshot)
-    return list(found.values())
+        if snapshot.values.get("steps"):
+            found.append(snapshot)
+    return found

@@ -1,354 +1,370 @@
-"""The steps that every strategy is wired from: read a chunk, update the memory, answer.
+"""A strategy's step as a node of the graph: what it is given, and what is done for it.
 
-Each step is a pure-looking coroutine from tracked state to a change of it; all input and output goes through the
-`ReaderContext`. `as_runnable` makes a step a graph node that works under both `invoke` and `ainvoke`.
-
-A superstep of LangGraph costs nearly as much processor time as all else that a chunk needs. It is there so that what
-lies between two steps can be saved and seen. Where nobody does either, a step that follows itself does so at once.
+A step is a coroutine from the state to a change of it. Through its `StepContext` it asks the policy and gets at the
+document; cost, records of what was asked, counts of chunks and errors' places are kept by the node around it. The node
+runs under `invoke` and `ainvoke`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.runtime import Runtime, get_runtime
+from langgraph.types import Send
 
 from memagent_graph.concurrency.background import run_sync
-from memagent_graph.documents.chunking import Chunk, Chunker, Cursor, start_cursor
-from memagent_graph.errors import MemAgentError
-from memagent_graph.reading.ask import Drafts
+from memagent_graph.concurrency.turns import Turn
+from memagent_graph.documents.chunking import Chunk, Chunker, Cursor
+from memagent_graph.errors import MemAgentError, StrategyError
+from memagent_graph.events import EventKind, StopReason
+from memagent_graph.reading.ask import Ask, Reply
 from memagent_graph.reading.state import (
-    NO_COST,
     ChunkSpan,
+    Counters,
     ReaderContext,
     ReaderState,
     StepRecord,
+    add_cost,
     event_record,
-    new_run_id,
+    no_cost,
 )
 from memagent_graph.reading.tracing import observed, trace_ids
-from memagent_graph.results import EventKind, StopReason
-from memagent_graph.run_log.recording import Recording
+from memagent_graph.roles import Role
 
 Change: TypeAlias = dict[str, Any]
 """What a step changes in the state."""
-Step: TypeAlias = Callable[[ReaderState, ReaderContext], Awaitable[Change]]
-Route: TypeAlias = Callable[[ReaderState], str]
-"""Names the node that follows."""
-
-CHECKPOINTER: Final = "__pregel_checkpointer"
-"""Where LangGraph puts a graph's checkpointer, its own or its parent's, in the config."""
-
-
-async def open_document(state: ReaderState, context: ReaderContext) -> Change:
-    """Begin a run: set everything that an earlier run on the same thread may have left behind."""
-    run_id = state.get("run_id") or new_run_id()
-    if recording := context.meter.recording:
-        recording.begin(run_id, state["question"], state["document"], context.prompts, anew=True)
-    return {
-        "run_id": run_id,
-        "settings": context.settings,
-        "cursor": start_cursor(),
-        "span": None,
-        "step": None,
-        "memory": "",
-        "usage": NO_COST,
-        "chunks_read": 0,
-        "answer": None,
-        "raw_answer": None,
-        "stop_reason": None,
-    }
+State: TypeAlias = Any
+"""A strategy's state, a TypedDict of its own, or what a branch was sent."""
+Step: TypeAlias = Callable[[State, "StepContext"], Awaitable[Change]]
+Route: TypeAlias = Callable[[State], "str | Sequence[str | Send]"]
+"""Names the node that follows, or the branches that do."""
 
 
-async def read_chunk(state: ReaderState, context: ReaderContext) -> Change:
-    """Choose the next chunk, or find that the document has ended, or that a limit stops the read.
+@dataclass
+class StepContext:
+    """What a step works with. One for each execution of a step."""
 
-    Only the chunk's position enters the state. `span` is None once there is nothing more to read.
-    """
-    cursor = state.get("cursor") or start_cursor()
-    if reason := context.meter.exceeded(context.limits):
-        if recording := context.meter.recording:
-            recording.end(state.get("run_id", ""), reason.value, None)
-        return {"span": None, "stop_reason": reason.value, "step": _stopped(reason, cursor)}
-    return await _choose_chunk(cursor, state, context) or {"span": None, "cursor": cursor}
+    state: State
+    context: ReaderContext
+    """Policy, tokenizer, store, prompts and budgets."""
+    node: str
+    turn: Turn = field(repr=False)
+    records: list[StepRecord] = field(default_factory=list)
+    cost: Counters = field(default_factory=no_cost)
+    chunks: int = 0
+    tips: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def branch(self) -> str:
+        """The branch that the step belongs to; "" is the trunk."""
+        name: str = self.state.get("branch", "")
+        return name
 
-async def update_memory(state: ReaderState, context: ReaderContext) -> Change:
-    """Show the policy the chosen chunk and take what it writes as the new memory, by the stated rules.
+    async def ask(
+        self,
+        role: Role,
+        *,
+        previous: str = "",
+        reads: Sequence[ChunkSpan] = (),
+        parents: Iterable[str] | None = None,
+        slot: int | None = None,
+        **fields: str,
+    ) -> Reply:
+        """Ask the policy in a role; its reply counts by the reader's rules, and is logged.
 
-    Where the next chunk is at hand, it is chosen in the same step, so that a chunk costs one superstep and not two.
-    """
-    span = state.get("span")
-    if span is None:
-        raise MemAgentError(
-            "update_memory ran without a chunk",
-            hint="A strategy must lead from read_chunk to update_memory only while a span is set.",
+        Args:
+            role: one of the strategy's.
+            previous: the memory that stays where no reply counts.
+            reads: the chunks whose text the fields hold.
+            parents: the ids of the steps whose output the fields hold; the branch's newest step if left out.
+            slot: its place among the branch's steps of that role; by default the number of the first chunk it reads,
+                or 0. No two may share one.
+            fields: what the role's template holds besides the question.
+
+        Raises:
+            PolicyError: the policy could not be asked.
+            StrategyError: the strategy does not name the role.
+        """
+        prompts = self.context.prompts
+        if not prompts.has(role.name):
+            raise StrategyError(f"the role {role.name!r} has no words here", hint="Name it in the strategy's `roles`.")
+        if parents is None:
+            tips = {**self.state.get("tips", {}), **self.tips}
+            tip = tips.get(self.branch) or tips.get("")
+            parents = (tip,) if tip else ()
+        ask = Ask(
+            self.state,
+            self.context,
+            role,
+            prompts.messages(role.name, self.state["question"], **fields),
+            previous=previous,
+            node=self.node,
+            branch=self.branch,
+            slot=slot if slot is not None else reads[0]["index"] if reads else 0,
+            parents=tuple(parents),
+            reads=reads,
+            turn=self.turn,
         )
-    begin = time.perf_counter()
-    previous = state.get("memory", "")
-    chunk = _text(span, state, context)
-    messages = context.prompts.update_messages(state["question"], previous, chunk)
-    drafts = Drafts(state, context, span)
-    if span["shortened"]:
-        drafts.note(EventKind.SHORTENED_CHUNK, "escaping made the chunk longer than its budget")
-    memory = await drafts.memory(messages, previous)
-    context.meter.chunks += 1
-    return {
-        **await _look_ahead(state, context),
-        "memory": memory,
-        "chunks_read": state.get("chunks_read", 0) + 1,
-        "usage": drafts.add_to(state.get("usage", NO_COST), time.perf_counter() - begin, span["tokens"]),
-        "step": StepRecord(
-            type="memory_update",
-            chunk_index=span["index"],
-            start_char=span["start_char"],
-            end_char=span["end_char"],
-            start_byte=span["start_byte"],
-            end_byte=span["end_byte"],
-            chunk_tokens=span["tokens"],
-            changed=memory != previous,
-            progress=_progress(state, span["end_byte"]),
-            prompt_tokens=drafts.prompt_tokens,
-            completion_tokens=drafts.completion_tokens,
-            seconds=time.perf_counter() - begin,
-            finish_reason=drafts.finish_reason,
-            model=drafts.model,
-            events=drafts.events,
-        ),
-    }
+        reply = await ask.reply()
+        self.cost = add_cost(self.cost, ask.cost)
+        self.records.append(ask.record(reply.text))
+        self.tips[self.branch] = ask.id
+        return reply
+
+    def has_read(self, span: ChunkSpan) -> None:
+        """Count a chunk as read: for limits, totals and progress. Once per chunk, when all of it has been asked."""
+        self.chunks += 1
+        self.cost = {**self.cost, "document_tokens": self.cost["document_tokens"] + span["tokens"]}
+
+    def limit(self) -> StopReason | None:
+        """The limit that stops the read here, if one does; what it returned goes into `stopped`."""
+        return self.context.meter.exceeded(self.context.limits)
+
+    def stopped(self, reason: StopReason, chunk_index: int) -> Change:
+        """The change that ends the run for now: it can be resumed."""
+        if recording := self.context.meter.recording:
+            recording.end(self.state.get("run_id", ""), reason.value, None)
+        self.records.append(
+            StepRecord(
+                type="stopped",
+                id="",
+                node=self.node,
+                branch=self.branch,
+                role="",
+                slot=chunk_index,
+                parents=[],
+                reads=[],
+                text=None,
+                changed=False,
+                prompt_tokens=0,
+                completion_tokens=0,
+                seconds=0.0,
+                finish_reason=reason.value,
+                model="",
+                events=[],
+            )
+        )
+        return {"stop_reason": reason.value}
+
+    def finished(self, reason: StopReason, answer: str | None) -> None:
+        """Enter into the log how the run ended."""
+        if recording := self.context.meter.recording:
+            recording.end(self.state.get("run_id", ""), reason.value, answer)
+
+    async def next_chunk(self, cursor: Cursor) -> tuple[ChunkSpan, Cursor] | None:
+        """The chunk at `cursor`, and where the one after it begins; None at the document's end.
+
+        A chunk that escaping makes longer than its budget is cut shorter.
+
+        Raises:
+            DocumentError: the text is gone from the store, or a live stream failed.
+        """
+        chunk = await self._chunker(self.context.budget.chunk_tokens).next_chunk(cursor)
+        if chunk is None:
+            return None
+        fitting = await self._fitting(chunk, cursor)
+        span = ChunkSpan(
+            index=chunk.index,
+            start_char=fitting.start_char,
+            end_char=fitting.end_char,
+            start_byte=fitting.start_byte,
+            end_byte=fitting.end_byte,
+            tokens=fitting.tokens,
+            shortened=fitting is not chunk,
+        )
+        self.context.meter.texts[span["index"]] = span, fitting.text
+        return span, fitting.next
+
+    def text(self, span: ChunkSpan) -> str:
+        """A chunk's text: as it was cut, or, after a resume, from the store.
+
+        Raises:
+            DocumentError: the text is gone from the store.
+        """
+        chosen = self.context.meter.texts.pop(span["index"], None)
+        if chosen is not None and chosen[0] == span:
+            return chosen[1]
+        return self.context.store.read(self.state["document"], span["start_byte"], span["end_byte"])
+
+    def _chunker(self, chunk_tokens: int) -> Chunker:
+        context, document = self.context, self.state["document"]
+        key = document["key"], chunk_tokens
+        if key not in context.meter.chunkers:
+            chunker = Chunker(context.store, document, context.tokenizer, chunk_tokens, context.boundary)
+            context.meter.chunkers[key] = chunker
+        return context.meter.chunkers[key]
+
+    async def _fitting(self, chunk: Chunk, cursor: Cursor) -> Chunk:
+        """The chunk, or a shorter one where escaping made it longer than its budget."""
+        context = self.context
+        while (guarded := context.prompts.neutralise(chunk.text)) != chunk.text:
+            if context.tokenizer.count(guarded) <= context.budget.chunk_tokens or chunk.tokens <= 1:
+                break
+            shorter = await self._chunker(max(1, chunk.tokens // 2)).next_chunk(cursor)
+            if shorter is None:
+                break
+            chunk = shorter
+        return chunk
 
 
-async def answer(state: ReaderState, context: ReaderContext) -> Change:
-    """Ask for the answer from the memory alone."""
-    begin = time.perf_counter()
-    messages = context.prompts.answer_messages(state["question"], state.get("memory", ""))
-    drafts = Drafts(state, context)
-    text, extracted = await drafts.answer(messages)
-    reason = StopReason.ANSWERED if text else StopReason.NO_ANSWER
-    if recording := context.meter.recording:
-        recording.end(state.get("run_id", ""), reason.value, extracted)
-    cursor = state.get("cursor") or start_cursor()
-    return {
-        "answer": extracted,
-        "raw_answer": drafts.raw_text,
-        "stop_reason": reason.value,
-        "usage": drafts.add_to(state.get("usage", NO_COST), time.perf_counter() - begin),
-        "step": StepRecord(
-            type="answer",
-            chunk_index=None,
-            start_char=0,
-            end_char=cursor["char"],
-            start_byte=0,
-            end_byte=cursor["byte"],
-            chunk_tokens=0,
-            changed=False,
-            progress=1.0,
-            prompt_tokens=drafts.prompt_tokens,
-            completion_tokens=drafts.completion_tokens,
-            seconds=time.perf_counter() - begin,
-            finish_reason=drafts.finish_reason,
-            model=drafts.model,
-            events=drafts.events,
-        ),
-    }
+def branch(node: str, state: Any, name: str, **values: Any) -> Send:
+    """A branch for a route to send: `node` runs on these values, side by side with the others.
 
-
-async def _choose_chunk(cursor: Cursor, state: ReaderState, context: ReaderContext) -> Change | None:
-    """The change of state that chooses the chunk at `cursor`; None at the document's end."""
-    chunk = await _chunker(state, context, context.budget.chunk_tokens).next_chunk(cursor)
-    if chunk is None:
-        return None
-    fitting = await _fitting(chunk, cursor, state, context)
-    span = ChunkSpan(
-        index=chunk.index,
-        start_char=fitting.start_char,
-        end_char=fitting.end_char,
-        start_byte=fitting.start_byte,
-        end_byte=fitting.end_byte,
-        tokens=fitting.tokens,
-        shortened=fitting is not chunk,
-    )
-    context.meter.chosen = span, fitting.text
-    return {"span": span, "cursor": fitting.next}
-
-
-def _text(span: ChunkSpan, state: ReaderState, context: ReaderContext) -> str:
-    """The chosen chunk's text; after a resume, and on any doubt, anew from the store."""
-    if (chosen := context.meter.chosen) is not None and chosen[0] == span:
-        return chosen[1]
-    return context.store.read(state["document"], span["start_byte"], span["end_byte"])
-
-
-async def _look_ahead(state: ReaderState, context: ReaderContext) -> Change:
-    """What `read_chunk` would do next, if that is to choose a chunk; all else is left to it.
-
-    It does not wait for a live stream, whose next chunk may be long in coming, nor let a failure that belongs to the
-    next chunk cost the memory that was just written.
+    Args:
+        node: the node's name.
+        state: the state that the branch leaves from.
+        name: what it is called; a name that was used before continues that branch.
+        values: what else its step finds in its state: a chunk's span, the branch's memory so far.
     """
-    cursor = state.get("cursor")
-    if cursor is None or state["document"]["size"] is None or context.meter.exceeded(context.limits):
-        return {"span": None}
-    try:
-        return await _choose_chunk(cursor, state, context) or {"span": None}
-    except MemAgentError:
-        return {"span": None}
-
-
-def _chunker(state: ReaderState, context: ReaderContext, chunk_tokens: int) -> Chunker:
-    document = state["document"]
-    key = document["key"], chunk_tokens
-    if key not in context.meter.chunkers:
-        chunker = Chunker(context.store, document, context.tokenizer, chunk_tokens, context.boundary)
-        context.meter.chunkers[key] = chunker
-    return context.meter.chunkers[key]
-
-
-async def _fitting(chunk: Chunk, cursor: Cursor, state: ReaderState, context: ReaderContext) -> Chunk:
-    """The chunk, or a shorter one where escaping made it longer than its budget."""
-    budget = context.budget.chunk_tokens
-    while (guarded := context.prompts.neutralise(chunk.text)) != chunk.text:
-        if context.tokenizer.count(guarded) <= budget or chunk.tokens <= 1:
-            break
-        shorter = await _chunker(state, context, max(1, chunk.tokens // 2)).next_chunk(cursor)
-        if shorter is None:
-            break
-        chunk = shorter
-    return chunk
-
-
-def _progress(state: ReaderState, end_byte: int) -> float | None:
-    size = state["document"]["size"]
-    return min(1.0, end_byte / size) if size else None
-
-
-def _stopped(reason: StopReason, cursor: Cursor) -> StepRecord:
-    return StepRecord(
-        type="stopped",
-        chunk_index=cursor["index"],
-        start_char=cursor["char"],
-        end_char=cursor["char"],
-        start_byte=cursor["byte"],
-        end_byte=cursor["byte"],
-        chunk_tokens=0,
-        changed=False,
-        progress=None,
-        prompt_tokens=0,
-        completion_tokens=0,
-        seconds=0.0,
-        finish_reason=reason.value,
-        model="",
-        events=[],
-    )
-
-
-async def _settle(recording: Recording, change: Change) -> None:
-    """See that what the step logged is in the file before the step counts; that it is not is an event."""
-    await recording.settle()
-    step: StepRecord | None = change.get("step")
-    if recording.failure is not None and step is not None and not recording.told:
-        recording.told = True
-        step["events"].append(event_record(EventKind.LOGGING_STOPPED, step["chunk_index"], recording.failure))
-
-
-def _is_seen(context: ReaderContext, config: RunnableConfig | None) -> bool:
-    """Whether checkpoints or callbacks would tell a superstep that has several steps in it."""
-    checkpointer = (config or {}).get("configurable", {}).get(CHECKPOINTER)
-    return checkpointer is not None or observed(context, config) is not context
+    tips = state.get("tips", {})
+    shared = {key: state[key] for key in ("run_id", "question", "document", "chunks_read") if key in state}
+    own = {each: tips[each] for each in ("", name) if each in tips}
+    return Send(node, {**shared, "tips": own, "branch": name, **values})
 
 
 @dataclass(frozen=True)
-class _Node(Runnable[ReaderState, Change]):
-    """A step as a graph node: finds its context, reports progress, and says where in the read an error happened."""
+class StepNode(Runnable[Any, Change]):
+    """A step as a graph node: finds its context, keeps its accounts, says where in the read an error happened."""
 
+    node: str
     step: Step
-    follows_itself: Callable[[ReaderState], bool] | None = None
+    channels: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    """The strategy's; a change of any other key is refused. Filled while the graph is wired."""
 
-    async def ainvoke(self, input: ReaderState, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002
-        runtime = get_runtime(ReaderContext)
-        context, state = runtime.context, input
-        change = total = await self._step(state, runtime, config)
-        if self.follows_itself is None or context.pass_by is None or _is_seen(context, config):
-            return change
-        while self.follows_itself(state := cast("ReaderState", {**state, **change})):
-            context.pass_by(change)
-            # As between supersteps, others have their turn, though the policy and all else may never wait.
-            await asyncio.sleep(0)
-            change = await self._step(state, runtime, config)
-            total = {**total, **change}
-        return total
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002
+        return await self.run(input, get_runtime(ReaderContext), config)
 
-    def invoke(self, input: ReaderState, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002
         runtime = get_runtime(ReaderContext)
-        change = run_sync(self._run(input, runtime.context, config))
-        self._report(change, input, runtime.stream_writer)
+        change = run_sync(self._changed(input, runtime.context, config))
+        report(change, input, runtime.stream_writer)
         return change
 
-    async def _step(self, state: ReaderState, runtime: Runtime[ReaderContext], config: RunnableConfig | None) -> Change:
-        change = await self._run(state, runtime.context, config)
-        self._report(change, state, runtime.stream_writer)
+    async def run(self, state: Any, runtime: Runtime[ReaderContext], config: RunnableConfig | None) -> Change:
+        """Run the step and report what it asked."""
+        change = await self._changed(state, runtime.context, config)
+        report(change, state, runtime.stream_writer)
         return change
 
-    async def _run(self, state: ReaderState, context: ReaderContext, config: RunnableConfig | None) -> Change:
+    async def _changed(self, state: Any, context: ReaderContext, config: RunnableConfig | None) -> Change:
+        if not state.get("branch"):
+            return await self._executed(state, context, config, context.meter.turn)
+        async with context.meter.branches.one(context.concurrency):
+            turn = Turn()
+            try:
+                return await self._executed(state, context, config, turn)
+            finally:
+                turn.end()
+
+    async def _executed(
+        self, state: Any, context: ReaderContext, config: RunnableConfig | None, turn: Turn
+    ) -> Change:
         recording = context.meter.recording
         if recording is not None:
             recording.trace = trace_ids(config)
+        step = StepContext(state, observed(context, config), self.node, turn)
+        begin = asyncio.get_running_loop().time()
         try:
-            change = await self.step(state, observed(context, config))
+            change = await self.step(state, step)
+            self._require_channels(change)
         except Exception as error:
             if recording is not None:
                 recording.stop()
                 await recording.settle()
             if isinstance(error, MemAgentError):
-                error.run_id = error.run_id or state.get("run_id")
-                if error.chunk_index is None and (span := state.get("span")):
-                    error.chunk_index = span["index"]
+                _place(error, state)
             raise
+        change = _with_accounts(change, step, asyncio.get_running_loop().time() - begin)
+        context.meter.chunks += step.chunks
         if recording is not None:
-            await _settle(recording, change)
+            await recording.settle()
+            if recording.failure is not None and step.records and not recording.told:
+                recording.told = True
+                newest = step.records[-1]
+                chunk = newest["reads"][0]["index"] if newest["reads"] else None
+                newest["events"].append(event_record(EventKind.LOGGING_STOPPED, chunk, recording.failure))
         return change
 
-    def _report(self, change: Change, state: ReaderState, write: Callable[[Any], None]) -> None:
-        if (step := cast("StepRecord | None", change.get("step"))) is not None:
-            write(
-                {
-                    "type": f"memagent.{step['type']}",
-                    "run_id": state.get("run_id"),
-                    "step": step,
-                    "memory": change.get("memory", state.get("memory", "")),
-                    "answer": change.get("answer"),
-                }
+    def _require_channels(self, change: Mapping[str, Any]) -> None:
+        if unknown := [key for key in change if key not in self.channels]:
+            raise StrategyError(
+                f"the step {self.node!r} changes {unknown[0]!r}, which the strategy's state class does not have",
+                hint="Add it to the state class, with a reducer where several branches write it.",
             )
 
 
+def _with_accounts(change: Change, step: StepContext, seconds: float) -> Change:
+    """The change with what the step asked and what that cost."""
+    if not step.records and not step.chunks:
+        return change
+    if step.cost["turns"]:
+        change = {**change, "usage": {**step.cost, "seconds": seconds}}
+    for record in step.records:
+        if record["text"] is not None and record["text"] == change.get("memory"):
+            record["text"] = None
+    return {
+        **change,
+        "steps": step.records,
+        **({"tips": step.tips} if step.tips else {}),
+        **({"chunks_read": step.chunks} if step.chunks else {}),
+    }
+
+
+def _place(error: MemAgentError, state: Mapping[str, Any]) -> None:
+    """Say in an error where in the read it happened."""
+    error.run_id = error.run_id or state.get("run_id")
+    if error.chunk_index is None and (span := state.get("span")):
+        error.chunk_index = span["index"]
+    if name := state.get("branch"):
+        error.branch = error.branch or name
+
+
+def report(change: Change, state: Any, write: Callable[[Any], None]) -> None:
+    """Give a step's records to those who stream the graph's own reports."""
+    for record in change.get("steps", ()):
+        text = record["text"] if record["text"] is not None else change.get("memory", state.get("memory", ""))
+        answers = record["type"] == "answer"
+        write(
+            {
+                "type": f"memagent.{record['type']}",
+                "run_id": state.get("run_id"),
+                "step": flat(record, state["document"]["size"]),
+                "memory": state.get("memory", "") if answers or record["type"] == "stopped" else text,
+                "answer": change.get("answer") if answers else None,
+            }
+        )
+
+
+def flat(record: StepRecord, document_bytes: int | None) -> dict[str, Any]:
+    """A record with the place of what it read, as streams carry it."""
+    reads = record["reads"]
+    end_byte = reads[-1]["end_byte"] if reads else 0
+    answers = record["type"] == "answer"
+    return {
+        **record,
+        "chunk_index": reads[0]["index"] if reads else record["slot"] if record["type"] == "stopped" else None,
+        "start_char": reads[0]["start_char"] if reads else 0,
+        "end_char": reads[-1]["end_char"] if reads else 0,
+        "start_byte": reads[0]["start_byte"] if reads else 0,
+        "end_byte": end_byte,
+        "chunk_tokens": sum(span["tokens"] for span in reads),
+        "progress": 1.0 if answers else min(1.0, end_byte / document_bytes) if document_bytes and reads else None,
+    }
+
+
 @dataclass(frozen=True)
-class _Route(Runnable[ReaderState, str]):
+class RouteNode(Runnable[Any, Any]):
+    """A conditional edge. LangGraph would call a plain function in a thread, at every chunk; `choose` is too quick."""
+
     choose: Route
     name: str | None = None
 
-    async def ainvoke(self, input: ReaderState, config: RunnableConfig | None = None, **kwargs: Any) -> str:  # noqa: A002
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002
         return self.choose(input)
 
-    def invoke(self, input: ReaderState, config: RunnableConfig | None = None, **kwargs: Any) -> str:  # noqa: A002
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002
         return self.choose(input)
-
-
-def as_runnable(
-    step: Step, *, follows_itself: Callable[[ReaderState], bool] | None = None
-) -> Runnable[ReaderState, Change]:
-    """A graph node that runs `step` with the graph's `ReaderContext`.
-
-    Args:
-        step: the step.
-        follows_itself: whether the state that it leaves leads to the same node again; as the graph's edges say.
-    """
-    return _Node(step, follows_itself)
-
-
-def as_route(choose: Route) -> Runnable[ReaderState, str]:
-    """A conditional edge. LangGraph would call a plain function in a thread, at every chunk; `choose` is too quick."""
-    return _Route(choose, choose.__name__)

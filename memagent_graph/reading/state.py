@@ -1,35 +1,38 @@
 """The graph's tracked state and the context its nodes run in.
 
-State is stored at every step, so it holds no text of the document and no growing list: a reference, a cursor, the
-current memory, counters, and a record of the newest step. The list of all memories is the checkpoint history itself.
+State is stored at every step, so it holds no text of the document and no growing list: a reference, cursors, current
+memories, counters, and records of the newest steps. The list of all memories is the checkpoint history itself.
 Everything that cannot or should not be stored (client, tokenizer, store) lives in `ReaderContext`.
 """
 
 from __future__ import annotations
 
+import operator
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
+from langgraph.channels import Topic
 from typing_extensions import TypedDict
 
 from memagent_graph.budget import Budget
+from memagent_graph.concurrency.branches import Branches
 from memagent_graph.concurrency.turns import Turn
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary, Chunker, Cursor
+from memagent_graph.events import EventKind, StopReason, UpdateRule
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
-from memagent_graph.results import EventKind, StopReason, UpdateRule
-from memagent_graph.run_log import RunLog
+from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.run_log.recording import Recording
 from memagent_graph.tokenizers import Tokenizer
 
 
 class ChunkSpan(TypedDict):
-    """The chunk that the next update will read; its text is fetched anew from the store."""
+    """A chunk to be read; its text is fetched from the store when it is."""
 
     index: int
     start_char: int
@@ -50,18 +53,20 @@ class EventRecord(TypedDict):
 
 
 class StepRecord(TypedDict):
-    """What the newest update or answer was like, and what it cost; also what progress streams carry."""
+    """One thing that the policy was asked, as stored: a `TraceStep`, or that a limit stopped the read."""
 
     type: str
-    """"memory_update", "answer" or "stopped"."""
-    chunk_index: int | None
-    start_char: int
-    end_char: int
-    start_byte: int
-    end_byte: int
-    chunk_tokens: int
+    """"memory_update", "decision", "answer" or "stopped"."""
+    id: str
+    node: str
+    branch: str
+    role: str
+    slot: int
+    parents: list[str]
+    reads: list[ChunkSpan]
+    text: str | None
+    """What was written; None where it is the state's `memory`."""
     changed: bool
-    progress: float | None
     prompt_tokens: int
     completion_tokens: int
     seconds: float
@@ -71,7 +76,7 @@ class StepRecord(TypedDict):
 
 
 class Counters(TypedDict):
-    """Running totals of a read."""
+    """What a read, or a part of it, cost."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -82,9 +87,24 @@ class Counters(TypedDict):
     document_tokens: int
 
 
-NO_COST = Counters(
-    prompt_tokens=0, completion_tokens=0, cached_tokens=0, turns=0, seconds=0.0, flops=0.0, document_tokens=0
-)
+def no_cost() -> Counters:
+    """Where counting begins."""
+    return Counters(
+        prompt_tokens=0, completion_tokens=0, cached_tokens=0, turns=0, seconds=0.0, flops=0.0, document_tokens=0
+    )
+
+
+def add_cost(total: Counters, more: Counters) -> Counters:
+    """Both together."""
+    return Counters(
+        prompt_tokens=total.get("prompt_tokens", 0) + more["prompt_tokens"],
+        completion_tokens=total.get("completion_tokens", 0) + more["completion_tokens"],
+        cached_tokens=total.get("cached_tokens", 0) + more["cached_tokens"],
+        turns=total.get("turns", 0) + more["turns"],
+        seconds=total.get("seconds", 0.0) + more["seconds"],
+        flops=total.get("flops", 0.0) + more["flops"],
+        document_tokens=total.get("document_tokens", 0) + more["document_tokens"],
+    )
 
 
 class ReaderInput(TypedDict):
@@ -108,22 +128,35 @@ class ReaderOutput(TypedDict):
 
 
 class ReaderState(TypedDict):
-    """What is checkpointed: a few kilobytes, whatever the document's length."""
+    """The channels that every strategy has; its own state class adds others. A few kilobytes, whatever the length.
+
+    `usage`, `chunks_read`, `steps` and `tips` are kept by the nodes' wrapper; steps need not write them.
+    """
 
     run_id: NotRequired[str]
     question: str
     document: DocumentRef
     settings: NotRequired[str]
-    """Fingerprint of tokenizer, chunk size and prompts; a resume under other settings is refused."""
-    cursor: NotRequired[Cursor]
-    span: NotRequired[ChunkSpan | None]
+    """Fingerprint of strategy, tokenizer, chunk size and prompts; a resume under other settings is refused."""
     memory: NotRequired[str]
-    step: NotRequired[StepRecord]
-    usage: NotRequired[Counters]
-    chunks_read: NotRequired[int]
+    """The trunk's memory; at the end the one that the answer was asked from."""
+    usage: NotRequired[Annotated[Counters, add_cost]]
+    chunks_read: NotRequired[Annotated[int, operator.add]]
+    steps: NotRequired[Annotated[list[StepRecord], Topic(StepRecord)]]
+    """What the newest superstep asked."""
+    tips: NotRequired[Annotated[dict[str, str], operator.or_]]
+    """The newest step of each branch, by the branch's name: what the next one comes from."""
     answer: NotRequired[str | None]
     raw_answer: NotRequired[str | None]
     stop_reason: NotRequired[str | None]
+
+
+class LineState(ReaderState):
+    """The state of strategies that read one chunk after the other."""
+
+    cursor: NotRequired[Cursor]
+    span: NotRequired[ChunkSpan | None]
+    """The chunk to be read next; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +174,20 @@ class UpdateRules:
     """For a memory with a word that stands nowhere in the prompt, however it ends. `ACCEPT` does not look; None is the
     policy's own rule (`Profile.on_invented`). For policies that copy and never rephrase, in languages that put spaces
     between words: what they write from nowhere is an accident."""
+    malformed: UpdateRule = UpdateRule.RETRY
+    """The reply does not have the form that its role asks for."""
     retries: int = 2
     """How often `UpdateRule.RETRY` asks again, and how often an empty answer is asked for again."""
 
     def rule_for(self, kind: EventKind) -> UpdateRule:
         """The rule for one kind of event."""
-        if kind is EventKind.INVENTED:
-            return self.invented or UpdateRule.ACCEPT
-        if kind is EventKind.EMPTY:
-            return self.empty
-        return self.refused if kind is EventKind.REFUSED else self.truncated
+        rules = {
+            EventKind.INVENTED: self.invented or UpdateRule.ACCEPT,
+            EventKind.EMPTY: self.empty,
+            EventKind.REFUSED: self.refused,
+            EventKind.MALFORMED: self.malformed,
+        }
+        return rules.get(kind, self.truncated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +219,10 @@ class Meter:
     """This read's turn on the event loop; see `memagent_graph.concurrency.turns`."""
     chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
     """By document and chunk size."""
-    chosen: tuple[ChunkSpan, str] | None = field(default=None, repr=False)
-    """The chunk chosen last, with its text: what `update_memory` needs not fetch again."""
+    texts: dict[int, tuple[ChunkSpan, str]] = field(default_factory=dict, repr=False)
+    """The texts of chunks that were chosen and not yet read, by chunk number: what need not be fetched again."""
+    branches: Branches = field(default_factory=Branches, repr=False)
+    """Those at work side by side."""
 
     def exceeded(self, limits: Limits) -> StopReason | None:
         """The first limit that is reached."""
@@ -209,6 +248,14 @@ class ReaderContext:
     rules: UpdateRules = field(default_factory=UpdateRules)
     limits: Limits = field(default_factory=Limits)
     boundary: Boundary = "token"
+    strategy: StrategyId = StrategyId("", "")
+    """How it is read; `build_graph` sets it."""
+    own_words_only: bool = False
+    """Whether the prompts are those of a policy that understands no other words."""
+    window: int | None = None
+    """Tokens that one call of the model can hold; `budget.context_window` may use less of it."""
+    concurrency: int = 16
+    """Branches of one read at work side by side."""
     shape: ModelShape | None = None
     """The model's size, where it is known; for estimates of arithmetic."""
     replace_undecodable: bool = False
@@ -216,15 +263,14 @@ class ReaderContext:
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What the log says of how the reader was made."""
     pass_by: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
-    """Set where a caller sees nothing of a read before its end. A step that follows itself may then do so within one
-    superstep; it hands in here, one by one, the changes that the graph's own streams thus never show."""
+    """Set where a caller sees nothing of a read before its end; see `memagent_graph.reading.fused`."""
     meter: Meter = field(default_factory=Meter)
 
     def for_one_call(self, *, checkpointed: bool) -> ReaderContext:
         """A copy with a meter, and a recording, of its own."""
         recording = None
         if self.run_log is not None:
-            recording = Recording(self.run_log, self.log_settings, checkpointed=checkpointed)
+            recording = Recording(self.run_log, self.log_settings, self.strategy, checkpointed=checkpointed)
         return replace(self, meter=Meter(recording=recording))
 
     @property
@@ -233,6 +279,8 @@ class ReaderContext:
         budget = self.budget
         return ":".join(
             (
+                self.strategy.name,
+                self.strategy.fingerprint,
                 self.tokenizer.fingerprint,
                 self.prompts.fingerprint,
                 f"{budget.chunk_tokens}/{budget.memory_tokens}/{self.boundary}",

@@ -1,62 +1,101 @@
-"""The public form of what the state stores: updates, events, results."""
+"""The public form of what the state stores: steps, updates, events, results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memagent_graph.reading.state import Counters, ReaderContext, StepRecord
-from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, ReadResult, StopReason, UpdateRule, Usage
+from memagent_graph.events import EventKind, ReadEvent, StopReason, UpdateRule
+from memagent_graph.reading.ask import as_span
+from memagent_graph.reading.state import Counters, ReaderContext, StepRecord, no_cost
+from memagent_graph.results import ReadResult, Usage
+from memagent_graph.trace import MemoryUpdate, Replayed, Trace, TraceStep, Writes
+
+_WRITES = {"memory_update": Writes.MEMORY, "decision": Writes.DECISION, "answer": Writes.ANSWER}
 
 
-def update_from_step(step: StepRecord, memory: str) -> MemoryUpdate:
-    """The public form of a stored memory update."""
-    return MemoryUpdate(
-        chunk_index=step["chunk_index"] or 0,
-        start_char=step["start_char"],
-        end_char=step["end_char"],
-        start_byte=step["start_byte"],
-        end_byte=step["end_byte"],
-        chunk_tokens=step["chunk_tokens"],
-        memory=memory,
-        changed=step["changed"],
-        progress=step["progress"],
-        prompt_tokens=step["prompt_tokens"],
-        completion_tokens=step["completion_tokens"],
-        seconds=step["seconds"],
-        events=events_from_step(step),
+def trace_step(record: StepRecord, state: Mapping[str, Any]) -> TraceStep:
+    """The public form of a stored step; `state` is the one behind it."""
+    return TraceStep(
+        id=record["id"],
+        node=record["node"],
+        branch=record["branch"],
+        role=record["role"],
+        slot=record["slot"],
+        writes=_WRITES[record["type"]],
+        text=record["text"] if record["text"] is not None else state.get("memory", ""),
+        reads=tuple(map(as_span, record["reads"])),
+        parents=tuple(record["parents"]),
+        prompt_tokens=record["prompt_tokens"],
+        completion_tokens=record["completion_tokens"],
+        seconds=record["seconds"],
+        model=record["model"],
+        finish_reason=record["finish_reason"],
+        events=tuple(
+            ReadEvent(
+                kind=EventKind(event["kind"]),
+                chunk_index=event["chunk_index"],
+                detail=event["detail"],
+                rule=UpdateRule(event["rule"]) if event["rule"] else None,
+            )
+            for event in record["events"]
+        ),
     )
 
 
-def events_from_step(step: StepRecord) -> tuple[ReadEvent, ...]:
-    """The public form of a step's stored events."""
-    return tuple(
-        ReadEvent(
-            kind=EventKind(event["kind"]),
-            chunk_index=event["chunk_index"],
-            detail=event["detail"],
-            rule=UpdateRule(event["rule"]) if event["rule"] else None,
+def trace_steps(records: Iterable[StepRecord], state: Mapping[str, Any]) -> list[TraceStep]:
+    """The steps among a superstep's records."""
+    return [trace_step(record, state) for record in records if record["type"] in _WRITES]
+
+
+class Progress:
+    """A read's steps as they come, and the updates that they come to."""
+
+    def __init__(self, steps: Iterable[TraceStep] = (), document_bytes: int | None = None) -> None:
+        self.document_bytes = document_bytes
+        self.steps: list[TraceStep] = []
+        self.replayed = Replayed(document_bytes)
+        for step in steps:
+            self.add(step)
+
+    def add(self, step: TraceStep) -> None:
+        """Add the next step."""
+        self.steps.append(step)
+        self.replayed.add(step)
+
+    def updates_since(self, steps: int, *, complete: bool) -> list[MemoryUpdate]:
+        """The updates that the steps from a number on brought; those of a chunk only once it is `complete`."""
+        places = dict.fromkeys(
+            self.replayed.place(step.id)
+            for step in self.steps[steps:]
+            if step.writes is not Writes.ANSWER and (complete or not step.reads)
         )
-        for event in step["events"]
-    )
+        return [self.replayed.updates[place] for place in places]
+
+    @property
+    def trace(self) -> Trace:
+        """The trace so far."""
+        return Trace(tuple(self.steps), self.document_bytes)
 
 
-def result_from_state(state: Mapping[str, Any], updates: Sequence[MemoryUpdate], context: ReaderContext) -> ReadResult:
-    """The outcome of a run from its last state."""
-    step: StepRecord | None = state.get("step")
+def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> ReadResult:
+    """The outcome of a run from its last state and its trace."""
+    answers = trace.answers
     return ReadResult(
         run_id=state["run_id"],
         question=state["question"],
         document=state["document"],
-        model=(step["model"] if step else "") or context.policy.name,
+        model=(trace.steps[-1].model if trace.steps else "") or context.policy.name,
         answer=state.get("answer"),
         raw_answer=state.get("raw_answer"),
-        memory=state["memory"],
+        memory=state.get("memory") or "",
         stop_reason=StopReason(state["stop_reason"]),
-        usage=_usage(state["usage"], context),
-        chunks_read=state["chunks_read"],
-        updates=tuple(updates),
-        answer_events=events_from_step(step) if step and step["type"] == "answer" else (),
+        usage=_usage(state.get("usage") or no_cost(), context),
+        chunks_read=state.get("chunks_read", 0),
+        updates=trace.updates,
+        answer_events=answers[-1].events if answers else (),
+        strategy=context.strategy.name,
+        trace=trace,
         store_root=context.store.root,
     )
 

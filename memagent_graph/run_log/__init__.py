@@ -1,11 +1,13 @@
 """The log of runs: what the policy saw and said, exactly, in one SQLite file that many processes write to.
 
-schema      the tables, and how a file of an older version becomes one of this
+schema      connections, and the version of a file's tables
+migration   how a file of an older version becomes one of this
 records     what is in it, as data: runs, conversations, events, rewards
 packing     token ids, log-probs and texts as small blobs
 writer      one thread per log that commits what many reads hand in
 log         RunLog: write, query, reward, delete
 filters     which runs are meant, and what they come to
+logged_trace  a run's trace from its conversations
 rows        between records and the tables' rows
 recording   one run's side of it: what the graph's steps call
 exchange    runs as Parquet and as JSON lines, and back
@@ -17,17 +19,16 @@ from memagent_graph.run_log.filters import RunFilter, RunTotals
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import (
     Conversation,
-    ConversationKind,
     LoggedEvent,
     Outcome,
     Reward,
     RunRecord,
+    StrategyId,
     TextKind,
 )
 
 __all__ = [
     "Conversation",
-    "ConversationKind",
     "LoggedEvent",
     "Outcome",
     "Reward",
@@ -35,5 +36,6 @@ __all__ = [
     "RunLog",
     "RunRecord",
     "RunTotals",
+    "StrategyId",
     "TextKind",
 ]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,26 +20,32 @@ from memagent_graph.errors import RunLogError, RunNotFoundError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
 from memagent_graph.run_log.filters import RunFilter, RunTotals
-from memagent_graph.run_log.packing import pack_text
+from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import (
     Conversation,
     LoggedEvent,
     Redaction,
     Reward,
     RunRecord,
+    StrategyId,
     TextKind,
 )
-from memagent_graph.run_log.schema import connect, migrate
+from memagent_graph.run_log.schema import connect, connect_to_read, prepare
 from memagent_graph.run_log.writer import Job, Writer
+from memagent_graph.trace import Trace
 
 _BEGIN: Final = (
-    "INSERT INTO runs (run_id, began, question, document, settings, trace) VALUES (?, ?, ?, ?, ?, ?) "
-    "ON CONFLICT (run_id) DO UPDATE SET ended = NULL, stop_reason = NULL"
+    "INSERT INTO runs (run_id, began, document, settings, trace, strategy, strategy_fingerprint) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET ended = NULL, stop_reason = NULL"
 )
 _BEGIN_ANEW: Final = (
-    _BEGIN + ", answer = NULL, began = excluded.began, question = excluded.question, "
-    "document = excluded.document, settings = excluded.settings, trace = excluded.trace"
+    _BEGIN + ", began = excluded.began, document = excluded.document, settings = excluded.settings, "
+    "trace = excluded.trace, strategy = excluded.strategy, strategy_fingerprint = excluded.strategy_fingerprint"
 )
+_ASK: Final = "INSERT INTO answers (run_id, number, question) VALUES (?, 0, ?) ON CONFLICT (run_id, number) DO "
+_ASK_ANEW: Final = _ASK + "UPDATE SET question = excluded.question, answer = NULL"
+_RUNS: Final = "(SELECT r.*, a.question, a.answer FROM runs r JOIN answers a ON a.run_id = r.run_id AND a.number = 0)"
+_OVERWRITE: Final = StrategyId("overwrite", "")
 _NOT_STORABLE: Final = (OverflowError, UnicodeEncodeError)
 """What sqlite3 raises for values that SQLite cannot hold."""
 
@@ -61,14 +68,21 @@ class RunLog:
         with self._translated():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with closing(connect(self.path)) as connection:
-                migrate(connection, self.path)
+                prepare(connection, self.path)
 
     # Writing. Each returns a future that is done once the entry is in the file; see `RunLog.wait`. The graph's steps
     # hand the same jobs in from their event loop; see `Recording`.
 
-    def begin(self, run_id: str, question: str, document: DocumentRef, settings: Mapping[str, Any]) -> Future[None]:
-        """Enter a run as begun. A run that goes on keeps its entry, with its end taken back."""
-        return self._writer.submit(self.begin_job(run_id, question, document, settings))
+    def begin(
+        self,
+        run_id: str,
+        question: str,
+        document: DocumentRef,
+        settings: Mapping[str, Any],
+        strategy: StrategyId = _OVERWRITE,
+    ) -> Future[None]:
+        """Enter a run as begun. A run that continues keeps its entry, with its end taken back."""
+        return self._writer.submit(self.begin_job(run_id, question, document, settings, strategy))
 
     def begin_job(
         self,
@@ -76,6 +90,7 @@ class RunLog:
         question: str,
         document: DocumentRef,
         settings: Mapping[str, Any],
+        strategy: StrategyId = _OVERWRITE,
         *,
         prompts: Prompts | None = None,
         trace: Mapping[str, str] | None = None,
@@ -83,20 +98,23 @@ class RunLog:
     ) -> Job:
         """What `begin` hands in, with the prompts' wording and the trace it runs under.
 
-        A run of that id that is there is gone on with, or, `anew`, replaced: its conversations no longer count.
+        A run of that id that is there continues, or, `anew`, is replaced: its conversations no longer count.
         """
         kept_document = {**document, "name": self._kept(TextKind.DOCUMENT_NAME, document["name"]) or ""}
+        asked = run_id, _storable(self._kept(TextKind.QUESTION, question) or "")
         values = (
             run_id,
             time.time(),
-            _storable(self._kept(TextKind.QUESTION, question) or ""),
             json.dumps(kept_document),
             json.dumps(dict(settings)),
             json.dumps(dict(trace)) if trace else None,
+            strategy.name,
+            strategy.fingerprint,
         )
 
         def job(connection: sqlite3.Connection) -> None:
             connection.execute(_BEGIN_ANEW if anew else _BEGIN, values)
+            connection.execute(_ASK_ANEW if anew else f"{_ASK}NOTHING", asked)
             if anew:
                 connection.execute(
                     "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND superseded = 0", (run_id,)
@@ -115,18 +133,20 @@ class RunLog:
 
     def end_job(self, run_id: str, stop_reason: str, answer: str | None) -> Job:
         """What `end` hands in."""
-        values = time.time(), stop_reason, _storable(self._kept(TextKind.ANSWER, answer)), run_id
+        values = time.time(), stop_reason, run_id
+        answered = _storable(self._kept(TextKind.ANSWER, answer)), run_id
 
         def job(connection: sqlite3.Connection) -> None:
-            connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
+            connection.execute("UPDATE runs SET ended = ?, stop_reason = ? WHERE run_id = ?", values)
+            connection.execute("UPDATE answers SET answer = ? WHERE run_id = ? AND number = 0", answered)
 
         return job
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str] = ()) -> Future[int]:
         """Enter a conversation; the future gives its row. Its run must have begun.
 
-        What stands at its position or behind it from an earlier execution (the run was resumed, or edited) is marked
-        as superseded in the same transaction.
+        What stands in its place (branch, role and slot) from an earlier execution, as the run was resumed or edited,
+        is marked as superseded in the same transaction, with all that came of it.
 
         Args:
             conversation: what was said.
@@ -153,27 +173,27 @@ class RunLog:
         """Somebody waits for what was handed in; it is written within milliseconds."""
         self._writer.hurry()
 
-    def edit(self, run_id: str, position: int, memory: str) -> Future[None]:
-        """Enter that a person replaced the memory after a chunk: all that came behind it is superseded.
+    def edit(self, run_id: str, step: str, position: int, memory: str) -> Future[None]:
+        """Enter that a person replaced the memory that a step wrote: all that came of it is superseded.
 
         A run that this log does not hold is left alone.
+
+        Args:
+            run_id: the run.
+            step: the step's id.
+            position: the chunk's number.
+            memory: the new memory.
         """
-        kept = pack_text(self._kept(TextKind.MEMORY, memory))
+        kept = self._kept(TextKind.MEMORY, memory)
 
         def job(connection: sqlite3.Connection) -> None:
             if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
                 return
-            connection.execute(
-                "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND position > ? AND superseded = 0",
-                (run_id, position),
-            )
-            connection.execute(
-                "INSERT INTO events (run_id, position, time, kind, detail, text) VALUES (?, ?, ?, ?, ?, ?)",
-                (run_id, position, time.time(), "memory_edited", "a person replaced the memory", kept),
-            )
-            connection.execute(
-                "UPDATE runs SET ended = NULL, stop_reason = NULL, answer = NULL WHERE run_id = ?", (run_id,)
-            )
+            rows.supersede(connection, run_id, [step], with_them=False)
+            edited = LoggedEvent(time.time(), "memory_edited", "a person replaced the memory", position)
+            rows.insert_event(connection, run_id, replace(edited, text=kept, step=step), None)
+            connection.execute("UPDATE runs SET ended = NULL, stop_reason = NULL WHERE run_id = ?", (run_id,))
+            connection.execute("UPDATE answers SET answer = NULL WHERE run_id = ?", (run_id,))
 
         return self._writer.submit(job)
 
@@ -346,23 +366,47 @@ class RunLog:
         """The runs, newest first."""
         condition, values = (chosen or RunFilter()).sql()
         with self._connection() as connection:
-            for row in connection.execute(f"SELECT * FROM runs {condition}", values):  # noqa: S608  our own words
+            for row in connection.execute(f"SELECT * FROM {_RUNS} runs {condition}", values):  # noqa: S608  our own words
                 yield rows.run_record(row)
 
-    def conversations(self, run_id: str, *, superseded: bool = False) -> Iterator[Conversation]:
-        """A run's conversations in order of position and attempt; with `superseded` those that no longer count, too."""
+    def conversations(
+        self, run_id: str, *, superseded: bool = False, with_ids: bool = True
+    ) -> Iterator[Conversation]:
+        """A run's conversations in order of position and attempt.
+
+        Args:
+            run_id: the run.
+            superseded: whether those that no longer count are wanted, too.
+            with_ids: whether token ids and log-probs are; without them ten times as many fit into memory.
+        """
+        columns = "c.*" if with_ids else rows.WITHOUT_IDS
         with self._connection() as connection:
             events: dict[int, list[LoggedEvent]] = {}
             for row in connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,)):
                 if row["conversation"] is not None:
                     events.setdefault(row["conversation"], []).append(rows.event(row))
+            reads = rows.grouped(connection, "conversation_reads", run_id, rows.span)
+            parents = rows.grouped(connection, "conversation_parents", run_id, itemgetter("parent"))
             query = (
-                "SELECT c.*, f.policy, f.policy_version, f.tokenizer, f.template, f.sampling FROM conversations c "
+                f"SELECT {columns}, f.policy, f.policy_version, f.tokenizer, f.template, f.sampling "  # noqa: S608
+                "FROM conversations c "
                 "JOIN configurations f ON f.id = c.configuration WHERE c.run_id = ? AND c.superseded <= ? "
                 "ORDER BY c.position, c.id"
             )
             for row in connection.execute(query, (run_id, int(superseded))):
-                yield rows.conversation(row, tuple(events.get(row["id"], ())))
+                number = row["id"]
+                yield rows.conversation(
+                    row, tuple(events.get(number, ())), parents.get(number, ()), reads.get(number, ())
+                )
+
+    def trace(self, run_id: str) -> Trace:
+        """A run's conversations as a graph: what each step read, what it came from, and the memory after it.
+
+        Raises:
+            RunNotFoundError: the log holds no such run.
+        """
+        size = self.get(run_id).document["size"]
+        return trace_of(self.conversations(run_id, with_ids=False), self.events(run_id), document_bytes=size)
 
     def events(self, run_id: str) -> list[LoggedEvent]:
         """What happened in a run that no conversation caused: memories that a person edited."""
@@ -445,7 +489,7 @@ class RunLog:
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         """A connection of the call's own, for reading."""
-        with self._translated(), closing(connect(self.path)) as connection:
+        with self._translated(), closing(connect_to_read(self.path)) as connection:
             yield connection
 
     @contextmanager

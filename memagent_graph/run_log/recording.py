@@ -16,9 +16,10 @@ from itertools import count
 from typing import Any, Final
 
 from memagent_graph.documents import DocumentRef
+from memagent_graph.errors import RunLogError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log.log import RunLog, log_error
-from memagent_graph.run_log.records import Conversation
+from memagent_graph.run_log.records import Conversation, StrategyId
 from memagent_graph.run_log.writer import Job
 
 
@@ -28,6 +29,7 @@ class Recording:
 
     log: RunLog
     settings: Mapping[str, Any]
+    strategy: StrategyId
     checkpointed: bool = True
     """Whether steps are saved. Then none may count before its conversation is in the file, or a resumed run
     would go on behind a hole in its log; otherwise a step is written while the next one waits for the policy."""
@@ -40,7 +42,8 @@ class Recording:
     _pending: list[asyncio.Future[Any]] = field(default_factory=list)
     _settled_later: list[asyncio.Future[Any]] = field(default_factory=list)
     _begun: bool = False
-    _recorded: bool = False
+    _recorded: set[str] = field(default_factory=set)
+    """The branches of which something was recorded."""
     _ended: bool = False
 
     def stop(self) -> None:
@@ -48,19 +51,21 @@ class Recording:
         self._ended = True
 
     def begin(self, run_id: str, question: str, document: DocumentRef, prompts: Prompts, *, anew: bool = False) -> None:
-        """Enter the run, once per call of the graph; `anew` if it begins, and is not gone on with."""
+        """Enter the run, once per call of the graph; `anew` if it begins, and does not continue."""
         if not self._begun:
             self._begun = True
             self._hand_in(
                 self.log.begin_job(
-                    run_id, question, document, self.settings, prompts=prompts, trace=self.trace, anew=anew
+                    run_id, question, document, self.settings, self.strategy,
+                    prompts=prompts, trace=self.trace, anew=anew,
                 )
             )
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
-        """Enter a conversation. Only the first of a call can meet what an earlier execution of the run has left."""
-        self._hand_in(self.log.record_job(conversation, prompt_texts, supersede=not self._recorded))
-        self._recorded = True
+        """Enter a conversation. Only a branch's first of a call can meet what an earlier execution has left."""
+        supersede = conversation.branch not in self._recorded
+        self._hand_in(self.log.record_job(conversation, prompt_texts, supersede=supersede))
+        self._recorded.add(conversation.branch)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
         """Enter how the run ended."""
@@ -78,6 +83,8 @@ class Recording:
         for future in awaited:
             try:
                 await future
+            except RunLogError as error:
+                self.failure = self.failure or error.message
             except (sqlite3.Error, OSError, ValueError) as error:
                 self.failure = self.failure or log_error(self.log.path, error).message
 

@@ -8,13 +8,20 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from memagent_graph.documents import DocumentRef
+from memagent_graph.policy import strip_reasoning
+from memagent_graph.trace import Span, Writes
 
 
-class ConversationKind(StrEnum):
-    """What a conversation was for."""
+@dataclass(frozen=True, slots=True)
+class StrategyId:
+    """Which way of reading: its name, and a hash of its options, roles, state and edges."""
 
-    UPDATE = "update"
-    ANSWER = "answer"
+    name: str
+    fingerprint: str
+    """Empty for runs that were logged before strategies were."""
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.fingerprint}" if self.fingerprint else self.name
 
 
 class Outcome(StrEnum):
@@ -67,6 +74,9 @@ class RunRecord:
     answer: str | None
     trace: Mapping[str, str] = field(default_factory=dict)
     """Ids of the LangSmith run and the OpenTelemetry span it ran under, where there were any."""
+    strategy: str = "overwrite"
+    strategy_fingerprint: str = ""
+    """See `StrategyId`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,8 @@ class LoggedEvent:
     rule: str | None = None
     text: str | None = None
     """The new memory, where a person replaced it."""
+    step: str | None = None
+    """The step whose memory that was; None in logs of older versions, where the position tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +105,18 @@ class Conversation:
 
     run_id: str
     position: int
-    """The chunk's index; for the answer the number of chunks."""
-    kind: ConversationKind
+    """The number of the first chunk that it read; where it read none, how many had been read before."""
+    node: str
+    """The graph's node that asked."""
+    branch: str
+    """Which of several lines side by side it belongs to; "" is the trunk."""
+    role: str
+    """What the policy was asked as."""
+    slot: int
+    """Its place among the conversations of that role and branch; runs are compared by it."""
+    writes: Writes
     step: str
-    """Names one execution of one step of the graph; its attempts share it."""
+    """Names one thing that was asked; its attempts share it."""
     attempt: int
     """Counted from 0. All but a step's last are `DISCARDED`."""
     outcome: Outcome
@@ -121,17 +141,28 @@ class Conversation:
     prompt_token_ids: Sequence[int] | None = field(default=None, repr=False)
     token_ids: Sequence[int] | None = field(default=None, repr=False)
     logprobs: Sequence[float] | None = field(default=None, repr=False)
-    start_char: int | None = None
-    end_char: int | None = None
-    start_byte: int | None = None
-    end_byte: int | None = None
-    chunk_tokens: int | None = None
+    parents: tuple[str, ...] = ()
+    """The steps whose output stood in the prompt."""
+    reads: tuple[Span, ...] = ()
+    """The chunks that stood in the prompt."""
     events: tuple[LoggedEvent, ...] = ()
     superseded: bool = False
     """Whether a resume or an edit replaced it; it no longer belongs to the run's trajectory."""
     trace: Mapping[str, str] = field(default_factory=dict)
+    seq: int | None = None
+    """Its number in the run, in the order in which conversations were logged."""
     id: int | None = None
     """Its row, once it is stored."""
+
+    @property
+    def written(self) -> str | None:
+        """What came of it: the memory, decision or answer; None where it was redacted away.
+
+        It says nothing of a conversation whose outcome is `KEPT_PREVIOUS` or `DISCARDED`.
+        """
+        if self.memory is not None:
+            return self.memory
+        return None if self.text is None else strip_reasoning(self.text).strip()
 
     @property
     def has_ids(self) -> bool:

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
-from memagent_graph.run_log.records import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunRecord
+from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome, Reward, RunRecord
+from memagent_graph.trace import Span, Writes
+
+T = TypeVar("T")
 
 
 def insert_run(connection: sqlite3.Connection, new: RunRecord) -> None:
     """Add a run."""
     connection.execute(
-        "INSERT INTO runs (run_id, began, ended, question, document, settings, stop_reason, answer, trace) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO runs (run_id, began, ended, document, settings, stop_reason, trace, strategy, "
+        "strategy_fingerprint) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             new.run_id,
             new.began,
             new.ended,
-            new.question,
             json.dumps(new.document),
             json.dumps(dict(new.settings)),
             new.stop_reason,
-            new.answer,
             json.dumps(dict(new.trace)) if new.trace else None,
+            new.strategy,
+            new.strategy_fingerprint,
         ),
+    )
+    connection.execute(
+        "INSERT INTO answers (run_id, number, question, answer) VALUES (?, 0, ?, ?)",
+        (new.run_id, new.question, new.answer),
     )
 
 
@@ -41,9 +48,9 @@ def insert_template(connection: sqlite3.Connection, fingerprint: str, wording: M
 def insert_event(connection: sqlite3.Connection, run_id: str, new: LoggedEvent, conversation: int | None) -> None:
     """Add an event of a run, or of one of its conversations."""
     connection.execute(
-        "INSERT INTO events (run_id, conversation, position, time, kind, detail, rule, text) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (run_id, conversation, new.position, new.time, new.kind, new.detail, new.rule, pack_text(new.text)),
+        "INSERT INTO events (run_id, conversation, position, time, kind, detail, rule, text, step) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (run_id, conversation, new.position, new.time, new.kind, new.detail, new.rule, pack_text(new.text), new.step),
     )
 
 
@@ -63,12 +70,14 @@ class NewConversation:
 
     Args:
         new: the conversation.
-        supersede: whether rows of its run at its position or behind it, left by another step, no longer count.
+        supersede: whether what another step left in its place, and all that came of that, no longer counts.
     """
 
     def __init__(self, new: Conversation, *, supersede: bool) -> None:
         self.run_id, self.position, self.step = new.run_id, new.position, new.step
+        self.place = new.run_id, new.branch, new.role, new.slot
         self.supersede = supersede
+        self.parents, self.reads, self.seq = new.parents, new.reads, new.seq
         self.events = new.events
         self.configuration = (
             new.policy,
@@ -79,19 +88,18 @@ class NewConversation:
         )
         self.values = (
             new.run_id,
+            new.node,
+            new.branch,
+            new.role,
+            new.slot,
+            new.writes.value,
             new.position,
-            new.kind.value,
             new.step,
             new.attempt,
             new.outcome.value,
             int(new.superseded),
             new.began,
             new.seconds,
-            new.start_char,
-            new.end_char,
-            new.start_byte,
-            new.end_byte,
-            new.chunk_tokens,
             new.prompt_tokens,
             new.completion_tokens,
             new.cached_tokens,
@@ -115,25 +123,72 @@ class NewConversation:
         configurations: dict[tuple[str, ...], int] = {
             each: _configuration(connection, each) for each in {job.configuration for job in jobs}
         }
+        numbering = _Numbering(connection)
         added: list[int] = []
         waiting: list[NewConversation] = []
         for job in jobs:
             if job.supersede:
-                added += _insert(connection, waiting, configurations)
+                added += _insert(connection, waiting, configurations, numbering)
                 waiting = []
-                connection.execute(
-                    "UPDATE conversations SET superseded = 1 "
-                    "WHERE run_id = ? AND position >= ? AND step <> ? AND superseded = 0",
-                    (job.run_id, job.position, job.step),
-                )
+                supersede(connection, job.run_id, _in_place_of(connection, job), with_them=True)
             waiting.append(job)
-        return added + _insert(connection, waiting, configurations)
+        return added + _insert(connection, waiting, configurations, numbering)
+
+
+class _Numbering:
+    """The next number of each run's conversations."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._next: dict[str, int] = {}
+
+    def take(self, job: NewConversation) -> int:
+        if job.run_id not in self._next:
+            find = "SELECT coalesce(max(seq) + 1, 0) FROM conversations WHERE run_id = ?"
+            self._next[job.run_id] = self._connection.execute(find, (job.run_id,)).fetchone()[0]
+        number = self._next[job.run_id] if job.seq is None else job.seq
+        self._next[job.run_id] = max(self._next[job.run_id], number + 1)
+        return number
+
+
+def _in_place_of(connection: sqlite3.Connection, job: NewConversation) -> list[str]:
+    """The steps of other executions at a conversation's place."""
+    query = (
+        "SELECT DISTINCT step FROM conversations "
+        "WHERE run_id = ? AND branch = ? AND role = ? AND slot = ? AND superseded = 0 AND step <> ?"
+    )
+    return [row[0] for row in connection.execute(query, (*job.place, job.step))]
+
+
+def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str], *, with_them: bool) -> None:
+    """Mark all that came of some steps, and, `with_them`, these themselves, as no longer part of the run."""
+    if not steps:
+        return
+    rows: dict[str, list[int]] = {}
+    children: dict[str, set[str]] = {}
+    query = (
+        "SELECT c.id, c.step, p.parent FROM conversations c "
+        "LEFT JOIN conversation_parents p ON p.conversation = c.id WHERE c.run_id = ? AND c.superseded = 0"
+    )
+    for row, step, parent in connection.execute(query, (run_id,)):
+        rows.setdefault(step, []).append(row)
+        if parent is not None:
+            children.setdefault(parent, set()).add(step)
+    gone: set[str] = set()
+    waiting = list(steps) if with_them else [child for step in steps for child in children.get(step, ())]
+    while waiting:
+        step = waiting.pop()
+        if step not in gone:
+            gone.add(step)
+            waiting += children.get(step, ())
+    marked = sorted({row for step in gone for row in rows.get(step, ())})
+    connection.executemany("UPDATE conversations SET superseded = 1 WHERE id = ?", ((row,) for row in marked))
 
 
 _COLUMNS: Final = (
-    "run_id, position, kind, step, attempt, outcome, superseded, began, seconds, start_char, end_char, start_byte, "
-    "end_byte, chunk_tokens, prompt_tokens, completion_tokens, cached_tokens, finish_reason, prompt_ids, "
-    "completion_ids, logprobs, text, memory, trace, configuration"
+    "run_id, node, branch, role, slot, writes, position, step, attempt, outcome, superseded, began, seconds, "
+    "prompt_tokens, completion_tokens, cached_tokens, finish_reason, prompt_ids, completion_ids, logprobs, text, "
+    "memory, trace, configuration, seq"
 )
 
 
@@ -154,12 +209,17 @@ def _configuration(connection: sqlite3.Connection, configuration: tuple[str, ...
 
 
 def _insert(
-    connection: sqlite3.Connection, jobs: Sequence[NewConversation], configurations: Mapping[tuple[str, ...], int]
+    connection: sqlite3.Connection,
+    jobs: Sequence[NewConversation],
+    configurations: Mapping[tuple[str, ...], int],
+    numbering: _Numbering,
 ) -> list[int]:
     """Add rows in one statement, which numbers them one after the other."""
     if not jobs:
         return []
-    values = [value for job in jobs for value in (*job.values, configurations[job.configuration])]
+    values = [
+        value for job in jobs for value in (*job.values, configurations[job.configuration], numbering.take(job))
+    ]
     each = f"({', '.join('?' * (_COLUMNS.count(',') + 1))})"
     inserted = connection.execute(
         f"INSERT INTO conversations ({_COLUMNS}) VALUES {', '.join([each] * len(jobs))}",  # noqa: S608  our own names
@@ -167,10 +227,31 @@ def _insert(
     )
     last = inserted.lastrowid or 0
     numbers = list(range(last - len(jobs) + 1, last + 1))
+    reads, parents = [], []
     for job, row in zip(jobs, numbers, strict=True):
+        for number, span in enumerate(job.reads):
+            reads.append((row, number, *(getattr(span, name) for name in _SPAN)))
+        parents += [(row, number, parent) for number, parent in enumerate(job.parents)]
         for event in job.events:
             insert_event(connection, job.run_id, replace(event, position=job.position), row)
+    connection.executemany("INSERT INTO conversation_reads VALUES (?, ?, ?, ?, ?, ?, ?, ?)", reads)
+    connection.executemany("INSERT INTO conversation_parents VALUES (?, ?, ?)", parents)
     return numbers
+
+
+_SPAN: Final = ("index", "start_char", "end_char", "start_byte", "end_byte", "tokens")
+
+
+def span(row: sqlite3.Row) -> Span:
+    """The chunk that a row of `conversation_reads` holds."""
+    return Span(
+        row["chunk"], row["start_char"], row["end_char"], row["start_byte"], row["end_byte"], row["tokens"]
+    )
+
+
+WITHOUT_IDS: Final = ", ".join(
+    f"c.{name}" for name in ("id", *_COLUMNS.split(", ")) if name not in {"prompt_ids", "completion_ids", "logprobs"}
+)
 
 
 def run_record(row: sqlite3.Row) -> RunRecord:
@@ -183,18 +264,33 @@ def run_record(row: sqlite3.Row) -> RunRecord:
 
 def event(row: sqlite3.Row) -> LoggedEvent:
     """The event that a row of `events` holds."""
-    return LoggedEvent(row["time"], row["kind"], row["detail"], row["position"], row["rule"], unpack_text(row["text"]))
+    values = {name: row[name] for name in ("time", "kind", "detail", "position", "rule", "step")}
+    return LoggedEvent(**values, text=unpack_text(row["text"]))
 
 
-def conversation(row: sqlite3.Row, events: tuple[LoggedEvent, ...]) -> Conversation:
+def grouped(connection: sqlite3.Connection, table: str, run_id: str, made: Callable[[sqlite3.Row], T]) -> dict[int, list[T]]:
+    """What a table that belongs to `conversations` holds of a run, by conversation."""
+    found: dict[int, list[T]] = {}
+    query = (
+        f"SELECT t.* FROM {table} t JOIN conversations c ON c.id = t.conversation "  # noqa: S608  our own names
+        "WHERE c.run_id = ? ORDER BY t.conversation, t.number"
+    )
+    for row in connection.execute(query, (run_id,)):
+        found.setdefault(row["conversation"], []).append(made(row))
+    return found
+
+
+def conversation(
+    row: sqlite3.Row, events: tuple[LoggedEvent, ...], parents: Sequence[str], reads: Sequence[Span]
+) -> Conversation:
     """The conversation that a row of `conversations`, joined with its configuration, holds."""
     values = dict(row)
     del values["configuration"]
-    prompt_ids, completion_ids = values.pop("prompt_ids"), values.pop("completion_ids")
+    prompt_ids, completion_ids = values.pop("prompt_ids", None), values.pop("completion_ids", None)
     return Conversation(
         **{
             **values,
-            "kind": ConversationKind(values["kind"]),
+            "writes": Writes(values["writes"]),
             "outcome": Outcome(values["outcome"]),
             "superseded": bool(values["superseded"]),
             "sampling": json.loads(values["sampling"]),
@@ -203,7 +299,9 @@ def conversation(row: sqlite3.Row, events: tuple[LoggedEvent, ...]) -> Conversat
             "memory": unpack_text(values["memory"]),
             "prompt_token_ids": unpack_ids(prompt_ids),
             "token_ids": unpack_ids(completion_ids),
-            "logprobs": unpack_logprobs(values["logprobs"]),
+            "logprobs": unpack_logprobs(values.get("logprobs")),
             "events": events,
+            "parents": tuple(parents),
+            "reads": tuple(reads),
         }
     )

@@ -1,4 +1,4 @@
-"""The run log's tables. A file's `user_version` counts the migrations that were applied to it."""
+"""The run log's tables, and connections to them. A file's `user_version` is the version of its tables."""
 
 from __future__ import annotations
 
@@ -7,95 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import RunLogError
+from memagent_graph.run_log import migration
 from memagent_graph.storage.write_ahead import use_write_ahead_log
 
-_RUNS: Final = """
-CREATE TABLE runs (
-    run_id TEXT PRIMARY KEY,
-    began REAL NOT NULL,
-    ended REAL,
-    question TEXT NOT NULL,
-    document TEXT NOT NULL,
-    settings TEXT NOT NULL,
-    stop_reason TEXT,
-    answer TEXT
-) STRICT;
-"""
-
-_CONVERSATIONS: Final = """
-ALTER TABLE runs ADD COLUMN trace TEXT;
-CREATE TABLE templates (
-    hash TEXT PRIMARY KEY,
-    content TEXT NOT NULL
-) STRICT;
-CREATE TABLE configurations (
-    id INTEGER PRIMARY KEY,
-    policy TEXT NOT NULL,
-    policy_version TEXT NOT NULL,
-    tokenizer TEXT NOT NULL,
-    template TEXT NOT NULL,
-    sampling TEXT NOT NULL,
-    UNIQUE (policy, policy_version, tokenizer, template, sampling)
-) STRICT;
-CREATE TABLE conversations (
-    id INTEGER PRIMARY KEY,
-    run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
-    position INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    step TEXT NOT NULL,
-    attempt INTEGER NOT NULL,
-    outcome TEXT NOT NULL,
-    superseded INTEGER NOT NULL DEFAULT 0,
-    configuration INTEGER NOT NULL REFERENCES configurations (id),
-    began REAL NOT NULL,
-    seconds REAL NOT NULL,
-    start_char INTEGER,
-    end_char INTEGER,
-    start_byte INTEGER,
-    end_byte INTEGER,
-    chunk_tokens INTEGER,
-    prompt_tokens INTEGER NOT NULL,
-    completion_tokens INTEGER NOT NULL,
-    cached_tokens INTEGER NOT NULL,
-    finish_reason TEXT NOT NULL,
-    prompt_ids BLOB,
-    completion_ids BLOB,
-    logprobs BLOB,
-    text BLOB,
-    memory BLOB,
-    trace TEXT
-) STRICT;
-CREATE INDEX conversations_of_run ON conversations (run_id, position);
-CREATE UNIQUE INDEX conversations_that_count ON conversations (run_id, position, kind, attempt) WHERE superseded = 0;
-CREATE TABLE events (
-    id INTEGER PRIMARY KEY,
-    run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
-    conversation INTEGER REFERENCES conversations (id) ON DELETE CASCADE,
-    position INTEGER,
-    time REAL NOT NULL,
-    kind TEXT NOT NULL,
-    detail TEXT NOT NULL,
-    rule TEXT,
-    text BLOB
-) STRICT;
-CREATE INDEX events_of_run ON events (run_id);
-CREATE INDEX events_of_conversation ON events (conversation);
-CREATE TABLE rewards (
-    id INTEGER PRIMARY KEY,
-    run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
-    conversation INTEGER REFERENCES conversations (id) ON DELETE CASCADE,
-    name TEXT NOT NULL,
-    value REAL NOT NULL,
-    source TEXT NOT NULL,
-    time REAL NOT NULL,
-    note TEXT
-) STRICT;
-CREATE INDEX rewards_of_run ON rewards (run_id);
-CREATE INDEX rewards_of_conversation ON rewards (conversation);
-"""
-
-MIGRATIONS: Final = (_RUNS, _CONVERSATIONS)
-"""Each takes a file from one version to the next. None is ever changed once it has been released."""
+VERSION: Final = migration.VERSION
 
 
 def connect(path: Path, *, timeout: float = 30.0) -> sqlite3.Connection:
@@ -113,8 +28,30 @@ def connect(path: Path, *, timeout: float = 30.0) -> sqlite3.Connection:
     return connection
 
 
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring a file to this version; several processes may try at once.
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """A connection on which a file of the version before reads as one of this version; the file stays as it is.
+
+    Raises:
+        RunLogError: the file was written by a newer version, or one before the last.
+    """
+    connection = connect(path)
+    try:
+        version = _version(connection, path)
+        if version == VERSION - 1:
+            migration.show_as_new(connection)
+        elif version < VERSION - 1:
+            raise RunLogError(
+                f"{path} was written by a very old version of this package (schema {version})",
+                hint="Any command that writes to it brings it up to date, such as memagent read --log.",
+            )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of a new file; check a file that is there. An older one is left as it is until it is written to.
 
     Raises:
         RunLogError: the file was written by a newer version.
@@ -122,23 +59,46 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """
     if not use_write_ahead_log(connection):
         raise sqlite3.OperationalError("the file system does not support write-ahead logging")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version == len(MIGRATIONS):
+    if _version(connection, path) == 0:
+        migrate(connection, path)
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring a file to this version; several processes may try at once, and any of them may be killed.
+
+    A file that holds runs is copied first, to `NAME.v2` beside it.
+
+    Raises:
+        RunLogError: the file was written by a newer version.
+        sqlite3.Error: it is no database, cannot be written, or stays locked.
+    """
+    if _version(connection, path) == VERSION:
         return
-    connection.execute("BEGIN IMMEDIATE")
+    # Within a transaction this could not be changed; with it, dropping a table would delete what refers to it.
+    connection.execute("PRAGMA foreign_keys = OFF")
     try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > len(MIGRATIONS):
-            raise RunLogError(
-                f"{path} was written by a newer version of this package (schema {version}, this one knows "
-                f"{len(MIGRATIONS)})",
-                hint="Upgrade memagent-graph, name another file with --log, or read without a log (--no-log).",
-            )
-        for script in MIGRATIONS[version:]:
+        connection.execute("BEGIN IMMEDIATE")
+        version = _version(connection, path)
+        if version not in {0, VERSION}:
+            migration.back_up(path, version)
+        for script in migration.SCRIPTS[version:]:
             for statement in filter(str.strip, script.split(";\n")):
                 connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
         raise
+    finally:
+        connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > VERSION:
+        raise RunLogError(
+            f"{path} was written by a newer version of this package (schema {version}, this one knows {VERSION})",
+            hint="Upgrade memagent-graph, name another file with --log, or read without a log (--no-log).",
+        )
+    return version

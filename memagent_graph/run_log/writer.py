@@ -20,7 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-from memagent_graph.run_log.schema import connect
+from memagent_graph.run_log.schema import connect, migrate
 
 _LARGEST_BATCH: Final = 128
 _LINGER_SECONDS: Final = 0.05
@@ -109,7 +109,9 @@ class Writer:
                 batch, last = self._next_batch(entries)
                 if batch:
                     try:
-                        connection = connection or connect(self._path)
+                        if connection is None:
+                            connection = connect(self._path)
+                            migrate(connection, self._path)
                         outcomes = _run(connection, batch)
                     except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
                         outcomes = [error] * len(batch)

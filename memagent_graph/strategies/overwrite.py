@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from langgraph.graph import END, START
+from langgraph.graph import END
 
-from memagent_graph.reading.nodes import answer, as_route, as_runnable, open_document, read_chunk, update_memory
-from memagent_graph.reading.state import ReaderState
-from memagent_graph.strategies.base import GraphBuilder
+from memagent_graph.reading.state import LineState
+from memagent_graph.reading.steps import answer, has_chunk, is_stopped, read_chunk, update_memory
+from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.roles import ANSWER, UPDATE, Role
 
 
 @dataclass(frozen=True)
-class Overwrite:
-    """read_chunk -> update_memory -> ... -> read_chunk -> answer.
+class Overwrite(Strategy):
+    """read_chunk -> update_memory -> ... -> read_chunk -> answer (MemAgent, arXiv 2507.02259)."""
 
-    `update_memory` follows itself while it could choose the next chunk on the way; `read_chunk` begins, ends and stops
-    a read, and waits for live streams.
-    """
+    name: ClassVar[str] = "overwrite"
+    roles: ClassVar[tuple[Role, ...]] = (UPDATE, ANSWER)
+    state: ClassVar[type] = LineState
+    loop: ClassVar[tuple[str, str]] = ("read_chunk", "update_memory")
 
-    name: str = "overwrite"
-
-    def wire(self, builder: GraphBuilder) -> None:
+    def wire(self, graph: StrategyGraph) -> None:
         """Add the paper's loop."""
-        builder.add_node("open_document", as_runnable(open_document))
-        builder.add_node("read_chunk", as_runnable(read_chunk))
-        builder.add_node("update_memory", as_runnable(update_memory, follows_itself=_has_chunk))
-        builder.add_node("answer", as_runnable(answer))
-        builder.add_edge(START, "open_document")
-        builder.add_edge("open_document", "read_chunk")
-        builder.add_conditional_edges("read_chunk", as_route(_after_read_chunk), ["update_memory", "answer", END])
-        builder.add_conditional_edges("update_memory", as_route(_after_update), ["update_memory", "read_chunk"])
-        builder.add_edge("answer", END)
+        graph.add_node("read_chunk", read_chunk)
+        graph.add_node("update_memory", update_memory)
+        graph.add_node("answer", answer)
+        graph.add_edge(OPEN, "read_chunk")
+        graph.add_conditional_edges("read_chunk", _after_read_chunk, ["update_memory", "answer", END])
+        graph.add_edge("update_memory", "read_chunk")
+        graph.add_edge("answer", END)
 
 
-def _after_read_chunk(state: ReaderState) -> str:
-    if state.get("stop_reason"):
+def _after_read_chunk(state: LineState) -> str:
+    if is_stopped(state):
         return END
-    return "update_memory" if _has_chunk(state) else "answer"
-
-
-def _after_update(state: ReaderState) -> str:
-    return "update_memory" if _has_chunk(state) else "read_chunk"
-
-
-def _has_chunk(state: ReaderState) -> bool:
-    return state.get("span") is not None
+    return "update_memory" if has_chunk(state) else "answer"

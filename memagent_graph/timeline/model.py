@@ -8,7 +8,8 @@ from itertools import groupby, pairwise
 
 from memagent_graph.provenance.evidence import Evidence, Provenance, Support, section_at, support, trace
 from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
-from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, count_events
+from memagent_graph.events import EventKind, ReadEvent, count_events
+from memagent_graph.trace import MemoryUpdate
 from memagent_graph.timeline.view import RunView
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
-from memagent_graph.results import ReadEvent
+from memagent_graph.events import ReadEvent
 from memagent_graph.timeline.model import Step, Timeline
 
 _CONTEXT_CHARACTERS = 200

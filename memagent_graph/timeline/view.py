@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from memagent_graph.documents import DocumentRef, SourceMark
-from memagent_graph.results import MemoryUpdate, ReadEvent
+from memagent_graph.events import ReadEvent
+from memagent_graph.trace import MemoryUpdate
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,88 @@
+"""A loop without supersteps, for reads that nobody observes.
+
+A superstep of LangGraph costs nearly as much processor time as all else that a chunk needs. It is there so that what
+lies between two steps can be saved and seen. Where nobody does either (no checkpoints, no callbacks, no stream), a loop
+of two nodes is run within one superstep: the second node's step, then the first's, as long as the first's route leads
+to the second. What the graph does is the same, and its drawing is of the graph that runs everywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.channels import BinaryOperatorAggregate
+from langgraph.runtime import get_runtime
+
+from memagent_graph.errors import MemAgentError
+from memagent_graph.reading.langgraph_internals import CHECKPOINTER, inherited
+from memagent_graph.reading.nodes import Change, Route, StepNode
+from memagent_graph.reading.state import ReaderContext
+from memagent_graph.reading.strategy import StrategyGraph
+from memagent_graph.reading.tracing import observed
+
+
+@dataclass(frozen=True)
+class FusedNode(StepNode):
+    """The second node of a loop. Where nobody observes the read, it runs the loop to its end."""
+
+    first: StepNode = field(kw_only=True)
+    route: Route = field(kw_only=True)
+    """The first node's."""
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002
+        runtime = get_runtime(ReaderContext)
+        context, state = runtime.context, input
+        total = change = await self.run(state, runtime, config)
+        if context.pass_by is None or _is_observed(context, config):
+            return total
+        while True:
+            state = self._applied(state, change)
+            if context.meter.exceeded(context.limits):
+                return total
+            try:
+                chosen = await self.first.run(state, runtime, config)
+            except MemAgentError:
+                return total  # the graph runs this step again, and fails with it
+            state = self._applied(state, chosen)
+            if self.route(state) != self.node:
+                return total  # the graph runs this step again, and goes where it leads
+            context.pass_by({**change, "memory": state.get("memory", "")})
+            # As between supersteps, others have their turn, though the policy and all else may never wait.
+            await asyncio.sleep(0)
+            total = self._joined(total, chosen)
+            change = await self.run(state, runtime, config)
+            total = self._joined(total, change)
+
+    def _applied(self, state: Mapping[str, Any], change: Change) -> dict[str, Any]:
+        """The state after a change."""
+        return {**state, **{key: self._reduced(key, state.get(key), value) for key, value in change.items()}}
+
+    def _joined(self, first: Change, then: Change) -> Change:
+        """One change that does what two do one after the other."""
+        return {**first, **{key: self._reduced(key, first.get(key), value) for key, value in then.items()}}
+
+    def _reduced(self, key: str, before: Any, value: Any) -> Any:
+        channel = self.channels[key]
+        if before is not None and isinstance(channel, BinaryOperatorAggregate):
+            return channel.operator(before, value)
+        return value
+
+
+def fuse(graph: StrategyGraph, loop: tuple[str, str]) -> None:
+    """Let a loop's second node run the loop where nobody observes."""
+    first, second = loop
+    nodes = graph.builder.nodes
+    choosing, working = nodes[first].runnable, nodes[second].runnable
+    if not isinstance(choosing, StepNode) or not isinstance(working, StepNode):
+        raise TypeError(f"{first} and {second} are not both steps")
+    fused = FusedNode(second, working.step, working.channels, first=choosing, route=graph.routes[first])
+    nodes[second].runnable = fused
+
+
+def _is_observed(context: ReaderContext, config: RunnableConfig | None) -> bool:
+    """Whether checkpoints or callbacks would show a superstep that has several steps in it."""
+    return inherited(config, CHECKPOINTER) is not None or observed(context, config) is not context

@@ -1,0 +1,176 @@
+"""A way of reading: a graph over steps, the roles in which it asks the policy, and the state that is its own.
+
+A strategy is a subclass of `Strategy`: a frozen dataclass whose fields are its options.
+
+    @dataclass(frozen=True)
+    class Overwrite(Strategy):
+        name: ClassVar[str] = "overwrite"
+        roles: ClassVar[tuple[Role, ...]] = (UPDATE, ANSWER)
+        state: ClassVar[type] = LineState
+
+        def wire(self, graph: StrategyGraph) -> None:
+            graph.add_node("read_chunk", read_chunk)
+            ...
+
+Nothing else has to be said for its runs to be logged, resumed, edited, shown, evaluated and trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any, ClassVar
+
+from langgraph.channels import BinaryOperatorAggregate, Topic
+from langgraph.graph import START, StateGraph
+from langgraph.types import Overwrite as Reset
+
+from memagent_graph.errors import StrategyError
+from memagent_graph.reading.nodes import Change, Route, RouteNode, Step, StepContext, StepNode
+from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, StepRecord, new_run_id
+from memagent_graph.roles import Role, check_roles
+from memagent_graph.run_log import StrategyId
+
+OPEN = "open_document"
+"""The node that every graph begins with: it sets what an earlier run on the same thread may have left."""
+_GIVEN = frozenset({"question", "document"})
+
+
+class Strategy(ABC):
+    """A way of reading."""
+
+    name: ClassVar[str] = ""
+    """What logs and the command line call it. No two strategies share one."""
+    roles: ClassVar[tuple[Role, ...]] = ()
+    """All that its steps ask the policy as."""
+    state: ClassVar[type] = ReaderState
+    """The class of its state, a TypedDict that extends `ReaderState` (or `LineState`)."""
+    loop: ClassVar[tuple[str, str] | None] = None
+    """Two nodes that follow each other in turn, chunk by chunk, the first with the choice to leave: such a loop is run
+    without supersteps where nobody observes the read; see `memagent_graph.reading.fused`."""
+
+    @abstractmethod
+    def wire(self, graph: StrategyGraph) -> None:
+        """Add nodes and edges, from `OPEN`, which is there, to END."""
+
+    @property
+    def continues_after(self) -> str:
+        """The node behind which a run continues that a limit had stopped."""
+        return OPEN
+
+    def edited(self, state: Mapping[str, Any], record: StepRecord, text: str) -> Change:
+        """The change of state by which a person replaces the memory that a step wrote.
+
+        Args:
+            state: the state behind the step.
+            record: the step.
+            text: the memory in its place.
+
+        Raises:
+            RunError: this memory cannot be replaced.
+        """
+        return {"memory": text}
+
+
+class StrategyGraph:
+    """The graph that a strategy wires: LangGraph's builder, with steps for nodes."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        check_roles(strategy.roles, strategy.name or type(strategy).__name__)
+        if not strategy.name:
+            raise StrategyError(f"{type(strategy).__name__} has no name", hint='Give its class a `name`, as "my_way".')
+        self.builder: StateGraph[Any, ReaderContext, ReaderInput, ReaderOutput] = StateGraph(
+            strategy.state, context_schema=ReaderContext, input_schema=ReaderInput, output_schema=ReaderOutput
+        )
+        if missing := ReaderState.__annotations__.keys() - self.builder.channels.keys():
+            raise StrategyError(
+                f"the state of {strategy.name} lacks {', '.join(sorted(missing))}",
+                hint="Let its state class extend ReaderState.",
+            )
+        self.routes: dict[str, Route] = {}
+        """The conditional edges, by the node they leave."""
+        self.add_node(OPEN, self._open_document)
+        self.builder.add_edge(START, OPEN)
+
+    def add_node(self, name: str, step: Step) -> None:
+        """Add a step as a node."""
+        self.builder.add_node(name, StepNode(name, step, self.builder.channels))
+
+    def add_edge(self, start: str | list[str], end: str) -> None:
+        """Lead from a node to another, or, from several, once all of them are done."""
+        self.builder.add_edge(start, end)
+
+    def add_conditional_edges(self, start: str, choose: Route, targets: Sequence[str]) -> None:
+        """Lead from a node to the one, or to the branches, that `choose` names.
+
+        Args:
+            start: the node.
+            choose: a function of the state; it returns a node's name, END, or a list of `branch(...)`.
+            targets: all that it may name.
+        """
+        self.routes[start] = choose
+        name = getattr(choose, "__name__", start)
+        self.builder.add_conditional_edges(start, RouteNode(choose, name), list(targets))
+
+    async def _open_document(self, state: ReaderState, step: StepContext) -> Change:
+        """Begin a run: every channel as if nothing had been read."""
+        run_id = state.get("run_id") or new_run_id()
+        if recording := step.context.meter.recording:
+            recording.begin(run_id, state["question"], state["document"], step.context.prompts, anew=True)
+        blank = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _GIVEN}
+        return {**blank, "memory": "", "run_id": run_id, "settings": step.context.settings}
+
+    def fingerprint(self, strategy: Strategy) -> str:
+        """A hash of what the strategy is: name, options, roles, state and edges."""
+        options = asdict(strategy) if is_dataclass(strategy) else {}
+        edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
+        waiting = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
+        branches = sorted(
+            f"{start}>{'|'.join(sorted((each.ends or {}).values()))}"
+            for start, named in self.builder.branches.items()
+            for each in named.values()
+        )
+        channels = sorted(self.builder.channels)
+        parts = [
+            strategy.name,
+            repr(sorted(options.items())),
+            *(role.signature for role in strategy.roles),
+            *(sorted(self.builder.nodes)),
+            *edges,
+            *waiting,
+            *branches,
+            *channels,
+        ]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def wired(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
+    """A strategy's graph, and its identity.
+
+    Raises:
+        StrategyError: it has no name or roles, its state lacks what every strategy has, or its graph is not sound.
+    """
+    graph = StrategyGraph(strategy)
+    try:
+        strategy.wire(graph)
+        graph.builder.validate()
+    except ValueError as error:
+        raise StrategyError(
+            f"the graph of {strategy.name} is not sound: {error}", hint="See the strategy's `wire`."
+        ) from error
+    if strategy.continues_after not in graph.builder.nodes:
+        raise StrategyError(
+            f"{strategy.name} continues after {strategy.continues_after!r}, which is none of its nodes",
+            hint="Name a node that its graph has in `continues_after`.",
+        )
+    return graph, StrategyId(strategy.name, graph.fingerprint(strategy))
+
+
+def _empty(channel: Any) -> Any:
+    """What makes a channel empty again."""
+    if isinstance(channel, BinaryOperatorAggregate):
+        fresh: Callable[[], Any] = type(channel)(channel.typ, channel.operator).get
+        return Reset(fresh())
+    return [] if isinstance(channel, Topic) else None

@@ -1,0 +1,167 @@
+"""Roles: as what the policy is asked, in which words, within which bound, and what its reply may be.
+
+The words of a role are its own template, a file of the policy's profile (`templates/NAME.txt`), or a user's. A policy
+that was trained on its own words understands no others: where its profile has none for a role, those of the role's
+`stand_in` are used, if it names one, with the fields that are not filled left empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, TypeAlias
+
+from memagent_graph.budget import CHAT_TEMPLATE_TOKENS, Budget
+from memagent_graph.errors import BudgetError, StrategyError
+from memagent_graph.events import EventKind
+from memagent_graph.prompts import COMMON_FIELDS, Prompts, PromptTemplate
+from memagent_graph.trace import Writes
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A reply that has the form asked for."""
+
+    text: str | None
+    """What it writes; None leaves a memory as it was, byte for byte."""
+    value: Any = None
+    """What else the strategy reads from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is wrong with a reply; the rule for its kind says what follows."""
+
+    kind: EventKind
+    detail: str
+
+
+Parser: TypeAlias = Callable[[str, Prompts], Parsed | Trouble]
+"""Reads a reply, without its reasoning and never empty, in the wording that it answers."""
+
+
+def whole_text(text: str, _: Prompts) -> Parsed:
+    """The reply as it is."""
+    return Parsed(text)
+
+
+@dataclass(frozen=True)
+class Role:
+    """One way of asking the policy.
+
+    Args:
+        name: unique in its strategy; logs, rewards and training know the reply by it.
+        writes: what the reply is.
+        fields: the fields that its template must have, besides {prompt}: {memory}, {chunk}, or others.
+        template: its words. Left out for the two roles whose words every reader has, "update" and "answer".
+        bound: the part of the budget that bounds the reply.
+        parse: reads the reply. Answers are found by the reader's answer format.
+        stand_in: the role whose words a policy with words of its own is asked in.
+    """
+
+    name: str
+    writes: Writes = Writes.MEMORY
+    fields: frozenset[str] = frozenset({"memory", "chunk"})
+    template: str = ""
+    bound: Literal["memory_tokens", "answer_tokens"] = "memory_tokens"
+    parse: Parser = whole_text
+    stand_in: str | None = None
+
+    @property
+    def signature(self) -> str:
+        """What a strategy's fingerprint has of it; its wording is in the prompts' fingerprint."""
+        return f"{self.name}:{self.writes.value}:{','.join(sorted(self.fields))}:{self.bound}"
+
+    def tokens(self, budget: Budget) -> int:
+        """The bound of its reply, in tokens."""
+        bound: int = getattr(budget, self.bound)
+        return bound
+
+
+UPDATE = Role("update")
+"""The paper's memory update."""
+ANSWER = Role("answer", Writes.ANSWER, frozenset({"memory"}), bound="answer_tokens")
+"""The paper's answer, from memory alone."""
+
+
+@cache
+def shipped(name: str) -> str:
+    """A template that comes with the package."""
+    return resources.files("memagent_graph").joinpath("templates", f"{name}.txt").read_text("utf-8").rstrip("\n")
+
+
+def check_roles(roles: Iterable[Role], strategy: str) -> None:
+    """Refuse a strategy's roles that could not be asked or told apart.
+
+    Raises:
+        StrategyError: there are none, or two of one name.
+    """
+    names = [role.name for role in roles]
+    if not names:
+        raise StrategyError(
+            f"the strategy {strategy} has no roles",
+            hint="Name in `roles` all that its steps ask the policy as, such as (UPDATE, ANSWER).",
+        )
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise StrategyError(f"the strategy {strategy} has two roles {twice!r}", hint="Give each a name of its own.")
+
+
+def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool = False) -> Prompts:
+    """Prompts with the words of every role.
+
+    Args:
+        roles: a strategy's.
+        prompts: the reader's; words in them for a role go first.
+        own_words_only: whether these are the words of a policy that understands no others. A role that they lack, and
+            that has no `stand_in`, then has no words; `Prompts.has` tells.
+
+    Raises:
+        PromptError: a template lacks a field of its role, or has one that is not filled.
+        StrategyError: a role has no words at all.
+    """
+    found: dict[str, PromptTemplate] = {}
+    for role in roles:
+        given = {"update": prompts.update, "answer": prompts.answer, **prompts.others}.get(role.name)
+        needed = role.fields | {"prompt"}
+        if given is not None:
+            template = replace(given, names=COMMON_FIELDS | role.fields)
+            template.require(needed=needed, allowed=needed)
+        elif own_words_only:
+            if role.stand_in is None:
+                continue
+            template = prompts.template(role.stand_in)
+        elif role.template:
+            template = PromptTemplate(role.template, f"the role {role.name}", COMMON_FIELDS | role.fields)
+            template.require(needed=needed, allowed=needed)
+        else:
+            raise StrategyError(
+                f"the role {role.name!r} has no words", hint="Give it a template, with {prompt} between tags."
+            )
+        if role.name not in {"update", "answer"}:
+            found[role.name] = template
+    return replace(prompts, others=found)
+
+
+def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> None:
+    """Check that every role's prompt and reply fit the window, with all fields as long as they may be.
+
+    Raises:
+        BudgetError: naming the role, the excess and what to shrink.
+    """
+    budget.require(count(prompts.update.literal), count(prompts.answer.literal))
+    for role in roles:
+        if role.name in {"update", "answer"} or not prompts.has(role.name):
+            continue
+        template = prompts.template(role.name)
+        parts = {"prompt": budget.question_tokens, "chunk": budget.chunk_tokens}
+        filled = sum(parts.get(name, budget.memory_tokens) for name in template.fields & (role.fields | {"prompt"}))
+        needed = filled + count(template.literal) + role.tokens(budget) + CHAT_TEMPLATE_TOKENS
+        if needed > budget.context_window:
+            excess = needed - budget.context_window
+            raise BudgetError(
+                f"the role {role.name!r} needs {needed} tokens and the context window has {budget.context_window}",
+                hint=f"Lower chunk_tokens (now {budget.chunk_tokens}) by {excess}, or serve the model with a larger "
+                "window.",
+            )

@@ -1,0 +1,92 @@
+"""A logged run's trace: its conversations, attempts put together and edits made, as a graph of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from memagent_graph.events import EventKind, ReadEvent, UpdateRule
+from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
+from memagent_graph.trace import Trace, TraceStep, Writes
+
+
+def trace_of(
+    conversations: Iterable[Conversation], edits: Sequence[LoggedEvent] = (), *, document_bytes: int | None = None
+) -> Trace:
+    """The trace that conversations make up. Those that no longer count are left out.
+
+    Args:
+        conversations: a run's; a step of which only discarded attempts are there is left out.
+        edits: what a person changed, as `RunLog.events` gives it.
+        document_bytes: the document's length, for progress.
+    """
+    counted = sorted((each for each in conversations if not each.superseded), key=lambda each: each.seq or 0)
+    attempts: dict[str, list[Conversation]] = {}
+    for each in counted:
+        attempts.setdefault(each.step, []).append(each)
+    edited = _by_step(edits, counted)
+    steps: list[TraceStep] = []
+    texts: dict[str, str | None] = {}
+    for step_id, tries in attempts.items():
+        last = tries[-1]
+        if last.outcome is Outcome.DISCARDED:
+            continue
+        step = _step(tries)
+        if last.outcome is Outcome.KEPT_PREVIOUS and step.writes is Writes.MEMORY:
+            step = replace(step, text=_before(step, steps, texts))
+        for edit in edited.get(step_id, ()):
+            step = replace(step, text=edit.text or "", events=(*step.events, as_read_event(edit)))
+        steps.append(step)
+        texts[step_id] = step.text if step.writes is Writes.MEMORY else _before(step, steps, texts)
+    return Trace(tuple(steps), document_bytes)
+
+
+def as_read_event(event: LoggedEvent) -> ReadEvent:
+    """A logged event as results have it."""
+    rule = UpdateRule(event.rule) if event.rule else None
+    return ReadEvent(EventKind(event.kind), event.position, event.detail, rule)
+
+
+def _step(tries: Sequence[Conversation]) -> TraceStep:
+    last = tries[-1]
+    return TraceStep(
+        id=last.step,
+        node=last.node,
+        branch=last.branch,
+        role=last.role,
+        slot=last.slot,
+        writes=last.writes,
+        text=last.text if last.writes is Writes.ANSWER else last.written,
+        reads=last.reads,
+        parents=last.parents,
+        prompt_tokens=sum(each.prompt_tokens for each in tries),
+        completion_tokens=sum(each.completion_tokens for each in tries),
+        seconds=sum(each.seconds for each in tries),
+        model=last.policy,
+        finish_reason=last.finish_reason,
+        events=tuple(
+            replace(as_read_event(event), chunk_index=None) if last.writes is Writes.ANSWER else as_read_event(event)
+            for each in tries
+            for event in each.events
+        ),
+    )
+
+
+def _before(step: TraceStep, steps: Sequence[TraceStep], texts: dict[str, str | None]) -> str:
+    """The memory that a step began from: its parents', below each other."""
+    return "\n".join(filter(None, (texts.get(parent) for parent in step.parents)))
+
+
+def _by_step(edits: Sequence[LoggedEvent], counted: Sequence[Conversation]) -> dict[str, list[LoggedEvent]]:
+    """The edits of memories, by the step whose memory they replaced; in older logs the position tells which."""
+    found: dict[str, list[LoggedEvent]] = {}
+    for edit in edits:
+        if edit.kind != EventKind.MEMORY_EDITED:
+            continue
+        step = edit.step
+        if step is None:
+            at = (e.step for e in counted if e.position == edit.position and e.began <= edit.time and e.reads)
+            step = next(at, None)
+        if step is not None:
+            found.setdefault(step, []).append(edit)
+    return found

@@ -1,0 +1,264 @@
+"""The trace of a run: its conversations as a directed acyclic graph, from a log or from a read at hand.
+
+A step is one thing that the policy was asked, its further attempts included. It knows which chunks its prompt held and
+which earlier steps wrote what else stood there (its parents). Everything that is said of a run is read from here: the
+memory after each step, the path to an answer, timelines, evidence, rewards of single steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+
+from memagent_graph.events import ReadEvent
+
+
+class Writes(StrEnum):
+    """What the reply to a role is."""
+
+    MEMORY = "memory"
+    """The memory of its branch."""
+    DECISION = "decision"
+    """Where to go next, or what to do; memory stays as it is."""
+    ANSWER = "answer"
+    """An answer to the run's question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A chunk of the document: its number and where it lies, in characters and in UTF-8 bytes."""
+
+    index: int
+    start_char: int
+    end_char: int
+    start_byte: int
+    end_byte: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStep:
+    """One thing that the policy was asked. Tokens and seconds are those of all its attempts."""
+
+    id: str
+    """Names this execution; no other has it."""
+    node: str
+    """The graph's node that asked; empty for runs logged before nodes were."""
+    branch: str
+    """Which of several lines side by side it belongs to; "" is the trunk."""
+    role: str
+    """What the policy was asked as, such as "update" or "answer"."""
+    slot: int
+    """Its place among the steps of that role and branch: a chunk's number, say. Runs are compared by it."""
+    writes: Writes
+    text: str | None
+    """What came of it: the memory after it, the answer completion, the decision; None where it was redacted away."""
+    reads: tuple[Span, ...] = ()
+    parents: tuple[str, ...] = ()
+    """The steps whose output stood in its prompt."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    model: str = ""
+    finish_reason: str = ""
+    events: tuple[ReadEvent, ...] = ()
+
+    @property
+    def chunk_index(self) -> int | None:
+        """The first chunk that it read; None where it read none."""
+        return self.reads[0].index if self.reads else None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUpdate:
+    """What one chunk, or one merge, did to the memory of its branch, and what that cost."""
+
+    chunk_index: int | None
+    """None where no chunk was read: memories of several branches were merged, say."""
+    start_char: int
+    end_char: int
+    start_byte: int
+    end_byte: int
+    """As the characters, in the document's UTF-8 bytes: what `DocumentStore.read` takes."""
+    chunk_tokens: int
+    memory: str
+    changed: bool
+    """Whether the memory differs from the one before."""
+    progress: float | None
+    """The share of the document read so far, 0 to 1; None for a stream whose end is not known."""
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+    events: tuple[ReadEvent, ...] = ()
+    branch: str = ""
+    """Which of several lines side by side it belongs to; "" is the trunk."""
+    step: str = field(default="", compare=False)
+    """The last of its steps in the trace."""
+    sources: tuple[str, ...] | None = field(default=None, compare=False)
+    """The steps of the updates whose memory it began from, several for a merge; None: the update before it."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A run's steps, each behind its parents.
+
+    Args:
+        steps: in order.
+        document_bytes: the document's length; None while it is not known.
+    """
+
+    steps: tuple[TraceStep, ...] = ()
+    document_bytes: int | None = None
+
+    @cached_property
+    def by_id(self) -> Mapping[str, TraceStep]:
+        """The steps by their ids."""
+        return {step.id: step for step in self.steps}
+
+    @cached_property
+    def answers(self) -> tuple[TraceStep, ...]:
+        """The steps that answered, in order."""
+        return tuple(step for step in self.steps if step.writes is Writes.ANSWER)
+
+    @cached_property
+    def updates(self) -> tuple[MemoryUpdate, ...]:
+        """What each chunk and each merge did to memory, in order. A chunk's steps on one branch are one update."""
+        return tuple(self._replayed.updates)
+
+    @property
+    def final_memory(self) -> str:
+        """The memory that the newest answer was asked from, or the newest memory; "" before the first."""
+        if self.answers:
+            return self.memory_before(self.answers[-1].id)
+        return self.updates[-1].memory if self.updates else ""
+
+    @cached_property
+    def final_path(self) -> tuple[MemoryUpdate, ...]:
+        """The updates that the final memory comes from, in order: those of all branches that were merged into it."""
+        replayed = self._replayed
+        wanted = set(map(replayed.place, replayed.sources[self.answers[-1].id])) if self.answers else set[int]()
+        if not self.answers and self.updates:
+            wanted = {len(self.updates) - 1}
+        path = []
+        for place in range(len(self.updates) - 1, -1, -1):
+            if place in wanted:
+                wanted.update(map(replayed.place, self.updates[place].sources or ()))
+                path.append(self.updates[place])
+        return tuple(reversed(path))
+
+    def memory_before(self, step_id: str) -> str:
+        """The memory that a step began from; several memories of a merge stand below each other."""
+        replayed = self._replayed
+        return replayed.joined(replayed.sources.get(step_id, ()))
+
+    def memory_after(self, step_id: str) -> str:
+        """The memory after a step, on its branch."""
+        step = self.by_id[step_id]
+        return (step.text or "") if step.writes is Writes.MEMORY else self.memory_before(step_id)
+
+    def path(self, step_id: str) -> tuple[TraceStep, ...]:
+        """A step with all that it comes from, in order."""
+        wanted = {step_id}
+        path = []
+        for step in reversed(self.steps):
+            if step.id in wanted:
+                wanted.update(step.parents)
+                path.append(step)
+        return tuple(reversed(path))
+
+    @cached_property
+    def _replayed(self) -> Replayed:
+        replayed = Replayed(self.document_bytes)
+        for step in self.steps:
+            replayed.add(step)
+        return replayed
+
+
+@dataclass
+class Replayed:
+    """The updates that steps come to, step by step."""
+
+    document_bytes: int | None = None
+    updates: list[MemoryUpdate] = field(default_factory=list)
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By step: the last steps of the updates that its memory comes from."""
+    _places: dict[str, int] = field(default_factory=dict)
+    """By step: the place of its update."""
+    _after: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By step: what `sources` is for those that follow it."""
+    _groups: dict[tuple[str, int], int] = field(default_factory=dict)
+    _bytes_read: int = 0
+
+    def place(self, step_id: str) -> int:
+        """The place of the update that a step belongs to."""
+        return self._places[step_id]
+
+    def joined(self, sources: Iterable[str]) -> str:
+        """The memories of updates, below each other."""
+        return "\n".join(filter(None, (self.updates[self._places[each]].memory for each in sources)))
+
+    def add(self, step: TraceStep) -> MemoryUpdate | None:
+        """Add the next step; returns the update that it began or changed, if any."""
+        before = tuple(dict.fromkeys(source for parent in step.parents for source in self._after.get(parent, ())))
+        self.sources[step.id] = before
+        self._after[step.id] = before
+        if step.writes is Writes.ANSWER or not (step.reads or step.writes is Writes.MEMORY):
+            return None
+        key = None if step.chunk_index is None else (step.branch, step.chunk_index)
+        place = None if key is None else self._groups.get(key)
+        update = self._begun(step, before) if place is None else self._continued(self.updates[place], step)
+        if place is None:
+            place = len(self.updates)
+            self.updates.append(update)
+            if key is not None:
+                self._groups[key] = place
+        else:
+            self.updates[place] = update
+        self._places[step.id] = place
+        self._after[step.id] = (step.id,)
+        return update
+
+    def _begun(self, step: TraceStep, before: tuple[str, ...]) -> MemoryUpdate:
+        previous = self.joined(before)
+        memory = (step.text or "") if step.writes is Writes.MEMORY else previous
+        first, last = (step.reads[0], step.reads[-1]) if step.reads else (None, None)
+        self._bytes_read += sum(span.end_byte - span.start_byte for span in step.reads)
+        return MemoryUpdate(
+            chunk_index=first.index if first else None,
+            start_char=first.start_char if first else 0,
+            end_char=last.end_char if last else 0,
+            start_byte=first.start_byte if first else 0,
+            end_byte=last.end_byte if last else 0,
+            chunk_tokens=sum(span.tokens for span in step.reads),
+            memory=memory,
+            changed=memory != previous,
+            progress=self._progress(step),
+            prompt_tokens=step.prompt_tokens,
+            completion_tokens=step.completion_tokens,
+            seconds=step.seconds,
+            events=step.events,
+            branch=step.branch,
+            step=step.id,
+            sources=before,
+        )
+
+    def _continued(self, update: MemoryUpdate, step: TraceStep) -> MemoryUpdate:
+        memory = (step.text or "") if step.writes is Writes.MEMORY else update.memory
+        return replace(
+            update,
+            memory=memory,
+            changed=memory != self.joined(update.sources or ()),
+            prompt_tokens=update.prompt_tokens + step.prompt_tokens,
+            completion_tokens=update.completion_tokens + step.completion_tokens,
+            seconds=update.seconds + step.seconds,
+            events=(*update.events, *step.events),
+            step=step.id,
+        )
+
+    def _progress(self, step: TraceStep) -> float | None:
+        if not self.document_bytes:
+            return None
+        read = self._bytes_read if step.branch or not step.reads else step.reads[-1].end_byte
+        return min(1.0, read / self.document_bytes)
