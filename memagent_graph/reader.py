@@ -348,7 +348,7 @@ class MemAgent:
         await self._require_same(state, graph.reader_context, run_id, None)
         step = await edit_memory(graph, run_id, chunk, text, branch)
         if self.run_log is not None:
-            await asyncio.to_thread(self.run_log.wait, self.run_log.edit(run_id, step.id, chunk, text))
+            await asyncio.to_thread(self.run_log.wait, self.run_log.edit(run_id, chunk, text, step=step.id))
 
     def edit_memory(self, run_id: str, chunk: int, text: str, *, branch: str = "") -> None:
         """`aedit_memory` for synchronous code."""

@@ -173,25 +173,26 @@ class RunLog:
         """Somebody waits for what was handed in; it is written within milliseconds."""
         self._writer.hurry()
 
-    def edit(self, run_id: str, step: str, position: int, memory: str) -> Future[None]:
+    def edit(self, run_id: str, position: int, memory: str, *, step: str | None = None) -> Future[None]:
         """Enter that a person replaced the memory that a step wrote: all that came of it is superseded.
 
         A run that this log does not hold is left alone.
 
         Args:
             run_id: the run.
-            step: the step's id.
             position: the chunk's number.
             memory: the new memory.
+            step: the step's id; the trunk's newest at that chunk if left out.
         """
         kept = self._kept(TextKind.MEMORY, memory)
 
         def job(connection: sqlite3.Connection) -> None:
             if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
                 return
-            rows.supersede(connection, run_id, [step], with_them=False)
-            edited = LoggedEvent(time.time(), "memory_edited", "a person replaced the memory", position)
-            rows.insert_event(connection, run_id, replace(edited, text=kept, step=step), None)
+            edited = step if step is not None else rows.step_at(connection, run_id, position)
+            rows.supersede(connection, run_id, [edited] if edited else [], with_them=False)
+            event = LoggedEvent(time.time(), "memory_edited", "a person replaced the memory", position)
+            rows.insert_event(connection, run_id, replace(event, text=kept, step=edited), None)
             connection.execute("UPDATE runs SET ended = NULL, stop_reason = NULL WHERE run_id = ?", (run_id,))
             connection.execute("UPDATE answers SET answer = NULL WHERE run_id = ?", (run_id,))
 

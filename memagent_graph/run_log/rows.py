@@ -160,6 +160,16 @@ def _in_place_of(connection: sqlite3.Connection, job: NewConversation) -> list[s
     return [row[0] for row in connection.execute(query, (*job.place, job.step))]
 
 
+def step_at(connection: sqlite3.Connection, run_id: str, position: int) -> str | None:
+    """The trunk's newest step at a chunk that counts; None where there is none."""
+    query = (
+        "SELECT step FROM conversations WHERE run_id = ? AND branch = '' AND position = ? AND superseded = 0 "
+        "AND writes <> 'answer' ORDER BY seq DESC LIMIT 1"
+    )
+    found = connection.execute(query, (run_id, position)).fetchone()
+    return None if found is None else str(found[0])
+
+
 def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str], *, with_them: bool) -> None:
     """Mark all that came of some steps, and, `with_them`, these themselves, as no longer part of the run."""
     if not steps:

@@ -32,18 +32,12 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     """A connection on which a file of the version before reads as one of this version; the file stays as it is.
 
     Raises:
-        RunLogError: the file was written by a newer version, or one before the last.
+        RunLogError: the file was written by a newer version.
     """
     connection = connect(path)
     try:
-        version = _version(connection, path)
-        if version == VERSION - 1:
+        if _version(connection, path) == VERSION - 1:
             migration.show_as_new(connection)
-        elif version < VERSION - 1:
-            raise RunLogError(
-                f"{path} was written by a very old version of this package (schema {version})",
-                hint="Any command that writes to it brings it up to date, such as memagent read --log.",
-            )
     except BaseException:
         connection.close()
         raise
@@ -51,7 +45,7 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables of a new file; check a file that is there. An older one is left as it is until it is written to.
+    """Make the tables of a new file; check a file that is there. One of the version before stays until it is written to.
 
     Raises:
         RunLogError: the file was written by a newer version.
@@ -59,7 +53,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     """
     if not use_write_ahead_log(connection):
         raise sqlite3.OperationalError("the file system does not support write-ahead logging")
-    if _version(connection, path) == 0:
+    if _version(connection, path) < VERSION - 1:  # such a file holds no conversations
         migrate(connection, path)
 
 

@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import conversations
 
+from memagent_graph import Span, Writes
 from memagent_graph.errors import MissingExtraError, RunLogError
 from memagent_graph.prompts import load_prompts
 from memagent_graph.run_log import (
     Conversation,
-    ConversationKind,
     LoggedEvent,
     Outcome,
     Reward,
@@ -37,18 +38,11 @@ FORMATS = ("parquet", "jsonl")
 
 
 def conversation(position: int = 0, **changes: Any) -> Conversation:
-    values: dict[str, Any] = {
-        "run_id": "r", "position": position, "kind": ConversationKind.UPDATE, "step": f"s{position}", "attempt": 0,
-        "outcome": Outcome.ACCEPTED, "began": 1.5 + position, "seconds": 0.25, "policy": "fake", "policy_version": "7",
-        "tokenizer": "t", "template": load_prompts().fingerprint, "sampling": {"temperature": 0.5}, "prompt_tokens": 3,
-        "completion_tokens": 2, "cached_tokens": 0, "finish_reason": "stop", "text": f"memory {position}",
-        "prompt_token_ids": [1, 2, 4_000_000_000], "token_ids": [5, 6], "logprobs": [-0.5, -0.25], "start_char": 0,
-        "end_char": 9, "start_byte": 0, "end_byte": 12, "chunk_tokens": 4,
-    }  # fmt: skip
-    return Conversation(**{**values, **changes})
+    ids = {"prompt_token_ids": [1, 2, 4_000_000_000], "token_ids": [5, 6], "logprobs": [-0.5, -0.25]}
+    return conversations.conversation(position, **{"template": load_prompts().fingerprint, **ids, **changes})
 
 
-def write_run(log: RunLog, run_id: str = "r", conversations: int = 3, **changes: Any) -> list[int | None]:
+def write_run(log: RunLog, run_id: str = "r", count: int = 3, **changes: Any) -> list[int | None]:
     """A finished run; the rows of its conversations."""
     record = RunRecord(
         run_id,
@@ -61,7 +55,7 @@ def write_run(log: RunLog, run_id: str = "r", conversations: int = 3, **changes:
         "42",
         {"a": "b"},
     )
-    said = [conversation(at, run_id=run_id, **changes) for at in range(conversations)]
+    said = [conversation(at, run_id=run_id, **changes) for at in range(count)]
     log.add(record, said, templates={load_prompts().fingerprint: load_prompts().wording})
     return [each.id for each in log.conversations(run_id)]
 
@@ -102,13 +96,13 @@ def content(log: RunLog, *, superseded: bool = True) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_run_with_a_resume_retries_an_edit_and_rewards_comes_back_equal(tmp_path, log, other, kind) -> None:
-    rows = write_run(log, conversations=4)
+    rows = write_run(log, count=4)
     events = (LoggedEvent(2.0, "retried", "it was empty", rule="retry"), LoggedEvent(2.5, "memory_kept", "no luck"))
     discarded = conversation(1, step="again", outcome=Outcome.DISCARDED, text="", events=events[:1])
     log.record(discarded)
     log.record(conversation(1, step="again", attempt=1, outcome=Outcome.KEPT_PREVIOUS, memory="before", events=events))
     log.wait(log.edit("r", 1, "a better memory"))
-    last = log.wait(log.record(conversation(2, kind=ConversationKind.ANSWER, finish_reason="length", trace={"x": "1"})))
+    last = log.wait(log.record(conversation(2, answers=True, finish_reason="length", trace={"x": "1"})))
     log.wait(log.end("r", "answered", None))
     log.reward("r", 1.0, name="exact")
     log.reward("r", -0.25, conversation=last, note="too long")
@@ -126,7 +120,7 @@ def test_a_run_with_a_resume_retries_an_edit_and_rewards_comes_back_equal(tmp_pa
     assert any(each.superseded for each in other.conversations("r", superseded=True))
     assert other.template(load_prompts().fingerprint) == load_prompts().wording
     (judged,) = [each for each in other.rewards("r") if each.note]
-    (answer,) = [each for each in other.conversations("r") if each.kind is ConversationKind.ANSWER]
+    (answer,) = [each for each in other.conversations("r") if each.writes is Writes.ANSWER]
     assert judged.conversation == answer.id != last
 
 
@@ -156,15 +150,17 @@ whole = st.none() | st.integers(0, 2**40)
 logged_events = st.builds(
     LoggedEvent, finite, stored, stored, st.none() | st.integers(0, 99), st.none() | stored, st.none() | hostile
 )
+spans = st.builds(Span, *[st.integers(0, 2**40)] * 6)
 drawn_conversation = st.builds(
     Conversation,
-    run_id=st.just("r"), position=st.integers(0, 3), kind=st.sampled_from(ConversationKind), step=stored,
+    run_id=st.just("r"), position=st.integers(0, 3), node=stored, branch=stored, role=stored,
+    slot=st.integers(0, 3), writes=st.sampled_from(Writes), step=stored, parents=st.lists(stored, max_size=2).map(tuple),
+    reads=st.lists(spans, max_size=2).map(tuple),
     attempt=st.integers(0, 2), outcome=st.sampled_from(Outcome), began=finite, seconds=finite, policy=stored,
     policy_version=stored, tokenizer=stored, template=stored, sampling=small_json, prompt_tokens=st.integers(0, 9),
     completion_tokens=st.integers(0, 9), cached_tokens=st.integers(0, 9), finish_reason=stored,
     text=st.none() | hostile, memory=st.none() | hostile, prompt_token_ids=ids, token_ids=ids,
-    logprobs=st.none() | st.lists(st.floats(width=32), max_size=6), start_char=whole, end_char=whole, start_byte=whole,
-    end_byte=whole, chunk_tokens=whole, events=st.lists(logged_events, max_size=2).map(tuple),
+    logprobs=st.none() | st.lists(st.floats(width=32), max_size=6), events=st.lists(logged_events, max_size=2).map(tuple),
     superseded=st.just(True), trace=st.dictionaries(stored, stored, max_size=2),
 )  # fmt: skip
 
@@ -180,7 +176,7 @@ def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[Logg
         # One that counts at a place at most: all others there were superseded.
         counted: set[Any] = set()
         for at, each in enumerate(conversations):
-            place = each.position, each.kind, each.attempt
+            place = each.branch, each.role, each.slot, each.attempt
             conversations[at] = replace(each, superseded=each.superseded or place in counted)
             counted.add(place)
         document = {**DOCUMENT, "name": draw(stored), "size": draw(whole)}
@@ -301,7 +297,7 @@ def test_large_exports_are_written_in_parts_and_read_in_parts(tmp_path, log, oth
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_superseded_conversations_can_be_left_out_with_their_rewards(tmp_path, log, other, kind) -> None:
-    rows = write_run(log, conversations=2)
+    rows = write_run(log, count=2)
     log.wait(log.record(conversation(1, step="resumed")))
     log.reward("r", 1.0, conversation=rows[1])
     log.reward("r", 0.5, conversation=rows[0])
@@ -323,7 +319,7 @@ def test_only_the_chosen_runs_are_exported_oldest_first(tmp_path, log, other, ki
 
 
 def test_log_probs_that_json_cannot_hold_are_strings_in_json_lines(tmp_path, log, other) -> None:
-    write_run(log, conversations=1, logprobs=[-math.inf, math.nan])
+    write_run(log, count=1, logprobs=[-math.inf, math.nan])
     export_runs(log, tmp_path / "runs.jsonl")
     lines = [json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "runs.jsonl").open("rb")]
     assert [line["type"] for line in lines] == ["format", "template", "run", "conversation", "end"]
@@ -357,7 +353,7 @@ def test_runs_without_ids_are_refused_for_training_or_left_out_by_name(tmp_path,
 
 
 def test_what_is_left_out_as_superseded_needs_no_ids_for_training(tmp_path, log) -> None:
-    write_run(log, conversations=1, logprobs=None)
+    write_run(log, count=1, logprobs=None)
     log.wait(log.record(conversation(0, step="resumed")))
     assert export_runs(log, tmp_path / "a.parquet", for_training=True, superseded=False).runs == 1
     with pytest.raises(RunLogError, match="1 of 1 runs"):
@@ -487,12 +483,12 @@ def test_a_file_that_is_not_there_or_something_else_is_named(tmp_path, log) -> N
 def test_a_newer_format_is_refused(tmp_path, log) -> None:
     export_runs(log, tmp_path / "runs.jsonl")
     path = tmp_path / "runs.jsonl"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    path.write_text(path.read_text().replace('"version": 2', '"version": 3'))
     with pytest.raises(RunLogError, match=r"newer version of this package.*Upgrade"):
         import_runs(log, path)
     export_runs(log, tmp_path / "runs.parquet")
     table = pq.read_table(tmp_path / "runs.parquet")
-    table = table.replace_schema_metadata({"memagent.format": "memagent-runs", "memagent.format_version": "2"})
+    table = table.replace_schema_metadata({"memagent.format": "memagent-runs", "memagent.format_version": "3"})
     pq.write_table(table, tmp_path / "runs.parquet")
     with pytest.raises(RunLogError, match=r"newer version of this package.*Upgrade"):
         import_runs(log, tmp_path / "runs.parquet")
@@ -547,8 +543,8 @@ def test_a_file_that_was_cut_off_is_refused_and_no_run_is_half_there(tmp_path, l
     ("old", "new", "words"),
     [
         ('"position": 1', '"position": "x"', "line 5 .*position"),
-        ('"position": 1', '"position": 0', "contradicts itself"),
-        ('"kind": "update"', '"kind": "riddle"', "line 4 .*kind"),
+        ('"slot": 1', '"slot": 0', "contradicts itself"),
+        ('"writes": "memory"', '"writes": "riddle"', "line 4 .*writes"),
         ('"text": "memory 0"', '"text": 5', "line 4 .*text"),
         ('"began": 1.5, ', "", "line 4 .*began"),
         ('"prompt_token_ids": [1, 2', '"prompt_token_ids": [-1, 2', "line 4 "),
@@ -560,7 +556,7 @@ def test_a_file_that_was_cut_off_is_refused_and_no_run_is_half_there(tmp_path, l
     ],
 )  # fmt: skip
 def test_a_line_that_was_edited_badly_is_named(tmp_path, log, other, old, new, words) -> None:
-    rows = write_run(log, conversations=2)
+    rows = write_run(log, count=2)
     log.reward("r", 1.0, conversation=rows[0])
     export_runs(log, tmp_path / "runs.jsonl")
     text = (tmp_path / "runs.jsonl").read_text()
@@ -589,7 +585,7 @@ def test_totals_are_those_of_the_conversations_that_count(log) -> None:
 
 
 def test_numbers_of_any_sequence_are_exported(tmp_path, log, other) -> None:
-    write_run(log, conversations=1, prompt_token_ids=array("I", [1, 2]), token_ids=(), logprobs=())
+    write_run(log, count=1, prompt_token_ids=array("I", [1, 2]), token_ids=(), logprobs=())
     export_runs(log, tmp_path / "runs.parquet")
     import_runs(other, tmp_path / "runs.parquet")
     (back,) = other.conversations("r")

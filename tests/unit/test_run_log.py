@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import conversations
 from support.scripts import document_with, perfect_reader
 
 from memagent_graph import (
@@ -27,9 +28,9 @@ from memagent_graph import (
 )
 from memagent_graph.errors import PolicyError, RunError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.run_log import Conversation, ConversationKind, Outcome, RunFilter, TextKind
+from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
-from memagent_graph.run_log.schema import MIGRATIONS
+from memagent_graph.run_log.migration import SCRIPTS
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
@@ -60,27 +61,7 @@ def exactly(prompt: str) -> Completion:
 
 
 def conversation(position: int, step: str = "s", **changes) -> Conversation:
-    values = {
-        "run_id": "r",
-        "position": position,
-        "kind": ConversationKind.UPDATE,
-        "step": step,
-        "attempt": 0,
-        "outcome": Outcome.ACCEPTED,
-        "began": 1.0,
-        "seconds": 0.5,
-        "policy": "p",
-        "policy_version": "",
-        "tokenizer": "t",
-        "template": "w",
-        "sampling": {"temperature": 0.0},
-        "prompt_tokens": 3,
-        "completion_tokens": 2,
-        "cached_tokens": 0,
-        "finish_reason": "stop",
-        "text": f"memory {position}",
-    }
-    return Conversation(**(values | changes))
+    return conversations.conversation(position, step=step, **changes)
 
 
 def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader, log) -> None:
@@ -89,7 +70,7 @@ def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader,
     result = reader.read(TEXT, QUESTION, run_id="r")
     rows = list(log.conversations("r"))
     assert [row.position for row in rows] == list(range(result.chunks_read + 1))
-    assert [row.kind for row in rows] == [ConversationKind.UPDATE] * result.chunks_read + [ConversationKind.ANSWER]
+    assert [row.role for row in rows] == ["update"] * result.chunks_read + ["answer"]
     for row, prompt in zip(rows, policy.prompts, strict=True):
         assert bytes(row.prompt_token_ids).decode() == prompt
         assert bytes(row.token_ids).decode() == row.text
@@ -100,7 +81,7 @@ def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader,
     assert {row.tokenizer for row in rows} == {reader.graph().reader_context.tokenizer.fingerprint}
     (template,) = {row.template for row in rows}
     assert log.template(template)["update"] == reader.graph().reader_context.prompts.update.text
-    spans = [(row.start_char, row.end_char) for row in rows[:-1]]
+    spans = [(row.reads[0].start_char, row.reads[0].end_char) for row in rows[:-1]]
     assert spans == [(update.start_char, update.end_char) for update in result.updates]
     record = log.get("r")
     assert (record.stop_reason, record.answer, record.question) == ("answered", "4711", QUESTION)
@@ -159,8 +140,8 @@ def test_a_run_under_the_id_of_another_replaces_it(make_reader, log, tmp_path) -
 def test_what_a_resume_reads_again_supersedes_what_was_logged_before(log) -> None:
     log.begin("r", QUESTION, REF, {})
     for position in range(4):
-        log.record(conversation(position, f"first {position}"))
-    log.wait(log.record(conversation(2, "second 2", text="anew")))
+        log.record(conversation(position, f"first {position}", parents=(f"first {position - 1}",)))
+    log.wait(log.record(conversation(2, "second 2", parents=("first 1",), text="anew")))
     assert [(row.position, row.text) for row in log.conversations("r")] == [
         (0, "memory 0"),
         (1, "memory 1"),
@@ -351,7 +332,7 @@ def cannot_vacuum(monkeypatch: pytest.MonkeyPatch) -> None:
         connection.execute("PRAGMA query_only = ON")
         return connection
 
-    monkeypatch.setattr(log, "connect", read_only)
+    monkeypatch.setattr(log, "connect_to_read", read_only)
 
 
 def test_values_that_sqlite_cannot_hold_are_errors_with_a_remedy(log) -> None:
@@ -491,7 +472,7 @@ def test_a_log_of_a_newer_version_is_refused_and_an_older_one_is_brought_up(tmp_
         RunLog(newer)
     older = tmp_path / "older.sqlite"
     with sqlite3.connect(older) as connection:
-        connection.executescript(MIGRATIONS[0])
+        connection.executescript(SCRIPTS[0])
         connection.execute("PRAGMA user_version = 1")
         connection.execute("INSERT INTO runs VALUES ('old', 1.0, 2.0, 'q', '{}', '{}', 'answered', 'a')")
     connection.close()

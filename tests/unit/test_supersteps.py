@@ -111,7 +111,7 @@ async def test_so_is_the_run_log(make_reader, tmp_path) -> None:
     await both_ways(make_reader(run_log=log))
     read, streamed = (
         [
-            (each.position, each.kind, each.attempt, each.outcome, each.text, each.start_byte, each.end_byte)
+            (each.position, each.role, each.slot, each.attempt, each.outcome, each.text, each.reads)
             for each in log.conversations(run_id)
         ]
         for run_id in ("read", "stream")

@@ -5,7 +5,8 @@ format          name, version; the first line
 template        fingerprint, wording; before the runs that it was used in
 run             the attributes of `RunRecord`
 event           those of `LoggedEvent` and run_id: what no conversation caused
-conversation    those of `Conversation`, its events among them; `id` is its row in the log it came from
+conversation    those of `Conversation`, its events among them, and the first chunk that it read by itself (`start_char`
+                and so on); `id` is its row in the log it came from
 reward          those of `Reward`; `conversation` is the `id` of one
 end             runs: how many there were; the last line
 
@@ -27,7 +28,15 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.exchange.logged_run import FORMAT_NAME, FORMAT_VERSION, LoggedRun, check_format
+from memagent_graph.run_log.exchange.logged_run import (
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    OLDER_VERSION,
+    LoggedRun,
+    check_format,
+    first_span,
+)
+from memagent_graph.run_log.exchange.older_format import with_parents, with_role
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
 
 _Record = TypeVar("_Record")
@@ -57,6 +66,8 @@ class JsonLinesWriter:
             written.add(conversation.id)
             values = _attributes(conversation)
             values["events"] = [_attributes(event) for event in conversation.events]
+            values["reads"] = [_attributes(span) for span in conversation.reads]
+            values |= first_span(conversation)
             if conversation.logprobs is not None:
                 values["logprobs"] = list(map(_json_number, conversation.logprobs))
             self._line("conversation", values)
@@ -90,6 +101,7 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
 class _Reader:
     source: Path
     line: int = 0
+    version: int = FORMAT_VERSION
     templates: dict[str, dict[str, str]] = field(default_factory=dict)
     record: RunRecord | None = None
     conversations: list[Conversation] = field(default_factory=list)
@@ -100,6 +112,7 @@ class _Reader:
         lines = self._lines(file)
         kind, values = next(lines, ("", {}))
         check_format(self.source, values.get("name") if kind == "format" else None, values.get("version"))
+        self.version = values["version"]
         count = 0
         for kind, values in lines:
             if kind in {"template", "run", "end"} and self.record is not None:
@@ -137,7 +150,9 @@ class _Reader:
                 raise self._damaged(f"run {record.run_id!r}, before it, has no conversation {reward.conversation}")
         used = {each.template for each in self.conversations}
         templates = {name: wording for name, wording in self.templates.items() if name in used}
-        run = LoggedRun(record, self.conversations, self.events, self.rewards, templates)
+        older = self.version == OLDER_VERSION
+        held = with_parents(self.conversations) if older else self.conversations
+        run = LoggedRun(record, held, self.events, self.rewards, templates)
         self.record, self.conversations, self.events, self.rewards = None, [], [], []
         return run
 
@@ -145,6 +160,8 @@ class _Reader:
         with self._checked():
             if values.get("logprobs") is not None:
                 values["logprobs"] = list(map(float, values["logprobs"]))
+            if self.version == OLDER_VERSION:
+                values = with_role(values)
             found = msgspec.convert(values, Conversation)
             return replace(
                 found,
@@ -161,7 +178,7 @@ class _Reader:
     def _checked(self) -> Generator[None]:
         try:
             yield
-        except (ValueError, TypeError, OverflowError) as error:
+        except (ValueError, TypeError, OverflowError, KeyError) as error:
             raise self._damaged(str(error)) from error
 
     def _lines(self, file: IO[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:

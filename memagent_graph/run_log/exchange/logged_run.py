@@ -7,15 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.filters import RunFilter
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
+from memagent_graph.trace import Writes
 
 FORMAT_NAME: Final = "memagent-runs"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+OLDER_VERSION: Final = 1
+"""See `older_format`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,17 @@ def check_format(source: Path, name: object, version: object) -> None:
             f"{FORMAT_VERSION})",
             hint="Upgrade memagent-graph.",
         )
+
+
+def first_span(conversation: Conversation) -> dict[str, Any]:
+    """What format 1 had of a conversation and a table of its own has now; exports have both."""
+    span = conversation.reads[0] if conversation.reads else None
+    places = ("start_char", "end_char", "start_byte", "end_byte")
+    return {
+        "kind": "update" if conversation.writes is Writes.MEMORY else conversation.writes.value,
+        **{name: None if span is None else getattr(span, name) for name in places},
+        "chunk_tokens": None if span is None else span.tokens,
+    }
 
 
 def _content(run: LoggedRun) -> Iterator[object]:

@@ -13,9 +13,12 @@ stop_reason, answer     string
 run_trace               string (JSON)       ids of the LangSmith run and the OpenTelemetry span it ran under
 run_events              string (JSON)       list of what no conversation caused: edited memories
 run_rewards             list<struct>        name, value, source, time, note; oldest first
+strategy, _fingerprint  string              the way of reading
 conversation            int64               its row in the log it came from: what `RunLog.reward` takes
 position ... events     see `Conversation`  the attributes of `Conversation` under their names; `sampling`, `trace` and
                                             `events` are JSON
+reads                   list<struct>        the chunks in its prompt; the first one's columns also by themselves, and `kind`
+parents                 list<string>        the steps whose output stood in its prompt
 prompt_token_ids        list<uint32>        null where the policy could not tell them
 completion_token_ids    list<uint32>        likewise
 logprobs                list<float>         one per completion token; likewise
@@ -36,14 +39,24 @@ import importlib
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Final
 
 import msgspec
 
 from memagent_graph.errors import MissingExtraError, RunLogError
-from memagent_graph.run_log.exchange.logged_run import FORMAT_NAME, FORMAT_VERSION, LoggedRun, check_format
-from memagent_graph.run_log.records import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunRecord
+from memagent_graph.run_log.exchange.logged_run import (
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    OLDER_VERSION,
+    LoggedRun,
+    check_format,
+    first_span,
+)
+from memagent_graph.run_log.exchange.older_format import with_parents, with_role
+from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome, Reward, RunRecord
+from memagent_graph.trace import Span, Writes
 
 _RUN_COLUMNS: Final = {
     "run_id": "string",
@@ -59,6 +72,8 @@ _RUN_COLUMNS: Final = {
     "run_trace": "string",
     "run_events": "string",
     "run_rewards": "rewards",
+    "strategy": "string",
+    "strategy_fingerprint": "string",
 }
 _PLAIN_COLUMNS: Final = {
     "position": "int64",
@@ -75,11 +90,11 @@ _PLAIN_COLUMNS: Final = {
     "completion_tokens": "int64",
     "cached_tokens": "int64",
     "finish_reason": "string",
-    "start_char": "int64",
-    "end_char": "int64",
-    "start_byte": "int64",
-    "end_byte": "int64",
-    "chunk_tokens": "int64",
+    "seq": "int64",
+    "node": "string",
+    "branch": "string",
+    "role": "string",
+    "slot": "int64",
 }
 """Those that hold an attribute of `Conversation` as it is."""
 _NUMBER_LISTS: Final = {"prompt_token_ids": "I", "completion_token_ids": "I", "logprobs": "f"}
@@ -89,6 +104,14 @@ _COLUMNS: Final = {
     "kind": "string",
     "outcome": "string",
     **_PLAIN_COLUMNS,
+    "writes": "string",
+    "parents": "names",
+    "reads": "spans",
+    "start_char": "int64",
+    "end_char": "int64",
+    "start_byte": "int64",
+    "end_byte": "int64",
+    "chunk_tokens": "int64",
     "sampling": "string",
     "trace": "string",
     "events": "string",
@@ -100,6 +123,10 @@ _COLUMNS: Final = {
     "rewards": "rewards",
     "escaped": "names",
 }
+_NEW: Final = frozenset(
+    {"strategy", "strategy_fingerprint", "seq", "node", "branch", "role", "slot", "writes", "parents", "reads"}
+)
+"""Columns that format 1 has not."""
 _METADATA: Final = "memagent."
 _ROW_GROUP_ROWS: Final = 4096
 _ROW_GROUP_NUMBERS: Final = 1 << 21
@@ -225,24 +252,27 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     metadata = {name.decode(): value for name, value in (parquet.metadata.metadata or {}).items()}
     version = metadata.get(_METADATA + "format_version", b"")
     check_format(source, metadata.get(_METADATA + "format", b"").decode(), int(version) if version.isdigit() else None)
-    missing = set(_COLUMNS) - set(parquet.schema_arrow.names)
-    if missing:
+    older = version == str(OLDER_VERSION).encode()
+    columns = [name for name in _COLUMNS if not (older and name in _NEW)]
+    if missing := set(columns) - set(parquet.schema_arrow.names):
         raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export it again.")
     templates = msgspec.convert(json.loads(metadata.get(_METADATA + "templates", b"{}")), dict[str, dict[str, str]])
     held: list[dict[str, Any]] = []
     for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE):
-        for row in batch.select(list(_COLUMNS)).cast(_schema(pa)).to_pylist():
+        for row in batch.select(columns).cast(_schema(pa, columns)).to_pylist():
             if held and held[-1]["run_id"] != row["run_id"]:
-                yield _run(held, templates)
+                yield _run(held, templates, older=older)
                 held = []
             for name, kind in _NUMBER_LISTS.items():
                 row[name] = None if row[name] is None else array(kind, row[name])
             held.append(row)
     if held:
-        yield _run(held, templates)
+        yield _run(held, templates, older=older)
 
 
-def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]]) -> LoggedRun:
+def _run(
+    rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], *, older: bool
+) -> LoggedRun:
     first = rows[0]
     record = RunRecord(
         first["run_id"],
@@ -254,8 +284,12 @@ def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str,
         first["stop_reason"],
         first["answer"],
         json.loads(first["run_trace"]),
+        **({} if older else {name: first[name] for name in ("strategy", "strategy_fingerprint")}),
     )
-    conversations = [_conversation(row) for row in rows if row["conversation"] is not None]
+    kept = [with_role(row) if older else row for row in rows if row["conversation"] is not None]
+    conversations = list(map(_conversation, kept))
+    if older:
+        conversations = with_parents(conversations)
     rewards = [Reward(record.run_id, **values) for values in first["run_rewards"]]
     for row in rows:
         rewards += [
@@ -287,6 +321,8 @@ def _run_values(run: LoggedRun, rewards: Sequence[Reward]) -> dict[str, Any]:
         "run_trace": _json(record.trace),
         "run_events": _json([_event_values(each) for each in run.events]),
         "run_rewards": list(map(_reward_values, rewards)),
+        "strategy": record.strategy,
+        "strategy_fingerprint": record.strategy_fingerprint,
     }
 
 
@@ -295,8 +331,11 @@ def _conversation_values(conversation: Conversation, rewards: Sequence[Reward]) 
     escaped = [name for name, text in texts.items() if text is not None and not _is_utf8(text)]
     return {
         "conversation": conversation.id,
-        "kind": conversation.kind.value,
+        **first_span(conversation),
         "outcome": conversation.outcome.value,
+        "writes": conversation.writes.value,
+        "parents": list(conversation.parents),
+        "reads": list(map(asdict, conversation.reads)),
         **{name: getattr(conversation, name) for name in _PLAIN_COLUMNS},
         "sampling": _json(conversation.sampling),
         "trace": _json(conversation.trace),
@@ -318,9 +357,11 @@ def _conversation(row: Mapping[str, Any]) -> Conversation:
     return Conversation(
         run_id=row["run_id"],
         id=row["conversation"],
-        kind=ConversationKind(row["kind"]),
+        writes=Writes(row["writes"]),
         outcome=Outcome(row["outcome"]),
-        **{name: row[name] for name in _PLAIN_COLUMNS},
+        parents=tuple(row["parents"]),
+        reads=tuple(Span(**span) for span in row["reads"]),
+        **{name: row.get(name) for name in _PLAIN_COLUMNS},
         sampling=json.loads(row["sampling"]),
         trace=json.loads(row["trace"]),
         events=tuple(_events(row["events"])),
@@ -356,16 +397,18 @@ def _json(value: Any) -> str:
     return json.dumps(value)
 
 
-def _schema(pa: Any) -> Any:
+def _schema(pa: Any, columns: Sequence[str] = tuple(_COLUMNS)) -> Any:
+    span = [(name, pa.int64()) for name in Span.__dataclass_fields__]
     reward = {"name": pa.string(), "value": pa.float64(), "source": pa.string(), "time": pa.float64(),
               "note": pa.string()}  # fmt: skip
     lists = {
         "ids": pa.list_(pa.uint32()),
         "logprobs": pa.list_(pa.float32()),
         "names": pa.list_(pa.string()),
+        "spans": pa.list_(pa.struct(span)),
         "rewards": pa.list_(pa.struct(list(reward.items()))),
     }
-    return pa.schema([(name, lists.get(kind) or pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()])
+    return pa.schema([(name, lists.get(kind) or pa.type_for_alias(kind)) for name, kind in _COLUMNS.items() if name in columns])
 
 
 def _pyarrow(needed_for: str) -> Any:
