@@ -1,0 +1,37 @@
+"""Record what this version promises: `PYTHONPATH=tests python -m promises.record [SCENARIO ...]`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from promises.comparison import normalised
+from promises.scenarios import SCENARIOS, Place, home
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def found(name: str, folder: Path) -> Any:
+    """What a scenario comes to in this version, without what is not promised."""
+    with home(folder):
+        return normalised(SCENARIOS[name](Place(folder)), folder.resolve(), folder)
+
+
+def write(path: Path, value: Any) -> None:
+    """One file of JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, ensure_ascii=True, indent=1) + "\n")
+
+
+def main(names: list[str]) -> None:
+    for name in names or SCENARIOS:
+        with TemporaryDirectory() as folder:
+            write(RECORDED / f"{name}.json", found(name, Path(folder)))
+        print(name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
