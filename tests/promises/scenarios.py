@@ -511,6 +511,62 @@ def a_process(place: Place) -> Any:
     }  # fmt: skip
 
 
+# Training on logged runs
+
+
+TRAINING = Path(__file__).parent / "recorded" / "training"
+"""A tiny model, and runs of it with rewards and step rewards as `memagent export` wrote them."""
+TRAININGS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "paper": (["--preset", "memagent-paper"], {}),
+    "step_rewards": (["--preset", "memagent-paper", "--step-reward", "step"], {"step_reward_share": 0.5}),
+    "dapo": (["--preset", "dapo"], {}),
+}
+PLAIN_STEP = {
+    "optim": "sgd", "learning_rate": 1.0, "weight_decay": 0.0, "max_grad_norm": 0.0, "warmup_steps": 0, "max_steps": 1,
+    "groups_per_step": 4, "use_cpu": True, "bf16": False, "save_strategy": "steps", "save_steps": 1, "seed": 5,
+    "report_to": "none", "disable_tqdm": True, "max_logprob_gap": 9, "gradient_checkpointing": False,
+}  # fmt: skip
+"""One step that changes the weights by their gradients, so that the gradients can be seen from outside."""
+UNTIMED = re.compile(r"time|runtime|per_second|memory|flos")
+
+
+def training(place: Place) -> Any:
+    """One optimizer step: what is logged of it, the gradients' norms, and the advantages, each within 1e-6."""
+    from safetensors.torch import load_file
+
+    before = load_file(TRAINING / "model" / "model.safetensors")
+    found = {}
+    for name, (options, settings) in TRAININGS.items():
+        out = place.folder / name
+        given = [part for each in (PLAIN_STEP | settings).items() for part in ("--set", "{}={}".format(*each))]
+        code, _, errors = run(
+            "train", TRAINING / "runs.jsonl", "--model", TRAINING / "model", "--out", out, *options, *given
+        )
+        assert code == 0, errors
+        (state,) = out.glob("checkpoint-*/trainer_state.json")
+        (logged,) = (entry for entry in json.loads(state.read_text())["log_history"] if "loss" in entry)
+        after = load_file(out / "model.safetensors")
+        found[name] = {
+            "logged": {key: value for key, value in logged.items() if not UNTIMED.search(key)},
+            "gradient_norms": {key: float((before[key] - after[key]).double().norm()) for key in sorted(before)},
+            "advantages": advantages(settings, options[1], place.folder),
+        }
+    return found
+
+
+def advantages(settings: dict[str, Any], preset: str, folder: Path) -> Any:
+    """The advantage and the loss weight of each conversation. What they are computed with is named here alone."""
+    from memagent_training.advantages import prepare_batch
+    from memagent_training.presets import load_preset
+    from memagent_training.replay import load_groups
+
+    chosen = load_preset(preset, output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **settings)
+    replay = load_groups(TRAINING / "runs.jsonl", step_reward="step" if settings else None)
+    batch = prepare_batch(replay.groups, chosen.advantage_settings)
+    rows = [[row.run_id, row.conversation_index, row.advantage, row.weight] for row in batch.rows]
+    return {"rows": rows, "dropped": {group: str(reason) for group, reason in batch.report.dropped.items()}}
+
+
 SCENARIOS: dict[str, Callable[[Place], Any]] = {
     "plain": served,
     "ids": partial(served, server={"vllm": True}, sampling=SamplingParams(temperature=1.0, top_p=0.9, seed=5)),
@@ -535,5 +591,6 @@ SCENARIOS: dict[str, Callable[[Place], Any]] = {
     "embedded": embedded,
     "command_line": command_line,
     "a_process": a_process,
+    "training": training,
 }
-TOLERANCES = {"embedded": 1e-4}
+TOLERANCES = {"embedded": 1e-4, "training": 1e-6}
