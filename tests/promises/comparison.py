@@ -24,7 +24,7 @@ SHOWN_TIMES = re.compile(
     r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?\b|\b\d[\d.,]*(?= (?:ms|s|min|h|chunks/s|tokens/s)\b)"
 )
 SHOWN_SIZES = re.compile(r"\b\d[\d.,]* (?:bytes|kB|MB)\b")
-NUMBERED = re.compile(r"<(row|step|drawn) \d+>")
+NUMBERED = re.compile(r"<(row|reward|step|drawn) \d+>")
 SERVER = re.compile(r"http://127\.0\.0\.1:\d+")
 
 
@@ -58,7 +58,11 @@ def normalised(value: Any, *folders: Any, times: bool = False) -> Any:
 
     def walk(key: str, each: Any) -> Any:
         if isinstance(each, dict):
-            return {name: walk(name, inner) for name, inner in each.items()}
+            is_reward = {"name", "value", "source"} <= each.keys()  # whose own rows are another table's
+            return {
+                name: numbered("reward", inner) if is_reward and name == "id" and inner else walk(name, inner)
+                for name, inner in each.items()
+            }
         if isinstance(each, list):
             return [walk("", inner) for inner in each]
         if key in COUNTED and isinstance(each, int | str) and not isinstance(each, bool):
