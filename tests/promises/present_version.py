@@ -61,9 +61,7 @@ def _write_runs(place: Place) -> None:
     rules = UpdateRules(empty=UpdateRule.RETRY, refused=UpdateRule.RETRY, retries=1)
     sampling = SamplingParams(temperature=1.0, top_p=0.9, seed=7, stop=("\n\n",))
     with place.reader(ScriptedPolicy([*replies, *["third"] * 9]), rules=rules, sampling=sampling) as reader:
-        reader.read(
-            TEXT, "What \ud83d\ude00 is it?".encode("utf-16", "surrogatepass").decode("utf-16"), run_id="retried"
-        )
+        reader.read(TEXT, "What \U0001f600 is it?", run_id="retried")
     broken = ScriptedPolicy(["memory", PolicyError("it broke")])
     with place.reader(broken, checkpoints=other) as reader:
         refusal(lambda: reader.read(TEXT, QUESTION, run_id="broken"))
