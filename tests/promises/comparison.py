@@ -78,7 +78,8 @@ def normalised(value: Any, *folders: Any, times: bool = False) -> Any:
 
 def shown(output: str) -> str:
     """What a command prints for people, without times and without blanks at the ends of lines."""
-    lines = SHOWN_SIZES.sub("<size>", SHOWN_TIMES.sub("<time>", output)).splitlines()
+    plain = re.sub(r"\x1b\[[\d;]*m", "", output)
+    lines = SHOWN_SIZES.sub("<size>", SHOWN_TIMES.sub("<time>", plain)).splitlines()
     narrow = (re.sub(r" {2,}", "  ", line).rstrip() for line in lines)
     return "\n".join("seconds  <time>" if line.startswith("seconds ") else line for line in narrow)
 

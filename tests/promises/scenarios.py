@@ -252,6 +252,7 @@ def edited(place: Place) -> Any:
     with place.reader(policy) as reader:
         first = reader.read(TEXT, QUESTION, run_id="edited")
         reader.edit_memory("edited", first.chunks_read - 2, "harbor 1")
+        log_of_edit = place.logged()
         second = reader.resume("edited")
         reader.edit_memory("edited", 0, "harbor 2\nby hand")
         third = reader.resume("edited", limits=Limits(max_chunks=1))
@@ -261,7 +262,7 @@ def edited(place: Place) -> Any:
         ]
         return {
             "results": [outcome(each) for each in (first, second, third)], "refused": refused,
-            "history": jsonable(reader.history("edited")), "log": place.logged(),
+            "history": jsonable(reader.history("edited")), "log": place.logged(), "log of the first edit": log_of_edit,
         }  # fmt: skip
 
 
@@ -333,6 +334,55 @@ def in_a_graph(place: Place) -> Any:
         drawn = sorted((edge.source, edge.target) for edge in graph.get_graph().edges)
     nodes = [[name, sorted(change or {})] for part in parts for name, change in part.items()]
     return {"alone": alone, "inside": inside, "nodes": nodes, "edges": drawn, "log": place.logged()}
+
+
+def in_agents(place: Place) -> Any:
+    """What agents and clients get: a node, a tool, a compressor, and an MCP server's tools."""
+    import asyncio
+
+    from langchain_core.documents import Document
+    from mcp.shared.memory import create_connected_server_and_client_session
+
+    from langchain_memagent import MemAgentDocumentCompressor, ReadLongDocument, memagent_node
+    from memagent_mcp import make_server
+
+    policy = ScriptedPolicy(perfect_reader)
+    with place.reader(policy, checkpoints=None) as reader:
+        builder = StateGraph(Parent)
+        builder.add_node("read", memagent_node(reader, memory="memory", stop_reason="stop_reason", run_id="run_id"))
+        builder.add_edge(START, "read")
+        builder.add_edge("read", END)
+        node = builder.compile().invoke({"question": QUESTION, "document": TEXT})
+        args = {"text": TEXT, "questions": [QUESTION, "What is the key of castle?"]}
+        called = {"name": "read_long_document", "args": args, "id": "call-0", "type": "tool_call"}
+        message = ReadLongDocument(agent=reader).invoke(called)
+        wrong = ReadLongDocument(agent=reader).invoke({**called, "args": {**args, "questions": [" "]}})
+        found = [Document(TEXT[:500], metadata={"source": "a"}), Document(TEXT[500:], metadata={"source": "b"})]
+        [reading] = MemAgentDocumentCompressor(agent=reader).compress_documents(found, QUESTION)
+
+        async def client() -> list[Any]:
+            async with create_connected_server_and_client_session(make_server(reader)) as session:
+                tools = await session.list_tools()
+                given = {"text": TEXT, "questions": [QUESTION]}
+                first = await session.call_tool("read_document", given)
+                of_run = {
+                    "run_id": first.structuredContent["answers"][0]["run_id"],
+                    "question": QUESTION[:-1] + " now?",
+                }
+                results = [
+                    first,
+                    await session.call_tool("ask_again", of_run),
+                    await session.call_tool("read_document", {**given, "questions": " "}),
+                    await session.call_tool("show_run", {"run_id": "nobody"}),
+                ]
+                schemas = {tool.name: tool.inputSchema["properties"] for tool in tools.tools}
+                return [schemas, [[each.isError, each.structuredContent, each.content[0].text] for each in results]]
+
+        return {
+            "node": node, "message": [message.status, message.text, message.artifact],
+            "wrong": [wrong.status, wrong.text], "reading": [reading.page_content, reading.metadata],
+            "mcp": asyncio.run(client()), "prompts": sorted(policy.prompts),
+        }  # fmt: skip
 
 
 # The embedded policy, in this process
@@ -588,6 +638,7 @@ SCENARIOS: dict[str, Callable[[Place], Any]] = {
     "twice": twice,
     "several": several,
     "in_a_graph": in_a_graph,
+    "in_agents": in_agents,
     "embedded": embedded,
     "command_line": command_line,
     "a_process": a_process,
