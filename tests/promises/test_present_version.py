@@ -1,0 +1,63 @@
+"""A log, checkpoints and exports that the recorded version wrote are read, shown, imported and gone on with."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+import pytest
+from promises.comparison import differences, normalised
+from promises.present_version import LOG, WRITTEN, commands, continued, copy_of, read_log
+from promises.scenarios import home, run
+
+
+def recorded(name: str):
+    return json.loads((WRITTEN / f"{name}.json").read_text())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return copy_of(tmp_path)
+
+
+def test_the_log_is_read_as_it_was(folder) -> None:
+    assert differences(recorded("log"), read_log(folder / LOG)) == []
+
+
+def test_the_commands_show_what_they_showed(folder) -> None:
+    assert differences(recorded("commands"), commands(folder)) == []
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_its_exports_are_imported_with_all_that_was_in_the_log(kind, folder) -> None:
+    other = folder / "other.sqlite"
+    assert run("import", WRITTEN / f"runs.{kind}", "--log", other)[0] == 0
+    expected, found = (normalised(each, times=True) for each in (recorded("log"), read_log(other)))
+    assert differences(expected, found) == []
+
+
+def test_it_is_exported_as_it_was(folder) -> None:
+    file = folder / "again.jsonl"
+    assert run("export", file, "--log", folder / LOG)[0] == 0
+    before, after = ([*map(json.loads, each.read_text().splitlines())] for each in (WRITTEN / "runs.jsonl", file))
+    assert differences(normalised(before, times=True), normalised(after, times=True)) == []
+
+
+def test_its_runs_are_gone_on_with(folder) -> None:
+    assert differences(recorded("continued"), continued(folder)) == []
+
+
+def test_a_run_of_the_old_log_can_be_deleted_and_rewarded(folder) -> None:
+    with home(folder / "home"):
+        assert run("reward", "stopped", 1, "--log", folder / LOG)[0] == 0
+        assert run("runs", "edited", "--delete", "--yes", "--log", folder / LOG)[0] == 0
+    found = read_log(folder / LOG)
+    assert found["order"] == [each for each in recorded("log")["order"] if each != "edited"]
+    assert found["runs"]["stopped"]["latest_rewards"] == {"reward": 1.0}
+
+
+def test_the_files_are_small_and_whole() -> None:
+    for path in WRITTEN.glob("*.sqlite"):
+        assert path.stat().st_size < 300_000
+        with sqlite3.connect(f"file:{path}?immutable=1", uri=True) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

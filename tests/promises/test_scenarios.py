@@ -1,0 +1,41 @@
+"""What reads came to when they were recorded, they come to now."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from promises.comparison import differences
+from promises.record import RECORDED, found
+from promises.scenarios import SCENARIOS, TOLERANCES
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario_comes_to_what_was_recorded(name, tmp_path) -> None:
+    recorded = json.loads((RECORDED / f"{name}.json").read_text())
+    assert differences(recorded, found(name, tmp_path), TOLERANCES.get(name, 0.0)) == []
+
+
+def test_nothing_but_scenarios_is_recorded() -> None:
+    assert {path.stem for path in RECORDED.glob("*.json")} == set(SCENARIOS)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "found", "count"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, 0),
+        ({"a": 1, "b": None}, {"a": 1}, 1),
+        ([1, 2], [2, 1], 2),
+        ([1], [1, 2], 1),
+        (1, 1.0, 1),
+        (1, True, 1),
+        (0.5, 0.51, 1),
+        (["<row 1>", "<row 2>", "<row 1>"], ["<row 7>", "<row 8>", "<row 7>"], 0),
+        (["<row 1>", "<row 2>"], ["<row 7>", "<row 7>"], 1),
+        (["<row 1>", "<row 1>"], ["<row 7>", "<row 8>"], 1),
+        ("of <drawn 1>", "of <step 1>", 1),
+        ("a\n", "a", 1),
+    ],
+)
+def test_new_keys_are_the_only_difference_that_passes(recorded, found, count) -> None:
+    assert len(differences(recorded, found)) == count
