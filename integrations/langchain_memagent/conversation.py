@@ -11,7 +11,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.graph import END, START
 
-from langchain_memagent.apart import apart, apart_sync
+from langchain_memagent.detached_reads import apart, apart_sync
 from langchain_memagent.questions import SOURCE, about_history, shortened
 from langchain_memagent.transcripts import transcript
 from memagent_graph.documents import Document, DocumentStore

@@ -16,9 +16,9 @@ from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
-from langchain_memagent.apart import apart, apart_sync
+from langchain_memagent.detached_reads import apart, apart_sync
+from langchain_memagent.long_results import Reading, Unread, over_long_text, replaced_text
 from langchain_memagent.questions import about_result, latest_request, shortened
-from langchain_memagent.result_reading import Reading, Unread, over_long_text, replaced_text
 from langchain_memagent.rolling_history import RollingHistory
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError

@@ -22,10 +22,10 @@ from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline import build_timeline
 from memagent_graph.timeline.sources import view_of_run
-from memagent_mcp.progress import Progress
-from memagent_mcp.reports import Answer, Reading, RunListing, RunReport, RunSummary
-from memagent_mcp.roots import Roots, ToolContext
-from memagent_mcp.run_text import run_text
+from memagent_mcp.client_roots import Roots, ToolContext
+from memagent_mcp.read_progress import Progress
+from memagent_mcp.run_report import run_text
+from memagent_mcp.tool_results import Answer, Reading, RunListing, RunReport, RunSummary
 
 MOST_QUESTIONS = 16
 """How many questions one call may ask: each reads the whole document."""

@@ -29,12 +29,12 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
     RunError,
 )
-from memagent_graph.evaluation.document_makers import Maker, SampleError, ThreadMaker
 from memagent_graph.evaluation.failures import analyse, logged_read
-from memagent_graph.evaluation.journal import Journal
 from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.evaluation.planning import completion_tokens
-from memagent_graph.evaluation.results import Key, Plan, Row
+from memagent_graph.evaluation.result_journal import Journal
+from memagent_graph.evaluation.result_table import Key, Plan, Row
+from memagent_graph.evaluation.sample_documents import Maker, SampleError, ThreadMaker
 from memagent_graph.evaluation.samples import Sample, Task
 from memagent_graph.evaluation.scorers import WRONG, Scores, contains, score
 from memagent_graph.evaluation.shelf import Prepared, Shelf

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError
-from memagent_graph.evaluation.document_makers import Maker
+from memagent_graph.evaluation.sample_documents import Maker
 from memagent_graph.evaluation.samples import Sample
 
 

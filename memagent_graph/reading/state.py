@@ -16,7 +16,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from memagent_graph.budget import Budget
-from memagent_graph.concurrency.turns import Turn
+from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary, Chunker, Cursor
 from memagent_graph.policies.flops import ModelShape
@@ -179,7 +179,7 @@ class Meter:
     recording: Recording | None = field(default=None, repr=False)
     """The run's side of the log, where runs are logged."""
     turn: Turn = field(default_factory=Turn, repr=False)
-    """This read's turn on the event loop; see `memagent_graph.concurrency.turns`."""
+    """This read's turn on the event loop; see `memagent_graph.concurrency.fair_turns`."""
     chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
     """By document and chunk size."""
     chosen: tuple[ChunkSpan, str] | None = field(default=None, repr=False)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from memagent_graph.evaluation.data_files.examples import FileTask
+from memagent_graph.evaluation.data_files.file_task import FileTask
 from memagent_graph.evaluation.data_files.longbench import load_longbench
 from memagent_graph.evaluation.data_files.mrcr import load_mrcr
 from memagent_graph.evaluation.data_files.published import data_paths
+from memagent_graph.evaluation.data_files.qa_records import read_records
 from memagent_graph.evaluation.data_files.record_tasks import load_hotpotqa, load_squad
-from memagent_graph.evaluation.data_files.records import read_records
 from memagent_graph.evaluation.data_files.ruler_files import load_ruler_files
 from memagent_graph.evaluation.data_files.ruler_hqa_files import load_ruler_hqa_files
 from memagent_graph.storage.paths import data_folder

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from memagent_graph.evaluation.data_files.examples import (
+from memagent_graph.evaluation.data_files.file_task import (
     DamagedRowError,
     Example,
     FileTask,
@@ -23,7 +23,7 @@ from memagent_graph.evaluation.data_files.examples import (
     texts_of,
     tokenizer_of,
 )
-from memagent_graph.evaluation.data_files.rows import Row, open_rows
+from memagent_graph.evaluation.data_files.row_files import Row, open_rows
 from memagent_graph.evaluation.samples import LengthUnit, Metric
 
 ANSWER_TOKENS: Final = 512

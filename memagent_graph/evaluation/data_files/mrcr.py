@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from memagent_graph.evaluation.data_files.examples import (
+from memagent_graph.evaluation.data_files.file_task import (
     DamagedRowError,
     Example,
     FileTask,
@@ -26,7 +26,7 @@ from memagent_graph.evaluation.data_files.examples import (
     text_of,
     tokenizer_of,
 )
-from memagent_graph.evaluation.data_files.rows import Row, open_rows
+from memagent_graph.evaluation.data_files.row_files import Row, open_rows
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
 from memagent_graph.evaluation.scorers import similarity_after_prefix
 

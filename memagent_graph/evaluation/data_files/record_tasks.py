@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memagent_graph.evaluation.data_files.examples import Example, FileTask, tokenizer_of
-from memagent_graph.evaluation.data_files.records import records_of
+from memagent_graph.evaluation.data_files.file_task import Example, FileTask, tokenizer_of
+from memagent_graph.evaluation.data_files.qa_records import records_of
 from memagent_graph.evaluation.qa_records import Paragraph, QARecord
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Needle
 from memagent_graph.evaluation.scorers import contains

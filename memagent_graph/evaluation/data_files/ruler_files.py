@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.data_files.examples import (
+from memagent_graph.evaluation.data_files.file_task import (
     DamagedRowError,
     Example,
     FileTask,
@@ -31,7 +31,7 @@ from memagent_graph.evaluation.data_files.examples import (
     text_of,
     texts_of,
 )
-from memagent_graph.evaluation.data_files.rows import Row, open_rows
+from memagent_graph.evaluation.data_files.row_files import Row, open_rows
 from memagent_graph.evaluation.samples import LengthUnit, Metric
 
 ANSWER_TOKENS: Final = 128

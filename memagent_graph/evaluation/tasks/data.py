@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.tasks.settings import TaskSettings
+from memagent_graph.evaluation.tasks.task_settings import TaskSettings
 from memagent_graph.storage.paths import data_folder
 
 

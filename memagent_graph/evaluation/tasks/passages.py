@@ -24,7 +24,7 @@ from memagent_graph.evaluation.tasks.data import data_path
 from memagent_graph.evaluation.tasks.fitting import Insertion, Layout
 from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_graph.evaluation.tasks.seeding import Order, source
-from memagent_graph.evaluation.tasks.settings import TaskSettings
+from memagent_graph.evaluation.tasks.task_settings import TaskSettings
 
 PASSAGE_TASKS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}
 """With the data set that each reads."""
@@ -152,7 +152,7 @@ def passage_task(name: str, settings: TaskSettings) -> PassagesTask:
     Raises:
         EvaluationError: Its data file is missing, damaged or another data set's, or no question fits a small policy.
     """
-    from memagent_graph.evaluation.data_files.records import read_records  # noqa: PLC0415 - it imports from here
+    from memagent_graph.evaluation.data_files.qa_records import read_records  # noqa: PLC0415 - it imports from here
 
     data_set = PASSAGE_TASKS[name]
     path = data_path(name, data_set, settings)

@@ -18,7 +18,7 @@ from memagent_graph.evaluation.tasks.data import data_path
 from memagent_graph.evaluation.tasks.lists import LISTS, list_task
 from memagent_graph.evaluation.tasks.needles import SHAPES, needle_task
 from memagent_graph.evaluation.tasks.passages import PASSAGE_TASKS, passage_task
-from memagent_graph.evaluation.tasks.settings import TaskSettings
+from memagent_graph.evaluation.tasks.task_settings import TaskSettings
 from memagent_graph.evaluation.tasks.variables import variables_task
 
 _GENERATED: dict[str, Callable[[str, TaskSettings], Task]] = {

@@ -13,7 +13,7 @@ from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.tasks import haystacks
 from memagent_graph.evaluation.tasks.fitting import Insertion
 from memagent_graph.evaluation.tasks.generated import DEPTHS, GeneratedTask
-from memagent_graph.evaluation.tasks.settings import TaskSettings
+from memagent_graph.evaluation.tasks.task_settings import TaskSettings
 
 _ANSWER_TOKENS = 30
 

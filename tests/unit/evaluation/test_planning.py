@@ -19,7 +19,7 @@ from memagent_graph.evaluation.planning import (
     settings_that_count,
 )
 from memagent_graph.evaluation.qa_records import Paragraph, QARecord
-from memagent_graph.evaluation.results import Cell, Plan
+from memagent_graph.evaluation.result_table import Cell, Plan
 from memagent_graph.evaluation.samples import LengthUnit
 from memagent_graph.evaluation.systems import SystemSettings
 from memagent_graph.evaluation.tasks import TaskSettings, load_task

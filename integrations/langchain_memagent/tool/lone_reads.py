@@ -3,7 +3,7 @@
 Where a read's state is kept decides how it is done:
 
 - The reader has checkpoints of its own: there, under a run id that the same tool call always gets again.
-- An agent around it has a checkpointer: in that; see `langchain_memagent.tool_graph`.
+- An agent around it has a checkpointer: in that; see `langchain_memagent.tool.agent_checkpoints`.
 - Neither: nowhere.
 """
 
@@ -16,9 +16,9 @@ from typing import cast
 
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memagent.tool_answers import Reading, failed_reading, reading_of
-from langchain_memagent.tool_call import Outcome, ReadCall
-from langchain_memagent.tool_graph import aread_in_agent, has_checkpointer, read_in_agent
+from langchain_memagent.tool.agent_checkpoints import aread_in_agent, has_checkpointer, read_in_agent
+from langchain_memagent.tool.call import Outcome, ReadCall
+from langchain_memagent.tool.readings import Reading, failed_reading, reading_of
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError

@@ -38,10 +38,10 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_memagent.sources import DocumentSources, Fetcher, FileBackend, NamedSource
-from langchain_memagent.tool_answers import ReadArtifact, content_for_model
-from langchain_memagent.tool_call import Outcome, ReadCall, unfinished_readings
-from langchain_memagent.tool_reading import aread_questions, read_questions
+from langchain_memagent.tool.allowed_documents import DocumentSources, Fetcher, FileBackend, NamedSource
+from langchain_memagent.tool.call import Outcome, ReadCall, unfinished_readings
+from langchain_memagent.tool.lone_reads import aread_questions, read_questions
+from langchain_memagent.tool.readings import ReadArtifact, content_for_model
 from memagent_graph import MemAgent
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import DocumentRef

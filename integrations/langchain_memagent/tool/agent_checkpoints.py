@@ -23,8 +23,8 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from langchain_memagent.tool_answers import Reading, failed_reading, reading_of
-from langchain_memagent.tool_call import Outcome, ReadCall
+from langchain_memagent.tool.call import Outcome, ReadCall
+from langchain_memagent.tool.readings import Reading, failed_reading, reading_of
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, Final, Protocol, TypeVar
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.data_files.rows import Row, Rows
+from memagent_graph.evaluation.data_files.row_files import Row, Rows
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Needle, Sample
 from memagent_graph.tokenizers import Tokenizer
 

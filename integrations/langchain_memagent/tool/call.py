@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.messages import ToolMessage
 
-from langchain_memagent.tool_answers import Reading
+from langchain_memagent.tool.readings import Reading
 from memagent_graph import MemAgent
 from memagent_graph.documents import DocumentRef
 from memagent_graph.reading.state import Limits

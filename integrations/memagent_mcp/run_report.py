@@ -8,7 +8,7 @@ from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.timeline import Timeline
 from memagent_graph.timeline.model import Step, is_notable
 from memagent_graph.timeline.terminal import plain
-from memagent_mcp.reports import MOST_QUOTES, Quote, moment, shortened
+from memagent_mcp.tool_results import MOST_QUOTES, Quote, moment, shortened
 
 _MOST_STEPS = 24
 _MOST_LOST = 8

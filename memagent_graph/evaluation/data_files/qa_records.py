@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.data_files.examples import DamagedRowError, text_of, texts_of
+from memagent_graph.evaluation.data_files.file_task import DamagedRowError, text_of, texts_of
 from memagent_graph.evaluation.data_files.published import PUBLISHED, data_paths
-from memagent_graph.evaluation.data_files.rows import Row, Rows, open_rows
+from memagent_graph.evaluation.data_files.row_files import Row, Rows, open_rows
 from memagent_graph.evaluation.qa_records import Paragraph, QARecord
 
 _HINTS: Final = {

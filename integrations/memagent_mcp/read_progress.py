@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memagent_graph.results import MemoryUpdate
 from memagent_graph.timeline.terminal import plain
-from memagent_mcp.roots import ToolContext
+from memagent_mcp.client_roots import ToolContext
 
 
 class Progress:

@@ -2,7 +2,7 @@
 
     FOLDER/results.parquet    the rows, for data frames; settings and their fingerprint stand in the file's metadata
 
-It is written from the journal (`memagent_graph.evaluation.journal`), which is the truth while an evaluation runs.
+It is written from the journal (`result_journal`), which is the truth while an evaluation runs.
 """
 
 from __future__ import annotations
