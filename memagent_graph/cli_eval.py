@@ -155,10 +155,10 @@ def eval_(
     if not tasks:
         raise typer.BadParameter("name at least one; --list names all", param_hint="'TASKS'")
     from memagent_graph.evaluation.harness import Ended  # noqa: PLC0415
-    from memagent_graph.evaluation.outcomes import Outcome  # noqa: PLC0415
     from memagent_graph.evaluation.output_folder import write_outputs  # noqa: PLC0415
     from memagent_graph.evaluation.request import carry_out  # noqa: PLC0415
     from memagent_graph.evaluation.result_journal import require_no_results  # noqa: PLC0415
+    from memagent_graph.evaluation.result_table import Outcome  # noqa: PLC0415
 
     with failures_told(as_json=as_json):
         request = _request(given, _command(context))

@@ -146,18 +146,6 @@ def estimated_tokens(text: str, tokenizer: Tokenizer) -> int:
     return max(1, round(sum(map(tokenizer.count, pieces)) * len(text) / sum(map(len, pieces))))
 
 
-def tokenizer_of(settings: object, name: str) -> Tokenizer:
-    """The tokenizer that lengths are counted with.
-
-    Raises:
-        EvaluationError: the settings have none.
-    """
-    tokenizer: Tokenizer | None = getattr(settings, "tokenizer", None)
-    if tokenizer is None:
-        raise EvaluationError(f"{name} needs the policy's tokenizer", hint="Pass TaskSettings(tokenizer=...).")
-    return tokenizer
-
-
 def text_of(row: Row, name: str, *, empty: bool = False) -> str:
     """A field that must be text."""
     value = row.get(name)

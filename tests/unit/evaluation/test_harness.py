@@ -25,10 +25,9 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
 )
 from memagent_graph.evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate, run_id_of
-from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.evaluation.progress_display import ProgressDisplay
 from memagent_graph.evaluation.result_journal import Journal, open_journal
-from memagent_graph.evaluation.result_table import Plan, Row
+from memagent_graph.evaluation.result_table import Outcome, Plan, Row
 from memagent_graph.evaluation.sample_documents import ProcessMaker
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.systems import Attempt, SystemSettings, load_system
