@@ -61,7 +61,7 @@ def make_server(
     server = _Server("memagent", instructions=_INSTRUCTIONS, log_level="WARNING")
     ceilings = limits or Limits()
     allowed = Roots(roots, max_bytes=max_bytes, trust_client=trust_client_roots)
-    reading = ReadingTools(reader, allowed, max_bytes=max_bytes, ceilings=ceilings)
+    reading = ReadingTools(reader, allowed, ceilings=ceilings)
     tools: list[Any] = [reading.read_document]
     if reader.run_log is not None:
         logged = RunTools(reader, reader.run_log, reading, ceilings=ceilings)

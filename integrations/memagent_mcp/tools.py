@@ -50,15 +50,13 @@ class ReadingTools:
 
     Args:
         reader: reads.
-        roots: where files may lie.
-        max_bytes: the longest text, as UTF-8.
+        roots: where files may lie, and how long a text may be.
         ceilings: limits of each read that a call can only lower.
     """
 
-    def __init__(self, reader: MemAgent, roots: Roots, *, max_bytes: int, ceilings: Limits) -> None:
+    def __init__(self, reader: MemAgent, roots: Roots, *, ceilings: Limits) -> None:
         self._reader = reader
         self._roots = roots
-        self._max_bytes = max_bytes
         self._ceilings = ceilings
 
     async def read_document(
@@ -141,11 +139,7 @@ class ReadingTools:
         if path:
             allowed = await self._roots.for_request(context)
             return Document.from_path(await asyncio.to_thread(allowed.resolve, path))
-        if (size := len(text.encode("utf-8", "surrogatepass"))) > self._max_bytes:
-            raise RefusedSourceError(
-                f"the text has {size:,} bytes, more than the {self._max_bytes:,} that are allowed",
-                hint="Pass a part of it.",
-            )
+        self._roots.own.require_text(text, "the text")
         # Not `Document.of`, which would tell whether a file of that name exists.
         return Document.from_text(text)
 
