@@ -3,7 +3,7 @@
 >>> task = load_data_task("hotpotqa", Path("hotpot_dev_distractor_v1.json"), settings)  # doctest: +SKIP
 >>> task.lengths, task.count(2048)  # doctest: +SKIP
 
-Which examples belong to a length is said in `examples`; what each format's own length is, in its module.
+Which examples belong to a length is said in `file_task`; what each format's own length is, in its module.
 """
 
 from __future__ import annotations
