@@ -204,7 +204,7 @@ async def _answers(
 ) -> list[bool | None]:
     """Whether a baseline is right, greedily, for each question; None where the document does not fit it."""
     from memagent_graph import Document, LocalPolicy, MemAgent
-    from memagent_graph.evaluation.outcomes import Outcome
+    from memagent_graph.evaluation.result_table import Outcome
     from memagent_graph.evaluation.systems import SystemSettings, load_system
 
     with tempfile.TemporaryDirectory() as store:

@@ -19,8 +19,8 @@ from itertools import islice
 from pathlib import Path
 
 from benchmarks.figures import Figure, print_table
+from memagent_graph.evaluation.data_files.qa_records import Paragraph, QARecord
 from memagent_graph.evaluation.prose import prose
-from memagent_graph.evaluation.qa_records import Paragraph, QARecord
 from memagent_graph.evaluation.samples import Task
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.evaluation.tasks.passages import passages_from

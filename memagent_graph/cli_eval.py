@@ -44,7 +44,7 @@ from memagent_graph.policies.server_url import without_password
 
 if TYPE_CHECKING:
     from memagent_graph.evaluation.request import EvaluationRequest
-    from memagent_graph.evaluation.results import Results
+    from memagent_graph.evaluation.result_table import Results
 
 _FOLDER: Final = Path("memagent-eval")
 
@@ -154,11 +154,11 @@ def eval_(
         return
     if not tasks:
         raise typer.BadParameter("name at least one; --list names all", param_hint="'TASKS'")
-    from memagent_graph.evaluation.folder import write_outputs  # noqa: PLC0415
     from memagent_graph.evaluation.harness import Ended  # noqa: PLC0415
-    from memagent_graph.evaluation.journal import require_no_results  # noqa: PLC0415
-    from memagent_graph.evaluation.outcomes import Outcome  # noqa: PLC0415
+    from memagent_graph.evaluation.output_folder import write_outputs  # noqa: PLC0415
     from memagent_graph.evaluation.request import carry_out  # noqa: PLC0415
+    from memagent_graph.evaluation.result_journal import require_no_results  # noqa: PLC0415
+    from memagent_graph.evaluation.result_table import Outcome  # noqa: PLC0415
 
     with failures_told(as_json=as_json):
         request = _request(given, _command(context))
@@ -192,8 +192,8 @@ def eval_report(
 ) -> None:
     """Make tables and plots anew from an evaluation's results, finished or not, or compare two evaluations."""
     from memagent_graph.evaluation.comparisons import comparison, render_comparison  # noqa: PLC0415
-    from memagent_graph.evaluation.folder import RUNS, write_outputs  # noqa: PLC0415
-    from memagent_graph.evaluation.journal import load_results  # noqa: PLC0415
+    from memagent_graph.evaluation.output_folder import RUNS, write_outputs  # noqa: PLC0415
+    from memagent_graph.evaluation.result_journal import load_results  # noqa: PLC0415
 
     with failures_told(as_json=as_json):
         if other is None:
@@ -274,7 +274,7 @@ def _print_names(*, as_json: bool) -> None:
 
 def _tell_how_to_go_on(folder: Path, why: str = "") -> None:
     """What to do about an evaluation that ended early. Other errors say it themselves, or are no reason to go on."""
-    from memagent_graph.evaluation.journal import JOURNAL  # noqa: PLC0415
+    from memagent_graph.evaluation.result_journal import JOURNAL  # noqa: PLC0415
 
     if (folder / JOURNAL).exists():
         typer.echo(f"{why}{_go_on(folder)}", err=True)

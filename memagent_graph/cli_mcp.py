@@ -108,7 +108,7 @@ def mcp(
 
 def _serve_stdio(given: dict[str, Any]) -> None:
     from memagent_mcp import make_server  # noqa: PLC0415
-    from memagent_mcp.serving import reserve_standard_output, serve_stdio  # noqa: PLC0415
+    from memagent_mcp.transports import reserve_standard_output, serve_stdio  # noqa: PLC0415
 
     output = reserve_standard_output()
 
@@ -121,7 +121,7 @@ def _serve_stdio(given: dict[str, Any]) -> None:
 
 def _serve_http(given: dict[str, Any]) -> None:
     from memagent_mcp import make_server  # noqa: PLC0415
-    from memagent_mcp.serving import listen, serve_http, url_of  # noqa: PLC0415
+    from memagent_mcp.transports import listen, serve_http, url_of  # noqa: PLC0415
 
     async def serve() -> None:
         listener = listen(given["host"], given["port"])
@@ -144,7 +144,7 @@ def _serve_http(given: dict[str, Any]) -> None:
 
 
 def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
-    from memagent_mcp.serving import is_local  # noqa: PLC0415
+    from memagent_mcp.transports import is_local  # noqa: PLC0415
 
     if is_local(host):
         return

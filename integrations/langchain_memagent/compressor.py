@@ -11,7 +11,7 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from pydantic import ConfigDict, PrivateAttr
 from typing_extensions import TypedDict
 
-from langchain_memagent.reading import PreparedGraph, aread, read
+from langchain_memagent.subgraph_reads import PreparedGraph, aread, read
 from memagent_graph import DocumentStore, MemAgent, ReaderGraph, ReadResult
 
 

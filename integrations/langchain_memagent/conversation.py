@@ -11,7 +11,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.graph import END, START
 
-from langchain_memagent.apart import apart, apart_sync
+from langchain_memagent.detached_reads import detached, detached_sync
 from langchain_memagent.questions import SOURCE, about_history, shortened
 from langchain_memagent.transcripts import transcript
 from memagent_graph.documents import Document, DocumentStore
@@ -84,7 +84,7 @@ class MemAgentConversationMemory:
         self._adding = True
         try:
             asked = question or self._question
-            self._text = await apart(read_on(self._agent, self._text, messages, asked))
+            self._text = await detached(read_on(self._agent, self._text, messages, asked))
             self._messages_read += len(messages)
         finally:
             self._adding = False
@@ -92,7 +92,7 @@ class MemAgentConversationMemory:
 
     def add(self, messages: Sequence[BaseMessage], *, question: str | None = None) -> str:
         """`aadd` for synchronous code."""
-        return apart_sync(self.aadd(messages, question=question))
+        return detached_sync(self.aadd(messages, question=question))
 
     def to_dict(self) -> dict[str, Any]:
         """All there is to keep, JSON-ready; `from_dict` makes the same memory of it."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, NotRequired, TypeAlias
 
 from langchain_core.messages import AnyMessage, ToolMessage
@@ -16,9 +17,9 @@ from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
-from langchain_memagent.apart import apart, apart_sync
+from langchain_memagent.detached_reads import detached, detached_sync, result_of
+from langchain_memagent.long_results import Reading, Unread, over_long_text, replaced_text
 from langchain_memagent.questions import about_result, latest_request, shortened
-from langchain_memagent.result_reading import Reading, Unread, over_long_text, replaced_text
 from langchain_memagent.rolling_history import RollingHistory
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError
@@ -122,7 +123,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         result = handler(request)
         if not self._is_concerned(request, result):
             return result
-        return apart_sync(self._read_results(request, result, _reporter(request.runtime)))
+        return detached_sync(self._read_results(request, result, _reporter(request.runtime)))
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
@@ -131,7 +132,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         result = await handler(request)
         if not self._is_concerned(request, result):
             return result
-        return await apart(self._read_results(request, result, _reporter(request.runtime)))
+        return await detached(self._read_results(request, result, _reporter(request.runtime)))
 
     def _is_concerned(self, request: ToolCallRequest, result: ToolResult) -> bool:
         if self._result_tokens is None or request.tool_call["name"] == self._ask_tool.name:
@@ -192,22 +193,18 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
 
     async def _read(self, document: DocumentRef, question: str, run_id: str, report: Report) -> ReadResult:
         """Read, and report every memory update."""
-        async with aclosing(self._agent.astream(document, question, run_id=run_id, limits=self._limits)) as parts:
-            async for part in parts:
-                if isinstance(part, ReadResult):
-                    return part
-                report(run_id, part)
-        raise AssertionError("a stream ends with its result")
+        parts = self._agent.astream(document, question, run_id=run_id, limits=self._limits)
+        return await result_of(parts, partial(report, run_id))
 
     # Further questions
 
     def _ask(self, run_id: str, question: str, runtime: ToolRuntime[Any, Any]) -> tuple[str, dict[str, Any]]:
-        return apart_sync(self._ask_apart(run_id, question, runtime.state, _reporter(runtime)))
+        return detached_sync(self._ask_detached(run_id, question, runtime.state, _reporter(runtime)))
 
     async def _aask(self, run_id: str, question: str, runtime: ToolRuntime[Any, Any]) -> tuple[str, dict[str, Any]]:
-        return await apart(self._ask_apart(run_id, question, runtime.state, _reporter(runtime)))
+        return await detached(self._ask_detached(run_id, question, runtime.state, _reporter(runtime)))
 
-    async def _ask_apart(self, run_id: str, question: str, state: Any, report: Report) -> tuple[str, dict[str, Any]]:
+    async def _ask_detached(self, run_id: str, question: str, state: Any, report: Report) -> tuple[str, dict[str, Any]]:
         known = state.get(_READINGS) or {}
         if run_id not in known:
             there = f"Those that can be asked: {', '.join(known)}." if known else "None was too long to show so far."
@@ -229,7 +226,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         """Call the model, with a memory in place of the older messages if there are too many."""
         if self._history is None or not self._history.may_be_long(request.messages):
             return handler(request)
-        return handler(request.override(messages=apart_sync(self._shown(self._history, request, _thread()))))
+        return handler(request.override(messages=detached_sync(self._shown(self._history, request, _thread()))))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -237,7 +234,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         """`wrap_model_call` for asynchronous agents."""
         if self._history is None or not self._history.may_be_long(request.messages):
             return await handler(request)
-        return await handler(request.override(messages=await apart(self._shown(self._history, request, _thread()))))
+        return await handler(request.override(messages=await detached(self._shown(self._history, request, _thread()))))
 
     async def _shown(self, history: RollingHistory, request: ModelRequest[Any], thread: str) -> list[AnyMessage]:
         try:

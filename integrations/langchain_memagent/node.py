@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
-from langchain_memagent.reading import PreparedGraph, aread, read
+from langchain_memagent.subgraph_reads import PreparedGraph, aread, read
 from memagent_graph import MemAgent, ReaderGraph, ReadResult
 from memagent_graph.errors import MemAgentError
 

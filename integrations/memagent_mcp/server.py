@@ -14,7 +14,7 @@ from mcp.types import ToolAnnotations
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_graph.timeline.terminal import plain
-from memagent_mcp.roots import Roots
+from memagent_mcp.client_roots import Roots
 from memagent_mcp.tools import ReadingTools, RunTools
 
 MAX_BYTES: Final = 256 * 2**20
@@ -48,8 +48,8 @@ def make_server(
 
     Args:
         reader: reads; the caller closes it.
-        roots: folders (or single files) below which files may be read; see `memagent_mcp.roots` for how the client's
-            roots narrow them. Without any roots, only text that is passed in can be read.
+        roots: folders (or single files) below which files may be read; see `memagent_mcp.client_roots` for how the
+            client's roots narrow them. Without any roots, only text that is passed in can be read.
         max_bytes: the largest file, and the longest text.
         limits: of each question's read; a call can ask for lower ones.
         trust_client_roots: whether a client's roots count where `roots` is empty: for clients on this machine and of
@@ -61,7 +61,7 @@ def make_server(
     server = _Server("memagent", instructions=_INSTRUCTIONS, log_level="WARNING")
     ceilings = limits or Limits()
     allowed = Roots(roots, max_bytes=max_bytes, trust_client=trust_client_roots)
-    reading = ReadingTools(reader, allowed, max_bytes=max_bytes, ceilings=ceilings)
+    reading = ReadingTools(reader, allowed, ceilings=ceilings)
     tools: list[Any] = [reading.read_document]
     if reader.run_log is not None:
         logged = RunTools(reader, reader.run_log, reading, ceilings=ceilings)

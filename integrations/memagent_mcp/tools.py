@@ -18,14 +18,14 @@ from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
-from memagent_graph.results import ReadResult
+from memagent_graph.results import MemoryUpdate, ReadResult
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline import build_timeline
 from memagent_graph.timeline.sources import view_of_run
-from memagent_mcp.progress import Progress
-from memagent_mcp.reports import Answer, Reading, RunListing, RunReport, RunSummary
-from memagent_mcp.roots import Roots, ToolContext
-from memagent_mcp.run_text import run_text
+from memagent_graph.timeline.terminal import plain
+from memagent_mcp.client_roots import Roots, ToolContext
+from memagent_mcp.run_report import RunReport, run_text
+from memagent_mcp.tool_results import Answer, Reading, RunListing, RunSummary
 
 MOST_QUESTIONS = 16
 """How many questions one call may ask: each reads the whole document."""
@@ -50,15 +50,13 @@ class ReadingTools:
 
     Args:
         reader: reads.
-        roots: where files may lie.
-        max_bytes: the longest text, as UTF-8.
+        roots: where files may lie, and how long a text may be.
         ceilings: limits of each read that a call can only lower.
     """
 
-    def __init__(self, reader: MemAgent, roots: Roots, *, max_bytes: int, ceilings: Limits) -> None:
+    def __init__(self, reader: MemAgent, roots: Roots, *, ceilings: Limits) -> None:
         self._reader = reader
         self._roots = roots
-        self._max_bytes = max_bytes
         self._ceilings = ceilings
 
     async def read_document(
@@ -98,7 +96,7 @@ class ReadingTools:
             reference = await asyncio.to_thread(store.add, document, replace_undecodable=prepared.replace_undecodable)
         else:
             reference = document
-        progress = Progress(context, reference["name"], len(questions))
+        progress = _Progress(context, reference["name"], len(questions))
 
         async def one(index: int, question: str) -> Answer:
             try:
@@ -141,11 +139,7 @@ class ReadingTools:
         if path:
             allowed = await self._roots.for_request(context)
             return Document.from_path(await asyncio.to_thread(allowed.resolve, path))
-        if (size := len(text.encode("utf-8", "surrogatepass"))) > self._max_bytes:
-            raise RefusedSourceError(
-                f"the text has {size:,} bytes, more than the {self._max_bytes:,} that are allowed",
-                hint="Pass a part of it.",
-            )
+        self._roots.own.require_text(text, "the text")
         # Not `Document.of`, which would tell whether a file of that name exists.
         return Document.from_text(text)
 
@@ -205,6 +199,38 @@ class RunTools:
     def _shown(self, run_id: str) -> tuple[RunReport, str]:
         timeline = build_timeline(view_of_run(self._log, run_id, self._reader.store))
         return RunReport.of(timeline), run_text(timeline)
+
+
+class _Progress:
+    """How far the reads that answer one request have come, told after each chunk.
+
+    One share from 0 to 1 for all of them, of a total of 1; for a stream whose end is not known, the bytes read, of no
+    known total. It never falls.
+
+    Args:
+        context: of the request; a client that asked for no progress is told none.
+        name: the document's.
+        reads: how many read it side by side.
+    """
+
+    def __init__(self, context: ToolContext, name: str, reads: int) -> None:
+        self._context = context
+        self._name = plain(name)
+        self._newest: list[MemoryUpdate | None] = [None] * reads
+
+    async def advance(self, read: int, update: MemoryUpdate) -> None:
+        """A read has come one chunk further."""
+        self._newest[read] = update
+        begun = [each for each in self._newest if each is not None]
+        chunk = f"{self._name}: chunk {update.chunk_index}"
+        if len(self._newest) > 1:
+            chunk += f" for question {read + 1} of {len(self._newest)}"
+        if any(each.progress is None for each in begun):
+            read_bytes = sum(each.end_byte for each in begun)
+            await self._context.report_progress(read_bytes, None, f"{chunk}, {read_bytes:,} bytes read")
+            return
+        share = sum(each.progress or 0.0 for each in begun) / len(self._newest)
+        await self._context.report_progress(share, 1.0, f"{chunk}, {share:.0%} read")
 
 
 def tightest(ceilings: Limits, wishes: Limits) -> Limits:

@@ -16,11 +16,11 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 class AllowedRoots:
-    """Folders below which files may be read, and how large a file may be.
+    """Folders below which files may be read, and how large a document may be.
 
     Args:
         roots: the folders (or single files); links in them are followed once, now. Without any, no file may be read.
-        max_bytes: the largest file.
+        max_bytes: the largest file, and the longest text.
 
     Raises:
         FileNotFoundError: a root does not exist.
@@ -49,6 +49,20 @@ class AllowedRoots:
         # The same words for what is missing and for what is outside: the difference is not the model's business.
         raise RefusedSourceError(f"there is no file {shown!r} that may be read", hint=self._remedy())
 
+    def require_text(self, text: str, what: str) -> None:
+        """As `require_size`, for what a text takes as UTF-8."""
+        # Characters first: a text beyond the ceiling is not encoded just to be refused.
+        self.require_size(len(text), what)
+        self.require_size(len(text.encode("utf-8", "surrogatepass")), what)
+
+    def require_size(self, size: int, what: str) -> None:
+        """Raise `RefusedSourceError` for more bytes than may be read, whichever way they are given."""
+        if size > self.max_bytes:
+            raise RefusedSourceError(
+                f"{what} has {size:,} bytes, more than the {self.max_bytes:,} that are allowed",
+                hint="Read something smaller, or a part of it.",
+            )
+
     def _below(self, root: Path, given: str) -> Path | None:
         try:
             found = (root / given).resolve(strict=True)
@@ -59,11 +73,7 @@ class AllowedRoots:
     def _checked(self, path: Path, shown: str) -> Path:
         if not path.is_file():
             raise RefusedSourceError(f"{shown!r} is no regular file", hint="Name one file.")
-        if (size := path.stat().st_size) > self.max_bytes:
-            raise RefusedSourceError(
-                f"{shown!r} has {size:,} bytes, more than the {self.max_bytes:,} that are allowed",
-                hint="Name a smaller file, or a part of it.",
-            )
+        self.require_size(path.stat().st_size, repr(shown))
         return path
 
     def _remedy(self) -> str:

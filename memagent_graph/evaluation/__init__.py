@@ -1,1 +1,1 @@
-"""Documents with known answers. Tasks, scorers and baselines will join them here."""
+"""Documents with known answers: tasks, the systems that are measured on them, scores, statistics, report."""

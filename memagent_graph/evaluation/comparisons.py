@@ -8,10 +8,9 @@ from statistics import fmean
 from typing import Any, Final
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.outcomes import Outcome
-from memagent_graph.evaluation.results import Results, Row
+from memagent_graph.evaluation.markdown_tables import SCORES, by_length, grouped, markdown
+from memagent_graph.evaluation.result_table import Outcome, Results, Row
 from memagent_graph.evaluation.statistics import Comparison, compare, holm, ranked
-from memagent_graph.evaluation.tables import SCORES, by_length, grouped, markdown
 
 _COUNTED_ONCE: Final = 'In "all", a question that was asked at several lengths counts once, with its mean.'
 

@@ -29,15 +29,13 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
     RunError,
 )
-from memagent_graph.evaluation.document_makers import Maker, SampleError, ThreadMaker
 from memagent_graph.evaluation.failures import analyse, logged_read
-from memagent_graph.evaluation.journal import Journal
-from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.evaluation.planning import completion_tokens
-from memagent_graph.evaluation.results import Key, Plan, Row
+from memagent_graph.evaluation.result_journal import Journal
+from memagent_graph.evaluation.result_table import Key, Outcome, Plan, Row
+from memagent_graph.evaluation.sample_documents import Maker, OpenDocuments, Prepared, SampleError, ThreadMaker
 from memagent_graph.evaluation.samples import Sample, Task
 from memagent_graph.evaluation.scorers import WRONG, Scores, contains, score
-from memagent_graph.evaluation.shelf import Prepared, Shelf
 from memagent_graph.evaluation.systems import Attempt, System
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.results import Usage
@@ -144,7 +142,7 @@ class _Call:
         self._journal = journal
         self._watcher = watcher
         self._maker = evaluation.maker or ThreadMaker(evaluation.tasks, evaluation.store)
-        self._shelf = Shelf(evaluation.store, self._maker, keep=evaluation.keep_documents)
+        self._documents = OpenDocuments(evaluation.store, self._maker, keep=evaluation.keep_documents)
         self._ended = Ended.DONE
         self._begun = 0
         self._tokens = 0
@@ -160,7 +158,7 @@ class _Call:
         except* MemAgentError as errors:
             raise _first(errors) from None
         finally:
-            await self._shelf.close()
+            await self._documents.close()
         if self._ended is Ended.DONE:
             for row, _ in self._suspended:
                 await self._enter(row)
@@ -228,7 +226,7 @@ class _Call:
                     if (following := next(samples, None)) is None:
                         break
                     sample, systems = following
-                    under_way.append((asyncio.create_task(self._shelf.prepare(*sample, len(systems))), systems))
+                    under_way.append((asyncio.create_task(self._documents.prepare(*sample, len(systems))), systems))
                 if not under_way:
                     return
                 try:
@@ -255,7 +253,7 @@ class _Call:
             if self._again or self._begins(system, prepared.sample):
                 row, error = await self._ask(system, prepared)
                 await self._judge(row, error)
-            self._shelf.done_with(prepared)
+            self._documents.done_with(prepared)
 
     def _begins(self, system: str, sample: Sample) -> bool:
         """Begin a question, unless a limit is reached."""

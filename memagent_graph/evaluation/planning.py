@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from memagent_graph.errors import BudgetError, EvaluationError
-from memagent_graph.evaluation.results import Cell, Plan
+from memagent_graph.evaluation.result_table import Cell, Plan
 from memagent_graph.evaluation.samples import LengthUnit, Task
 from memagent_graph.evaluation.systems import SystemSettings
 from memagent_graph.evaluation.tasks import TaskSettings, data_files, load_task

@@ -15,10 +15,9 @@ from statistics import fmean
 from typing import Any, Final
 
 from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation.outcomes import Outcome
-from memagent_graph.evaluation.results import Results, Row, can_be_pooled
+from memagent_graph.evaluation.markdown_tables import length_label
+from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be_pooled
 from memagent_graph.evaluation.statistics import wilson
-from memagent_graph.evaluation.tables import length_label
 
 CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
 """Okabe and Ito's palette, which people of every kind of colour vision can tell apart; the reader is blue."""

@@ -15,10 +15,9 @@ from typing import Any, Final
 
 from memagent_graph.evaluation.comparisons import comparison_parts
 from memagent_graph.evaluation.failures import Loss
-from memagent_graph.evaluation.outcomes import Outcome
-from memagent_graph.evaluation.results import Results, Row, can_be_pooled
+from memagent_graph.evaluation.markdown_tables import SCORES, grouped, length_label, markdown
+from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be_pooled
 from memagent_graph.evaluation.statistics import Estimate, estimate
-from memagent_graph.evaluation.tables import SCORES, grouped, length_label, markdown
 
 _LEGEND: Final = (
     "Percentages with 95 % intervals. Strict: the answer is the gold one, normalised, and in the form asked for. "

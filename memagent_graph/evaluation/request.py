@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from memagent_graph.documents import DocumentStore
-from memagent_graph.evaluation.document_makers import MUCH, Maker, ProcessMaker, ThreadMaker
-from memagent_graph.evaluation.folder import CHECKPOINTS, KEPT_DOCUMENTS, OPEN_DOCUMENTS, RUNS
 from memagent_graph.evaluation.harness import Ended, Evaluation, EvaluationLimits, evaluate
-from memagent_graph.evaluation.journal import Journal, open_journal
+from memagent_graph.evaluation.output_folder import CHECKPOINTS, KEPT_DOCUMENTS, OPEN_DOCUMENTS, RUNS
 from memagent_graph.evaluation.planning import check_plan, data_that_counts, load_tasks, plan_of, settings_that_count
-from memagent_graph.evaluation.progress import ProgressDisplay
-from memagent_graph.evaluation.results import TABLE, Plan, write_table
+from memagent_graph.evaluation.progress_display import ProgressDisplay
+from memagent_graph.evaluation.result_journal import Journal, open_journal
+from memagent_graph.evaluation.result_table import TABLE, Plan, write_table
+from memagent_graph.evaluation.sample_documents import MUCH, Maker, ProcessMaker, ThreadMaker
 from memagent_graph.evaluation.samples import Task
 from memagent_graph.evaluation.systems import SystemSettings, load_system
 from memagent_graph.evaluation.tasks import TaskSettings

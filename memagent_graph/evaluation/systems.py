@@ -31,7 +31,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import EvaluationError, RunMismatchError, RunNotFoundError
-from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext

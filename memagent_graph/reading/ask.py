@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from memagent_graph.concurrency.turns import Turn
+from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.events import EventKind, UpdateRule
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage, strip_reasoning
 from memagent_graph.reading.state import (

@@ -17,7 +17,7 @@ from langgraph.runtime import Runtime, get_runtime
 from langgraph.types import Send
 
 from memagent_graph.concurrency.background import run_sync
-from memagent_graph.concurrency.turns import Turn
+from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.documents.chunking import Chunk, Chunker, Cursor
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, StopReason

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from memagent_graph.budget import Budget
 from memagent_graph.concurrency.branches import Branches
-from memagent_graph.concurrency.turns import Turn
+from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary, Chunker, Cursor
 from memagent_graph.events import EventKind, StopReason, UpdateRule
@@ -216,7 +216,7 @@ class Meter:
     recording: Recording | None = field(default=None, repr=False)
     """The run's side of the log, where runs are logged."""
     turn: Turn = field(default_factory=Turn, repr=False)
-    """This read's turn on the event loop; see `memagent_graph.concurrency.turns`."""
+    """This read's turn on the event loop; see `memagent_graph.concurrency.fair_turns`."""
     chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
     """By document and chunk size."""
     texts: dict[int, tuple[ChunkSpan, str]] = field(default_factory=dict, repr=False)

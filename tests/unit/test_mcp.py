@@ -31,9 +31,9 @@ from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, Sc
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server
-from memagent_mcp.roots import local_path, overlap
-from memagent_mcp.serving import allowed_names, is_local, listen
+from memagent_mcp.client_roots import local_path, overlap
 from memagent_mcp.tools import tightest, undisturbed
+from memagent_mcp.transports import allowed_names, is_local, listen
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=1500)
 QUESTION = "What is the key of harbor?"
@@ -595,7 +595,7 @@ async def test_a_cancellation_waits_for_a_read_to_be_closed() -> None:
 def test_standard_output_carries_the_protocol_alone() -> None:
     code = (
         "import os, subprocess\n"
-        "from memagent_mcp.serving import reserve_standard_output\n"
+        "from memagent_mcp.transports import reserve_standard_output\n"
         "protocol = reserve_standard_output()\n"
         "print('from Python', flush=True)\n"
         "os.write(1, b'from native code')\n"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import EvaluationError, MemAgentError
-from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.evaluation.systems import Attempt, SystemSettings
 from memagent_graph.policy import Messages
 from memagent_graph.reading.ask import Drafts

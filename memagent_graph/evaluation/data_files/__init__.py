@@ -3,7 +3,7 @@
 >>> task = load_data_task("hotpotqa", Path("hotpot_dev_distractor_v1.json"), settings)  # doctest: +SKIP
 >>> task.lengths, task.count(2048)  # doctest: +SKIP
 
-Which examples belong to a length is said in `examples`; what each format's own length is, in its module.
+Which examples belong to a length is said in `file_task`; what each format's own length is, in its module.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from memagent_graph.evaluation.data_files.examples import FileTask
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.data_files.file_task import FileTask
 from memagent_graph.evaluation.data_files.longbench import load_longbench
 from memagent_graph.evaluation.data_files.mrcr import load_mrcr
 from memagent_graph.evaluation.data_files.published import data_paths
+from memagent_graph.evaluation.data_files.qa_records import read_records
 from memagent_graph.evaluation.data_files.record_tasks import load_hotpotqa, load_squad
-from memagent_graph.evaluation.data_files.records import read_records
 from memagent_graph.evaluation.data_files.ruler_files import load_ruler_files
 from memagent_graph.evaluation.data_files.ruler_hqa_files import load_ruler_hqa_files
+from memagent_graph.evaluation.samples import TaskSettings
 from memagent_graph.storage.paths import data_folder
 
 __all__ = ["FileTask", "data_paths", "data_task_names", "load_data_task", "read_records"]
 
-_LOADERS: Final[Mapping[str, Callable[[Sequence[Path], object], FileTask]]] = {
+_LOADERS: Final[Mapping[str, Callable[[Sequence[Path], TaskSettings], FileTask]]] = {
     "hotpotqa": load_hotpotqa,
     "squad": load_squad,
     "longbench": load_longbench,
@@ -39,7 +41,7 @@ def data_task_names() -> tuple[str, ...]:
     return tuple(_LOADERS)
 
 
-def load_data_task(name: str, path: Path | None, settings: object) -> FileTask:
+def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> FileTask:
     """A task from a data file, a folder of such files, or a folder that `datasets.Dataset.save_to_disk` wrote.
 
     Every row is checked once, with one of them in memory at a time.
@@ -48,11 +50,13 @@ def load_data_task(name: str, path: Path | None, settings: object) -> FileTask:
         name: one of `data_task_names()`.
         path: the file or folder; the data folder's `evaluation` if None. In a folder of plain files those with the data
             set's published names are taken, in its subfolder `name` if there is one.
-        settings: a `TaskSettings`; its tokenizer measures lengths, its seed orders HotpotQA's and SQuAD's paragraphs.
+        settings: their tokenizer measures lengths, their seed orders HotpotQA's and SQuAD's paragraphs.
 
     Raises:
         EvaluationError: no such name, no file there, or a damaged row; the file and line are named.
         MissingExtraError: the file needs pyarrow (the extra "eval").
     """
+    if not isinstance(settings, TaskSettings):
+        raise EvaluationError(f"{name} needs the policy's tokenizer", hint="Pass TaskSettings(tokenizer=...).")
     paths = data_paths(name, path or data_folder() / "evaluation")
     return _LOADERS[name](paths, settings)

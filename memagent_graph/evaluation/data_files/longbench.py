@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from memagent_graph.evaluation.data_files.examples import (
+from memagent_graph.evaluation.data_files.file_task import (
     DamagedRowError,
     Example,
     FileTask,
@@ -21,10 +21,9 @@ from memagent_graph.evaluation.data_files.examples import (
     estimated_tokens,
     text_of,
     texts_of,
-    tokenizer_of,
 )
-from memagent_graph.evaluation.data_files.rows import Row, open_rows
-from memagent_graph.evaluation.samples import LengthUnit, Metric
+from memagent_graph.evaluation.data_files.row_files import Row, open_rows
+from memagent_graph.evaluation.samples import LengthUnit, Metric, TaskSettings
 
 ANSWER_TOKENS: Final = 512
 """The most that LongBench gives any of its data sets."""
@@ -48,9 +47,9 @@ INSTRUCTIONS: Final = {
 """What to do with the input, by data set, for those whose input does not say it. The wording is not LongBench's."""
 
 
-def load_longbench(paths: Sequence[Path], settings: object) -> FileTask:
+def load_longbench(paths: Sequence[Path], settings: TaskSettings) -> FileTask:
     """The examples of LongBench files."""
-    tokenizer = tokenizer_of(settings, "longbench")
+    tokenizer = settings.tokenizer
     examples = RowExamples(open_rows(paths), example_of, "LongBench's rows have input, context, answers and dataset.")
 
     def tokens(_: Row, example: Example) -> int:

@@ -17,17 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from memagent_graph.evaluation.data_files.examples import (
+from memagent_graph.evaluation.data_files.file_task import (
     DamagedRowError,
     Example,
     FileTask,
     RowExamples,
     estimated_tokens,
     text_of,
-    tokenizer_of,
 )
-from memagent_graph.evaluation.data_files.rows import Row, open_rows
-from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+from memagent_graph.evaluation.data_files.row_files import Row, open_rows
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
 from memagent_graph.evaluation.scorers import similarity_after_prefix
 
 _SPARE_TOKENS: Final = 64
@@ -47,9 +46,9 @@ class MRCRTask(FileTask):
         return similarity_after_prefix(answer, gold, prefix)
 
 
-def load_mrcr(paths: Sequence[Path], settings: object) -> MRCRTask:
+def load_mrcr(paths: Sequence[Path], settings: TaskSettings) -> MRCRTask:
     """The examples of MRCR files; answers may be as long as the longest gold one."""
-    tokenizer = tokenizer_of(settings, "mrcr")
+    tokenizer = settings.tokenizer
     hint = "MRCR's rows have prompt, answer and random_string_to_prepend."
     examples = RowExamples(open_rows(paths), example_of, hint)
     prefixes: set[str] = set()

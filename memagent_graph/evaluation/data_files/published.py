@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.samples import TaskSettings
+from memagent_graph.storage.paths import data_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,23 @@ PUBLISHED: Final = {
         ("eval_[0-9]*.json", "eval_[0-9]*.jsonl"),
     ),
 }
+
+
+def data_path(task: str, data_set: str, settings: TaskSettings) -> Path:
+    """The path that the user gave, or else the folder where data files are looked for.
+
+    Raises:
+        EvaluationError: None was given and there is no such folder; says which file is needed and where to put it.
+    """
+    if settings.data is not None:
+        return settings.data
+    folder = data_folder() / "evaluation"
+    if not folder.is_dir():
+        raise EvaluationError(
+            f"{task} needs a data file",
+            hint=f"It reads {published_as(data_set).what}. Pass its path (--data PATH), or put it into {folder}.",
+        )
+    return folder
 
 
 def data_paths(name: str, path: Path) -> list[Path]:

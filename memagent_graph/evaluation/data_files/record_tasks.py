@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memagent_graph.evaluation.data_files.examples import Example, FileTask, tokenizer_of
-from memagent_graph.evaluation.data_files.records import records_of
-from memagent_graph.evaluation.qa_records import Paragraph, QARecord
-from memagent_graph.evaluation.samples import LengthUnit, Metric, Needle
+from memagent_graph.evaluation.data_files.file_task import Example, FileTask
+from memagent_graph.evaluation.data_files.qa_records import Paragraph, QARecord, records_of
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Needle, TaskSettings
 from memagent_graph.evaluation.scorers import contains
 
 ANSWER_TOKENS = 128
@@ -36,7 +35,7 @@ class RecordExamples:
         record = self.records[index]
         paragraphs = [*record.gold, *record.distractors]
         random.Random(f"{self.seed}/{record.id}").shuffle(paragraphs)
-        texts = [_written(each) for each in paragraphs]
+        texts = [each.written for each in paragraphs]
         document = "\n\n".join(texts)
         needles, at = [], 0
         for paragraph, text in zip(paragraphs, texts, strict=True):
@@ -47,18 +46,18 @@ class RecordExamples:
         return Example(record.question, record.answers, document, tuple(needles))
 
 
-def load_hotpotqa(paths: Sequence[Path], settings: object) -> FileTask:
+def load_hotpotqa(paths: Sequence[Path], settings: TaskSettings) -> FileTask:
     """HotpotQA's questions, each among its ten paragraphs."""
     return _load("hotpotqa", paths, settings)
 
 
-def load_squad(paths: Sequence[Path], settings: object) -> FileTask:
+def load_squad(paths: Sequence[Path], settings: TaskSettings) -> FileTask:
     """SQuAD's questions, each on its whole article."""
     return _load("squad", paths, settings)
 
 
-def _load(name: str, paths: Sequence[Path], settings: object) -> FileTask:
-    tokenizer = tokenizer_of(settings, name)
+def _load(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
+    tokenizer = settings.tokenizer
     records = records_of(paths, name)
     counts: dict[Paragraph, int] = {}
     own_lengths = array("Q")
@@ -66,13 +65,9 @@ def _load(name: str, paths: Sequence[Path], settings: object) -> FileTask:
         total = tokenizer.count(record.question)
         for paragraph in (*record.gold, *record.distractors):
             if paragraph not in counts:
-                counts[paragraph] = tokenizer.count(_written(paragraph) + "\n\n")
+                counts[paragraph] = tokenizer.count(paragraph.written + "\n\n")
             total += counts[paragraph]
         own_lengths.append(total)
-    examples = RecordExamples(records, getattr(settings, "seed", 0))
+    examples = RecordExamples(records, settings.seed)
     source = ", ".join(map(str, paths))
     return FileTask(name, Metric.ANY, LengthUnit.TOKENS, ANSWER_TOKENS, examples, own_lengths, source)
-
-
-def _written(paragraph: Paragraph) -> str:
-    return f"{paragraph.title}\n{paragraph.text}"

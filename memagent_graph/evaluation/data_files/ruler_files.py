@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.data_files.examples import (
+from memagent_graph.evaluation.data_files.file_task import (
     DamagedRowError,
     Example,
     FileTask,
@@ -31,8 +31,8 @@ from memagent_graph.evaluation.data_files.examples import (
     text_of,
     texts_of,
 )
-from memagent_graph.evaluation.data_files.rows import Row, open_rows
-from memagent_graph.evaluation.samples import LengthUnit, Metric
+from memagent_graph.evaluation.data_files.row_files import Row, open_rows
+from memagent_graph.evaluation.samples import LengthUnit, Metric, TaskSettings
 
 ANSWER_TOKENS: Final = 128
 """The most that RULER gives any task."""
@@ -47,7 +47,7 @@ _FROM_DOCUMENTS: Final = "based on the given documents"
 """RULER asks so in its question-answering tasks alone, whose outputs are wordings of one answer."""
 
 
-def load_ruler_files(paths: Sequence[Path], settings: object) -> FileTask:
+def load_ruler_files(paths: Sequence[Path], settings: TaskSettings) -> FileTask:
     """The examples of the generator's files; all must be scored alike: question answering, or the other tasks."""
     del settings  # lengths are the file's own
     hint = "RULER's generator writes rows with index, input, outputs and length."

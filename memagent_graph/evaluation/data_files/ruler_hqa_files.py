@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from memagent_graph.evaluation.data_files.examples import (
+from memagent_graph.evaluation.data_files.file_task import (
     DamagedRowError,
     Example,
     FileTask,
@@ -22,13 +22,13 @@ from memagent_graph.evaluation.data_files.examples import (
     texts_of,
 )
 from memagent_graph.evaluation.data_files.record_tasks import ANSWER_TOKENS
-from memagent_graph.evaluation.data_files.rows import Row, open_rows
-from memagent_graph.evaluation.samples import LengthUnit, Metric
+from memagent_graph.evaluation.data_files.row_files import Row, open_rows
+from memagent_graph.evaluation.samples import LengthUnit, Metric, TaskSettings
 
 _PASSAGE: Final = re.compile(r"^(?:Document|Passage) \d+:", re.MULTILINE)
 
 
-def load_ruler_hqa_files(paths: Sequence[Path], settings: object) -> FileTask:
+def load_ruler_hqa_files(paths: Sequence[Path], settings: TaskSettings) -> FileTask:
     """The examples of RULER-HQA files."""
     del settings  # lengths are the file's own
     examples = RowExamples(open_rows(paths), example_of, "RULER-HQA's rows have _id, context, input and answers.")

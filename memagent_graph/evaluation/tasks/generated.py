@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
 from memagent_graph.evaluation.tasks.fitting import Haystack, Insertion, fit, least_tokens
 from memagent_graph.evaluation.tasks.seeding import source
-from memagent_graph.evaluation.tasks.settings import TaskSettings
 
 DEPTHS = tuple(step / 39 for step in range(40))
 """RULER's places for needles: forty of them, evenly spaced, from a document's beginning to its end."""

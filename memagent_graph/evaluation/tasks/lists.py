@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, count
 
-from memagent_graph.evaluation.samples import Sample
+from memagent_graph.evaluation.samples import Sample, TaskSettings
 from memagent_graph.evaluation.tasks import vocabulary
 from memagent_graph.evaluation.tasks.fitting import closest_subset
 from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_graph.evaluation.tasks.seeding import Order
-from memagent_graph.evaluation.tasks.settings import TaskSettings
 from memagent_graph.evaluation.tasks.shuffled_words import ShuffledWords, longest
 
 LISTS = ("cwe", "fwe")

@@ -17,11 +17,10 @@ from enum import StrEnum
 from typing import Protocol
 
 from memagent_graph.evaluation.planted_facts import MAGIC, MAGIC_STATEMENT, PlantedFacts
-from memagent_graph.evaluation.samples import Sample
+from memagent_graph.evaluation.samples import Sample, TaskSettings
 from memagent_graph.evaluation.tasks import haystacks
 from memagent_graph.evaluation.tasks.fitting import Haystack, Insertion
 from memagent_graph.evaluation.tasks.generated import DEPTHS, SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_graph.evaluation.tasks.settings import TaskSettings
 from memagent_graph.evaluation.tasks.vocabulary import pair
 
 

@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.qa_records import Paragraph, QARecord
-from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+from memagent_graph.evaluation.data_files.published import data_path
+from memagent_graph.evaluation.data_files.qa_records import Paragraph, QARecord, read_records
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
 from memagent_graph.evaluation.scorers import contains
-from memagent_graph.evaluation.tasks.data import data_path
 from memagent_graph.evaluation.tasks.fitting import Insertion, Layout
 from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_graph.evaluation.tasks.seeding import Order, source
-from memagent_graph.evaluation.tasks.settings import TaskSettings
 
 PASSAGE_TASKS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}
 """With the data set that each reads."""
@@ -69,7 +68,7 @@ class PassagesTask(GeneratedTask):
         """
         chance = self.chance(length, index)
         record = self._record(index)
-        gold = [Insertion(_written(each), chance.random(), _carried(each, record)) for each in record.gold]
+        gold = [Insertion(each.written, chance.random(), _carried(each, record)) for each in record.gold]
         held = {each.text for each in record.gold}
         own = [each for each in dict.fromkeys(record.distractors) if each.text not in held]
         chance.shuffle(own)
@@ -77,7 +76,7 @@ class PassagesTask(GeneratedTask):
             return self._by_passages(length, index, record, gold, own)
         room = self.room(length, record.question) - self._tokens([each.text for each in gold])
         own = self._that_fit(own, _OWN_SHARE * room)
-        decoys = [Insertion(_written(each), chance.random()) for each in own]
+        decoys = [Insertion(each.written, chance.random()) for each in own]
         haystack = Passages(partial(self._others, length, index, frozenset(held | {each.text for each in own})))
         return self.planned(length, index, record.question, record.answers, haystack, [*gold, *decoys])
 
@@ -99,7 +98,7 @@ class PassagesTask(GeneratedTask):
                 hint="Ask for fewer, or name a data file with more questions, such as the training split.",
             )
         chance = self.chance(length, index, "places")
-        inserted = [*gold, *(Insertion(_written(each), 0.0) for each in own)]
+        inserted = [*gold, *(Insertion(each.written, 0.0) for each in own)]
         places = sorted(chance.sample(range(length), len(inserted)))
         chance.shuffle(inserted)
         slots = tuple(place - number for number, place in enumerate(places))
@@ -119,7 +118,7 @@ class PassagesTask(GeneratedTask):
     def _that_fit(self, paragraphs: Sequence[Paragraph], room: float) -> list[Paragraph]:
         found = []
         for paragraph in paragraphs:
-            room -= self._tokens([_written(paragraph)])
+            room -= self._tokens([paragraph.written])
             if room < 0:
                 break
             found.append(paragraph)
@@ -138,7 +137,7 @@ class PassagesTask(GeneratedTask):
                 paragraph = self.paragraphs[place]
                 if paragraph.text not in taken:
                     none_yet = False
-                    yield _written(paragraph)
+                    yield paragraph.written
             if none_yet:
                 raise EvaluationError(
                     f"the data file of {self.name} has no paragraph that could be a distractor",
@@ -152,8 +151,6 @@ def passage_task(name: str, settings: TaskSettings) -> PassagesTask:
     Raises:
         EvaluationError: Its data file is missing, damaged or another data set's, or no question fits a small policy.
     """
-    from memagent_graph.evaluation.data_files.records import read_records  # noqa: PLC0415 - it imports from here
-
     data_set = PASSAGE_TASKS[name]
     path = data_path(name, data_set, settings)
     records = read_records(path, data_set)
@@ -190,10 +187,6 @@ def passages_from(records: Sequence[QARecord], name: str, settings: TaskSettings
         records=records,
         paragraphs=pool,
     )
-
-
-def _written(paragraph: Paragraph) -> str:
-    return f"{paragraph.title}\n{paragraph.text}"
 
 
 def _carried(paragraph: Paragraph, record: QARecord) -> str | None:

@@ -13,12 +13,12 @@ from types import ModuleType
 from typing import Any
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.samples import Task
-from memagent_graph.evaluation.tasks.data import data_path
+from memagent_graph.evaluation.data_files import data_paths, data_task_names, load_data_task
+from memagent_graph.evaluation.data_files.published import data_path
+from memagent_graph.evaluation.samples import Task, TaskSettings
 from memagent_graph.evaluation.tasks.lists import LISTS, list_task
 from memagent_graph.evaluation.tasks.needles import SHAPES, needle_task
 from memagent_graph.evaluation.tasks.passages import PASSAGE_TASKS, passage_task
-from memagent_graph.evaluation.tasks.settings import TaskSettings
 from memagent_graph.evaluation.tasks.variables import variables_task
 
 _GENERATED: dict[str, Callable[[str, TaskSettings], Task]] = {
@@ -32,8 +32,6 @@ _PARTS = ("name", "metric", "unit", "answer_tokens", "sample")
 
 def task_names() -> tuple[str, ...]:
     """The names that `load_task` knows, beside users' own tasks."""
-    from memagent_graph.evaluation.data_files import data_task_names  # noqa: PLC0415 - it imports from this package
-
     return (*_GENERATED, *data_task_names())
 
 
@@ -50,8 +48,6 @@ def load_task(name: str, settings: TaskSettings) -> Task:
         return _GENERATED[name](name, settings)
     if ":" in name:
         return _own_task(name, settings)
-    from memagent_graph.evaluation.data_files import data_task_names, load_data_task  # noqa: PLC0415 - as above
-
     if name in data_task_names():
         return load_data_task(name, data_path(name, name, settings), settings)
     near = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.5)
@@ -68,8 +64,6 @@ def data_files(name: str, settings: TaskSettings) -> list[Path]:
     Raises:
         EvaluationError: There are none where they are looked for.
     """
-    from memagent_graph.evaluation.data_files import data_paths, data_task_names  # noqa: PLC0415 - as above
-
     data_set = PASSAGE_TASKS.get(name, name)
     if data_set not in data_task_names():
         return []

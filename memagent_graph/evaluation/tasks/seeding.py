@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from memagent_graph.evaluation.tasks.settings import TaskSettings
+from memagent_graph.evaluation.samples import TaskSettings
 
 
 def source(settings: TaskSettings, *names: str | int) -> random.Random:

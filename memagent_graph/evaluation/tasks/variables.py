@@ -9,11 +9,10 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass
 
-from memagent_graph.evaluation.samples import Sample
+from memagent_graph.evaluation.samples import Sample, TaskSettings
 from memagent_graph.evaluation.tasks import haystacks
 from memagent_graph.evaluation.tasks.fitting import Insertion
 from memagent_graph.evaluation.tasks.generated import DEPTHS, GeneratedTask
-from memagent_graph.evaluation.tasks.settings import TaskSettings
 
 _ANSWER_TOKENS = 30
 

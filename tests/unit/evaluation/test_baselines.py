@@ -14,7 +14,7 @@ from support.scripts import document_with, part, perfect_reader
 from memagent_graph import Document, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, EvaluationError, MemAgentError, MissingExtraError, PolicyError
-from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.evaluation.systems import SystemSettings, Wording, load_system, system_names
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo

@@ -8,8 +8,8 @@ from itertools import islice
 import pytest
 
 from memagent_graph import Document, LocalPolicy, MemAgent
-from memagent_graph.evaluation.outcomes import Outcome
 from memagent_graph.evaluation.prose import reference_topics
+from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.evaluation.systems import SystemSettings, Wording, load_system, system_names
 
 FACT = "The access code of the quiet falcon is 48213."

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from memagent_graph import RunLog, load_tokenizer
 from memagent_graph.cli import app
-from memagent_graph.evaluation.journal import JOURNAL, load_results
-from memagent_graph.evaluation.results import read_table
+from memagent_graph.evaluation.result_journal import JOURNAL, load_results
+from memagent_graph.evaluation.result_table import read_table
 
 TESTS = Path(__file__).parents[2]
 SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
@@ -40,7 +40,7 @@ def task(tmp_path: Path) -> str:
 @pytest.fixture
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of something else: drawing takes as long as all the rest."""
-    monkeypatch.setattr("memagent_graph.evaluation.folder.draw_all", lambda results, folder: [])
+    monkeypatch.setattr("memagent_graph.evaluation.output_folder.draw_all", lambda results, folder: [])
 
 
 def memagent(*arguments: object, code: int = 0) -> Any:
@@ -303,7 +303,7 @@ def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path, 
 
     for name, script in (("good", respond), ("bad", blind)):
         with FakeServer(script) as server, monkeypatch.context() as drawn_later:
-            drawn_later.setattr("memagent_graph.evaluation.folder.draw_all", lambda results, folder: [])
+            drawn_later.setattr("memagent_graph.evaluation.output_folder.draw_all", lambda results, folder: [])
             memagent("eval", task, "--base-url", server.base_url, *SMALL, "--lengths", "200,400", "-n", 6,
                      "--out", tmp_path / name)  # fmt: skip
     for name in ("report.md", "results.parquet"):

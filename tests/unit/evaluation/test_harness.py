@@ -24,12 +24,11 @@ from memagent_graph.errors import (
     PolicyRequestError,
     PolicyUnreachableError,
 )
-from memagent_graph.evaluation.document_makers import ProcessMaker
 from memagent_graph.evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate, run_id_of
-from memagent_graph.evaluation.journal import Journal, open_journal
-from memagent_graph.evaluation.outcomes import Outcome
-from memagent_graph.evaluation.progress import ProgressDisplay
-from memagent_graph.evaluation.results import Plan, Row
+from memagent_graph.evaluation.progress_display import ProgressDisplay
+from memagent_graph.evaluation.result_journal import Journal, open_journal
+from memagent_graph.evaluation.result_table import Outcome, Plan, Row
+from memagent_graph.evaluation.sample_documents import ProcessMaker
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.systems import Attempt, SystemSettings, load_system
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
@@ -480,7 +479,7 @@ def test_progress_tells_accuracy_failures_pace_and_the_time_left() -> None:
 
 def test_without_a_terminal_progress_is_a_line_a_minute_and_nothing_when_quiet(monkeypatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("memagent_graph.evaluation.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("memagent_graph.evaluation.progress_display.time.monotonic", lambda: clock[0])
     for quiet, lines in ((False, 2), (True, 0)):
         shown = io.StringIO()
         with ProgressDisplay(quiet=quiet, console=rich.console.Console(file=shown, width=200)) as display:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.evaluation import Keys
 
 from memagent_graph.errors import BudgetError, EvaluationError
+from memagent_graph.evaluation.data_files.qa_records import Paragraph, QARecord
 from memagent_graph.evaluation.planning import (
     DEFAULT_LENGTHS,
     check_plan,
@@ -18,8 +19,7 @@ from memagent_graph.evaluation.planning import (
     plan_of,
     settings_that_count,
 )
-from memagent_graph.evaluation.qa_records import Paragraph, QARecord
-from memagent_graph.evaluation.results import Cell, Plan
+from memagent_graph.evaluation.result_table import Cell, Plan
 from memagent_graph.evaluation.samples import LengthUnit
 from memagent_graph.evaluation.systems import SystemSettings
 from memagent_graph.evaluation.tasks import TaskSettings, load_task

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
 from memagent_graph.evaluation.scorers import (
     WRONG,

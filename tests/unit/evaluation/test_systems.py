@@ -10,7 +10,7 @@ from support.scripts import document_with, perfect_reader
 
 from memagent_graph import Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
-from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.evaluation.systems import SystemSettings, Wording, load_system, system_names
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo

@@ -7,20 +7,48 @@ Parquet or a dataset folder). The rows tell which of them a file is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.data_files.examples import DamagedRowError, text_of, texts_of
+from memagent_graph.evaluation.data_files.file_task import DamagedRowError, text_of, texts_of
 from memagent_graph.evaluation.data_files.published import PUBLISHED, data_paths
-from memagent_graph.evaluation.data_files.rows import Row, Rows, open_rows
-from memagent_graph.evaluation.qa_records import Paragraph, QARecord
+from memagent_graph.evaluation.data_files.row_files import Row, Rows, open_rows
 
 _HINTS: Final = {
     "hotpotqa": "Use the distractor file with answers, such as hotpot_dev_distractor_v1.json.",
     "squad": "Use a file with answers, such as dev-v2.0.json or train-v1.1.json.",
 }
 _EITHER: Final = f"It can be {' or '.join(PUBLISHED[name].what for name in _HINTS)}; pass it as --data PATH."
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A titled piece of an article."""
+
+    title: str
+    text: str
+
+    @property
+    def written(self) -> str:
+        """As it stands in a document."""
+        return f"{self.title}\n{self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class QARecord:
+    """A question, and the paragraphs that answer it among some that do not."""
+
+    id: str
+    """Its name in the data set, unique there."""
+    question: str
+    answers: tuple[str, ...]
+    """Wordings of the one answer."""
+    gold: tuple[Paragraph, ...]
+    """Together they answer the question."""
+    distractors: tuple[Paragraph, ...] = ()
+    """They belong to the question and do not answer it; none where the data set has none."""
 
 
 def read_records(path: Path, name: str | None = None) -> list[QARecord]:

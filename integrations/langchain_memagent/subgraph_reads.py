@@ -52,7 +52,7 @@ def read(graph: ReaderGraph, document: Any, question: str, config: RunnableConfi
     Raises:
         DocumentError, BudgetError, PolicyError: as `MemAgent.read`.
     """
-    config, followed = ensure_config(config), _Followed()
+    config, followed = ensure_config(config), FollowedRead()
     given = {"question": question, "document": document}
     for state in graph.stream(given, config, stream_mode="values"):
         followed.see(state)
@@ -63,7 +63,7 @@ def read(graph: ReaderGraph, document: Any, question: str, config: RunnableConfi
 
 async def aread(graph: ReaderGraph, document: Any, question: str, config: RunnableConfig | None = None) -> ReadResult:
     """`read` for asynchronous code."""
-    config, followed = ensure_config(config), _Followed()
+    config, followed = ensure_config(config), FollowedRead()
     given = {"question": question, "document": document}
     async for state in graph.astream(given, config, stream_mode="values"):
         followed.see(state)
@@ -73,14 +73,15 @@ async def aread(graph: ReaderGraph, document: Any, question: str, config: Runnab
 
 
 @dataclass
-class _Followed:
-    """What was seen of a read as its states came by."""
+class FollowedRead:
+    """What was seen of a read inside another graph as its states came by."""
 
     state: Mapping[str, Any] = field(default_factory=dict)
     updates: dict[int, MemoryUpdate] = field(default_factory=dict)
     """By chunk."""
 
     def see(self, state: Mapping[str, Any]) -> None:
+        """Take the next state."""
         self.state = state
         self._add(state)
 
@@ -102,6 +103,7 @@ class _Followed:
                     self._add(snapshot.values)
 
     def result(self, graph: ReaderGraph) -> ReadResult:
+        """The whole read, as `MemAgent` would have returned it."""
         updates = [self.updates[chunk] for chunk in sorted(self.updates)]
         return result_from_state(self.state, updates, graph.reader_context)
 

@@ -1,4 +1,4 @@
-"""Readings apart from the graph that runs around them.
+"""Reads that are detached from the graph that runs around them.
 
 A graph that is called inside another one's node takes over its callbacks, its streams and, unless it has its own, its
 checkpointer. A reading on a middleware's behalf must not: every chunk of a tool result would stand in the agent's
@@ -8,25 +8,39 @@ traces, and the policy's tokens in its message stream, between the model's own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from langchain_core.runnables.config import var_child_runnable_config
 
 from memagent_graph.concurrency.background import run_sync
+from memagent_graph.results import MemoryUpdate, ReadResult
 
 T = TypeVar("T")
 
 
-async def apart(coroutine: Coroutine[Any, Any, T]) -> T:
+async def detached(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine that sees nothing of the graph around; everything else in the context it does see."""
     return await asyncio.get_running_loop().create_task(coroutine, context=_outside())
 
 
-def apart_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """`apart` for synchronous code."""
+def detached_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """`detached` for synchronous code."""
     return _outside().run(run_sync, coroutine)
+
+
+async def result_of(
+    parts: AsyncGenerator[MemoryUpdate | ReadResult, None], report: Callable[[MemoryUpdate], None]
+) -> ReadResult:
+    """The result that a reader's stream ends with; every update before it is reported."""
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, ReadResult):
+                return part
+            report(part)
+    raise AssertionError("a stream ends with its result")
 
 
 def _outside() -> Context:

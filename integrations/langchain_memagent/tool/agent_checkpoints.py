@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, cast
 
@@ -23,23 +22,24 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from langchain_memagent.tool_answers import Reading, failed_reading, reading_of
-from langchain_memagent.tool_call import Outcome, ReadCall
+from langchain_memagent.subgraph_reads import FollowedRead
+from langchain_memagent.tool.call import Outcome, ReadCall
+from langchain_memagent.tool.readings import Reading, failed_reading, reading_of
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.graph import ReaderGraph
+from memagent_graph.reading.nodes import CHECKPOINTER
 from memagent_graph.reading.state import ReaderContext, ReaderState, new_run_id
-from memagent_graph.reading.state_views import result_from_state, update_from_step
-from memagent_graph.results import MemoryUpdate, ReadResult
+from memagent_graph.reading.state_views import update_from_step
 
-# Entries of LangGraph's config, which it has no public names for.
-_CHECKPOINTER = "__pregel_checkpointer"
-"""The checkpointer of the graph that runs."""
+# Further entries of LangGraph's config that it has no public names for.
 _SCRATCHPAD = "__pregel_scratchpad"
 """It counts the graphs that a task has called."""
 _RESUMING = "__pregel_resuming"
-"""Whether a graph goes on from its checkpoint, and leaves its input aside."""
+"""Whether a graph continues from its checkpoint, and leaves its input aside."""
+_READ_ON_AFTER = "update_memory"
+"""The reader's node behind which an earlier call's read continues."""
 
 _FEW_STEPS = 25
 """Supersteps of the graph over the questions, whose readers count their own; a caller's bound may be lower."""
@@ -47,7 +47,7 @@ _FEW_STEPS = 25
 
 def has_checkpointer(config: RunnableConfig) -> bool:
     """Whether the config is that of a graph with a checkpointer."""
-    return bool(config.get("configurable", {}).get(_CHECKPOINTER))
+    return bool(config.get("configurable", {}).get(CHECKPOINTER))
 
 
 def read_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
@@ -107,11 +107,11 @@ def _over_questions(call: ReadCall, reader: ReaderGraph) -> Any:
             if read.earlier and not reader.get_state(read.place()).values:
                 left_off = read.left_off(reader.get_state(read.place(read.earlier[-1])).values)
                 if left_off is not None:
-                    reader.update_state(read.place(), left_off, as_node="update_memory")
+                    reader.update_state(read.place(), left_off, as_node=_READ_ON_AFTER)
             for mode, part in reader.stream(*read.start, **read.options):
                 read.take(mode, part)
             for place in read.earlier_places:
-                read.take_history(list(reader.get_state_history(place)))
+                read.followed.complete(reader.get_state_history(place))
             reading = read.reading()
         except MemAgentError as error:
             reading = read.failed(error)
@@ -123,11 +123,11 @@ def _over_questions(call: ReadCall, reader: ReaderGraph) -> Any:
             if read.earlier and not (await reader.aget_state(read.place())).values:
                 left_off = read.left_off((await reader.aget_state(read.place(read.earlier[-1]))).values)
                 if left_off is not None:
-                    await reader.aupdate_state(read.place(), left_off, as_node="update_memory")
+                    await reader.aupdate_state(read.place(), left_off, as_node=_READ_ON_AFTER)
             async for mode, part in reader.astream(*read.start, **read.options):
                 read.take(mode, part)
             for place in read.earlier_places:
-                read.take_history([each async for each in reader.aget_state_history(place)])
+                read.followed.complete([each async for each in reader.aget_state_history(place)])
             reading = await asyncio.to_thread(read.reading)
         except MemAgentError as error:
             reading = read.failed(error)
@@ -159,8 +159,7 @@ class _Read:
     reader: ReaderGraph
     asked: _Asked
     config: RunnableConfig
-    updates: dict[int, MemoryUpdate] = field(default_factory=dict)
-    state: dict[str, Any] = field(default_factory=dict)
+    followed: FollowedRead = field(default_factory=FollowedRead)
     continues: bool = False
     """Whether it starts from where an earlier tool call left off."""
 
@@ -186,7 +185,7 @@ class _Read:
             "configurable": {
                 "thread_id": given["thread_id"],
                 "checkpoint_ns": namespace or self.namespace,
-                _CHECKPOINTER: given[_CHECKPOINTER],
+                CHECKPOINTER: given[CHECKPOINTER],
             }
         }
 
@@ -220,31 +219,18 @@ class _Read:
     def take(self, mode: str, part: Any) -> None:
         """A part of the stream: the whole state, or a step's own report."""
         if mode == "values":
-            self.state = part
+            self.followed.see(part)
         elif part["type"] == "memagent.memory_update":
-            update = update_from_step(part["step"], part["memory"])
-            self.updates[update.chunk_index] = update
-            self.call.report(part["run_id"], self.question, update)
+            self.call.report(part["run_id"], self.question, update_from_step(part["step"], part["memory"]))
 
     @property
     def earlier_places(self) -> list[RunnableConfig]:
         """Where the memories of chunks are kept that were read before this execution."""
-        if len(self.updates) >= int(self.state["chunks_read"]):
-            return []
-        return [self.place(), *map(self.place, reversed(self.earlier))]
-
-    def take_history(self, snapshots: Iterable[Any]) -> None:
-        """The updates of earlier executions, from their checkpoints."""
-        for snapshot in snapshots:
-            step = snapshot.values.get("step")
-            if step is not None and step["type"] == "memory_update":
-                self.updates.setdefault(step["chunk_index"], update_from_step(step, snapshot.values["memory"]))
+        return [self.place(), *map(self.place, reversed(self.earlier))] if self.followed.began_later else []
 
     def reading(self) -> Reading:
         """The whole read, as `MemAgent` would have returned it."""
-        updates = [update for _, update in sorted(self.updates.items())]
-        result: ReadResult = result_from_state(self.state, updates, self.reader.reader_context)
-        return reading_of(result, goes_on=True, namespaces=[*self.earlier, self.namespace])
+        return reading_of(self.followed.result(self.reader), goes_on=True, namespaces=[*self.earlier, self.namespace])
 
     def failed(self, error: MemAgentError) -> Reading:
         if self.call.raises:

@@ -41,7 +41,7 @@ class Roots:
 
     Args:
         own: the server's folders (or single files).
-        max_bytes: the largest file.
+        max_bytes: the largest file, and the longest text.
         trust_client: whether a client's roots count where the server has none.
 
     Raises:
@@ -49,7 +49,7 @@ class Roots:
     """
 
     def __init__(self, own: Iterable[Path | str] = (), *, max_bytes: int, trust_client: bool) -> None:
-        self._own = AllowedRoots(own, max_bytes=max_bytes)
+        self.own = AllowedRoots(own, max_bytes=max_bytes)
         self._trust_client = trust_client
 
     async def for_request(self, context: ToolContext) -> AllowedRoots:
@@ -60,9 +60,9 @@ class Roots:
         """
         declared = await _declared(context)
         if declared is None:
-            return self._own
-        granted = self._own.roots or (declared if self._trust_client else ())
-        return AllowedRoots(overlap(granted, declared), max_bytes=self._own.max_bytes)
+            return self.own
+        granted = self.own.roots or (declared if self._trust_client else ())
+        return AllowedRoots(overlap(granted, declared), max_bytes=self.own.max_bytes)
 
 
 def overlap(first: Sequence[Path], second: Sequence[Path]) -> tuple[Path, ...]:

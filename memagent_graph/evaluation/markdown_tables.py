@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from memagent_graph.evaluation.results import Row
+from memagent_graph.evaluation.result_table import Row
 from memagent_graph.evaluation.samples import LengthUnit
 
 SCORES: Final = {

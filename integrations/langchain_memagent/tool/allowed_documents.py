@@ -132,7 +132,7 @@ class DocumentSources:
             # The size first: a backend gives a file's bytes only as a whole.
             for entry in (await backend.als(str(virtual.parent))).entries or ():
                 if PurePosixPath(entry["path"]) == virtual:
-                    self._require_size(entry.get("size") or 0, repr(_shown(path)))
+                    self.roots.require_size(entry.get("size") or 0, repr(_shown(path)))
             (reply,) = await backend.adownload_files([path])
         except (OSError, ValueError):
             return None
@@ -152,7 +152,7 @@ class DocumentSources:
         documents: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
         if documents and all(isinstance(getattr(each, "page_content", None), str) for each in documents):
             size = sum(len(each.page_content.encode("utf-8", "replace")) for each in documents)
-            self._require_size(size, f"state key {key!r}")
+            self.roots.require_size(size, f"state key {key!r}")
             return Document.from_langchain(documents, key)
         raise RefusedSourceError(
             f"the state holds no text under {key!r}" if value else f"the state key {key!r} is empty",
@@ -190,18 +190,11 @@ class DocumentSources:
         return Document.from_text(content, name) if isinstance(content, str) else Document.from_bytes(content, name)
 
     def _sized(self, content: Fetched, what: str) -> Any:
-        # Characters first: a text beyond the ceiling is not encoded just to be refused.
-        self._require_size(len(content), what)
         if isinstance(content, str):
-            self._require_size(len(content.encode("utf-8", "replace")), what)
+            self.roots.require_text(content, what)
+        else:
+            self.roots.require_size(len(content), what)
         return content
-
-    def _require_size(self, size: int, what: str) -> None:
-        if size > self.roots.max_bytes:
-            raise RefusedSourceError(
-                f"{what} has {size:,} bytes, more than the {self.roots.max_bytes:,} that are allowed",
-                hint="Read a smaller document, or a part of it.",
-            )
 
 
 def _shown(given: str) -> str:

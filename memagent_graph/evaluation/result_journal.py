@@ -23,7 +23,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.results import (
+from memagent_graph.evaluation.result_table import (
     FORMAT,
     FORMAT_VERSION,
     TABLE,

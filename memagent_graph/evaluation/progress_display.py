@@ -16,10 +16,9 @@ from typing import Final
 import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from memagent_graph.evaluation.outcomes import Outcome
-from memagent_graph.evaluation.results import Key, Plan, Row
+from memagent_graph.evaluation.markdown_tables import length_label
+from memagent_graph.evaluation.result_table import Key, Outcome, Plan, Row
 from memagent_graph.evaluation.samples import Sample
-from memagent_graph.evaluation.tables import length_label
 
 _SECONDS_BETWEEN_LINES: Final = 60.0
 

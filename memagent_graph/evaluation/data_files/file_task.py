@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, Final, Protocol, TypeVar
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.data_files.rows import Row, Rows
+from memagent_graph.evaluation.data_files.row_files import Row, Rows
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Needle, Sample
 from memagent_graph.tokenizers import Tokenizer
 
@@ -144,18 +144,6 @@ def estimated_tokens(text: str, tokenizer: Tokenizer) -> int:
     step = (len(text) - _MEASURED_CHARACTERS) / (_MEASURED_PIECES - 1)
     pieces = [text[round(at * step) :][:_MEASURED_CHARACTERS] for at in range(_MEASURED_PIECES)]
     return max(1, round(sum(map(tokenizer.count, pieces)) * len(text) / sum(map(len, pieces))))
-
-
-def tokenizer_of(settings: object, name: str) -> Tokenizer:
-    """The tokenizer that lengths are counted with.
-
-    Raises:
-        EvaluationError: the settings have none.
-    """
-    tokenizer: Tokenizer | None = getattr(settings, "tokenizer", None)
-    if tokenizer is None:
-        raise EvaluationError(f"{name} needs the policy's tokenizer", hint="Pass TaskSettings(tokenizer=...).")
-    return tokenizer
 
 
 def text_of(row: Row, name: str, *, empty: bool = False) -> str:

@@ -18,7 +18,8 @@ import asyncio
 import contextvars
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -38,10 +39,10 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_memagent.sources import DocumentSources, Fetcher, FileBackend, NamedSource
-from langchain_memagent.tool_answers import ReadArtifact, content_for_model
-from langchain_memagent.tool_call import Outcome, ReadCall, unfinished_readings
-from langchain_memagent.tool_reading import aread_questions, read_questions
+from langchain_memagent.tool.agent_checkpoints import aread_in_agent, has_checkpointer, read_in_agent
+from langchain_memagent.tool.allowed_documents import DocumentSources, Fetcher, FileBackend, NamedSource
+from langchain_memagent.tool.call import Outcome, ReadCall, read_alone, unfinished_readings
+from langchain_memagent.tool.readings import ReadArtifact, content_for_model
 from memagent_graph import MemAgent
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import DocumentRef
@@ -142,40 +143,24 @@ class ReadLongDocument(BaseTool):
         return self.agent.policy.name
 
     def _run(
-        self,
-        questions: list[str],
-        path: str | None = None,
-        text: str | None = None,
-        state_key: str | None = None,
-        url: str | None = None,
-        runtime: Annotated[Any, InjectedToolArg()] = None,
+        self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        call = self._call(questions, NamedSource(path, text, state_key, url), runtime)
-        try:
+        call, config = self._call(questions, NamedSource(**named), runtime), ensure_config()
+        with self._errors_for_model():
             _check_questions(call.questions, run_sync(self.agent.aprepare()))
-            return self._reply(read_questions(call, ensure_config()), runtime)
-        except MemAgentError as error:
-            if self._raises(error):
-                raise
-            raise ToolException(str(error)) from error
+            # An agent's synchronous checkpointer is used from this thread.
+            in_agent = has_checkpointer(config) and not call.keeps_own
+            outcome = read_in_agent(call, config) if in_agent else run_sync(read_alone(call, config))
+            return self._reply(outcome, runtime)
 
     async def _arun(
-        self,
-        questions: list[str],
-        path: str | None = None,
-        text: str | None = None,
-        state_key: str | None = None,
-        url: str | None = None,
-        runtime: Annotated[Any, InjectedToolArg()] = None,
+        self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        call = self._call(questions, NamedSource(path, text, state_key, url), runtime)
-        try:
+        call, config = self._call(questions, NamedSource(**named), runtime), ensure_config()
+        with self._errors_for_model():
             _check_questions(call.questions, await self.agent.aprepare())
-            return self._reply(await aread_questions(call, ensure_config()), runtime)
-        except MemAgentError as error:
-            if self._raises(error):
-                raise
-            raise ToolException(str(error)) from error
+            in_agent = has_checkpointer(config) and not call.keeps_own
+            return self._reply(await (aread_in_agent if in_agent else read_alone)(call, config), runtime)
 
     def _call(self, questions: list[str], named: NamedSource, runtime: Any) -> ReadCall:
         asked = tuple(dict.fromkeys(question.strip() for question in questions))
@@ -212,9 +197,18 @@ class ReadLongDocument(BaseTool):
         failed = ToolMessage(content, artifact=artifact, tool_call_id=tool_call_id, name=self.name, status="error")
         return failed, artifact
 
-    def _raises(self, error: MemAgentError) -> bool:
-        """Whether an error leaves the tool; that a document cannot be read is always the model's to know."""
-        return self.on_failure == "raise" and not isinstance(error, DocumentError | MissingExtraError)
+    @contextmanager
+    def _errors_for_model(self) -> Iterator[None]:
+        """Errors become words for the model, unless failures are to be raised and this is one.
+
+        That a document cannot be read is always the model's to know.
+        """
+        try:
+            yield
+        except MemAgentError as error:
+            if self.on_failure == "raise" and not isinstance(error, DocumentError | MissingExtraError):
+                raise
+            raise ToolException(str(error)) from error
 
 
 class _Arguments(BaseModel):

@@ -1,4 +1,4 @@
-"""One run as plain text, short enough for a model's context: what `show_run` says."""
+"""One run, typed and as plain text that is short enough for a model's context: what `show_run` gives back."""
 
 from __future__ import annotations
 
@@ -8,10 +8,55 @@ from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.timeline import Timeline
 from memagent_graph.timeline.model import Step, is_notable
 from memagent_graph.timeline.terminal import plain
-from memagent_mcp.reports import MOST_QUOTES, Quote, moment, shortened
+from memagent_mcp.tool_results import MOST_QUOTES, Quote, Report, moment, quotes, shortened
 
 _MOST_STEPS = 24
 _MOST_LOST = 8
+
+
+class RunReport(Report):
+    """One run: what was asked and answered, and how the memory came to be."""
+
+    run_id: str
+    question: str
+    document: str
+    """The document's name."""
+    model: str
+    began: str | None
+    stop_reason: str | None
+    """How it ended; None while it runs, or where it was interrupted."""
+    answer: str | None
+    memory: str
+    """The final memory."""
+    evidence: list[Quote]
+    """Where in the document the memory's lines come from."""
+    chunks: int
+    changes: int
+    """How many chunks changed the memory."""
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> RunReport:
+        """From a timeline."""
+        view, totals = timeline.view, timeline.totals
+        return cls(
+            run_id=view.run_id,
+            question=view.question,
+            document=view.document["name"],
+            model=view.model,
+            began=None if view.began is None else moment(view.began),
+            stop_reason=view.stop_reason,
+            answer=view.answer,
+            memory=timeline.memory,
+            evidence=quotes(timeline.provenance.evidence, view),
+            chunks=totals.chunks,
+            changes=totals.changes,
+            prompt_tokens=totals.prompt_tokens,
+            completion_tokens=totals.completion_tokens,
+            seconds=round(totals.seconds, 3),
+        )
 
 
 def run_text(timeline: Timeline) -> str:

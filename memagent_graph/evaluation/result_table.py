@@ -2,7 +2,7 @@
 
     FOLDER/results.parquet    the rows, for data frames; settings and their fingerprint stand in the file's metadata
 
-It is written from the journal (`memagent_graph.evaluation.journal`), which is the truth while an evaluation runs.
+It is written from the journal (`result_journal`), which is the truth while an evaluation runs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import importlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args, get_type_hints
 
 import msgspec
 
 from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation.outcomes import Outcome
+from memagent_graph.results import StopReason
 
 TABLE: Final = "results.parquet"
 FORMAT: Final = "memagent-evaluation"
@@ -27,6 +28,29 @@ _METADATA: Final = "memagent."
 
 Key: TypeAlias = tuple[str, str, int, int]
 """System, task, length, index."""
+
+
+class Outcome(StrEnum):
+    """How an attempt ended. All but ANSWERED are wrong in every score, and counted apart, in the denominator."""
+
+    ANSWERED = "answered"
+    """There is an answer to score."""
+    NO_ANSWER = "no_answer"
+    """All was read, and the policy wrote nothing, or refused, when asked for the answer."""
+    UNFINISHED = "unfinished"
+    """A limit of the reader's ended the read before the document did."""
+    FAILED = "failed"
+    """An error ended it: no server, a refused request, a document that cannot be read. Systems raise it."""
+    DOES_NOT_FIT = "does_not_fit"
+    """The document is longer than the window that the system would need; the policy was not asked. Nothing broke, and
+    nothing was answered: tables print no accuracy where it is all that happened."""
+
+    @classmethod
+    def of(cls, stop_reason: StopReason) -> Outcome:
+        """What a read's stop reason means here."""
+        if stop_reason.resumable:
+            return cls.UNFINISHED
+        return cls.ANSWERED if stop_reason is StopReason.ANSWERED else cls.NO_ANSWER
 
 
 @dataclass(frozen=True, slots=True)

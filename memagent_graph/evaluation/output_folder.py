@@ -1,8 +1,8 @@
 """The folder of an evaluation: the names of its files, and those that are made anew from its rows at any time.
 
-journal.jsonl              the truth, while it runs and afterwards (`journal`)
+journal.jsonl              the truth, while it runs and afterwards (`result_journal`)
 runs.sqlite                the run log, for `memagent show`, unless another one was named
-results.parquet            the table (`results`)
+results.parquet            the table (`result_table`)
 report.md, *.png, *.svg    the report and its plots
 documents                  texts that were to be kept
 checkpoints.sqlite, open-documents    only while it runs: what resuming needs, and what is being read
@@ -13,10 +13,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from memagent_graph.evaluation.journal import load_results
 from memagent_graph.evaluation.plots import draw_all
 from memagent_graph.evaluation.report import render_report
-from memagent_graph.evaluation.results import TABLE, Results, unwritable, write_table
+from memagent_graph.evaluation.result_journal import load_results
+from memagent_graph.evaluation.result_table import TABLE, Results, unwritable, write_table
 
 REPORT: Final = "report.md"
 RUNS: Final = "runs.sqlite"

@@ -14,7 +14,7 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult, StopReason, count_events
 from memagent_graph.run_log import RunRecord, RunTotals
-from memagent_graph.timeline import RunView, Timeline
+from memagent_graph.timeline import RunView
 from memagent_graph.timeline.terminal import plain
 
 MOST_QUOTES = 20
@@ -226,51 +226,6 @@ class RunListing(Report):
     def in_words(self) -> str:
         """One line a run."""
         return "\n".join([*(run.in_words() for run in self.runs), f"{len(self.runs)} of {self.runs_in_log} runs"])
-
-
-class RunReport(Report):
-    """One run: what was asked and answered, and how the memory came to be."""
-
-    run_id: str
-    question: str
-    document: str
-    """The document's name."""
-    model: str
-    began: str | None
-    stop_reason: str | None
-    """How it ended; None while it runs, or where it was interrupted."""
-    answer: str | None
-    memory: str
-    """The final memory."""
-    evidence: list[Quote]
-    """Where in the document the memory's lines come from."""
-    chunks: int
-    changes: int
-    """How many chunks changed the memory."""
-    prompt_tokens: int
-    completion_tokens: int
-    seconds: float
-
-    @classmethod
-    def of(cls, timeline: Timeline) -> RunReport:
-        """From a timeline."""
-        view, totals = timeline.view, timeline.totals
-        return cls(
-            run_id=view.run_id,
-            question=view.question,
-            document=view.document["name"],
-            model=view.model,
-            began=None if view.began is None else moment(view.began),
-            stop_reason=view.stop_reason,
-            answer=view.answer,
-            memory=timeline.memory,
-            evidence=quotes(timeline.provenance.evidence, view),
-            chunks=totals.chunks,
-            changes=totals.changes,
-            prompt_tokens=totals.prompt_tokens,
-            completion_tokens=totals.completion_tokens,
-            seconds=round(totals.seconds, 3),
-        )
 
 
 def quotes(evidence: Iterable[Evidence], view: RunView) -> list[Quote]:

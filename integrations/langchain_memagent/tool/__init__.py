@@ -1,0 +1,5 @@
+"""`ReadLongDocument` and its parts."""
+
+from langchain_memagent.tool.read_long_document import ReadLongDocument
+
+__all__ = ["ReadLongDocument"]

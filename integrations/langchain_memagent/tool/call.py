@@ -1,0 +1,139 @@
+"""One call of `ReadLongDocument`: what its parts hand to each other, and the reads outside of an agent's checkpoints.
+
+Where a read's state is kept decides how it is done, so that a killed agent continues where it was:
+
+- The reader has checkpoints of its own: there, under a run id that the same tool call always gets again.
+- An agent around it has a checkpointer: in that; see `agent_checkpoints`.
+- Neither: nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+from langchain_core.messages import ToolMessage
+from langchain_core.runnables import RunnableConfig
+
+from langchain_memagent.detached_reads import result_of
+from langchain_memagent.tool.readings import Reading, failed_reading, reading_of
+from memagent_graph import MemAgent
+from memagent_graph.documents import DocumentRef
+from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
+from memagent_graph.reading.state import Limits, new_run_id
+from memagent_graph.results import MemoryUpdate, ReadResult, StopReason
+
+
+@dataclass(frozen=True)
+class ReadCall:
+    """What to read, with which questions, and whom to tell."""
+
+    agent: MemAgent
+    questions: tuple[str, ...]
+    store_document: Callable[[], Awaitable[DocumentRef]]
+    """Opens and stores the document. Not called again when a read in an agent's checkpoints goes on."""
+    report: Callable[[str, str, MemoryUpdate], None]
+    """Told (run id, question, update) at every chunk."""
+    limits: Limits | None = None
+    raises: bool = False
+    """Whether a failed read is raised; otherwise it becomes a reading that says so."""
+    key: str | None = None
+    """Tells an agent's tool call from the others of its task; None outside an agent."""
+    unfinished: Mapping[tuple[str, str], Reading] = field(default_factory=dict)
+    """Earlier readings of this agent that could go on, by the document's key and the question."""
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether the reader saves its runs itself."""
+        return self.agent.keeps_checkpoints
+
+    def earlier(self, document: DocumentRef, question: str) -> Reading | None:
+        """The reading that was left unfinished when the same was asked before."""
+        return self.unfinished.get((document["key"], question))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The document's reference and the readings, by question."""
+
+    document: DocumentRef
+    readings: list[Reading]
+
+
+def unfinished_readings(state: Any, tool_name: str) -> dict[tuple[str, str], Reading]:
+    """What earlier calls of a tool left unfinished, from the artifacts among an agent's messages."""
+    found: dict[tuple[str, str], Reading] = {}
+    for message in (state.get("messages") if isinstance(state, Mapping) else None) or ():
+        if not isinstance(message, ToolMessage) or message.name != tool_name or not isinstance(message.artifact, dict):
+            continue
+        document = message.artifact.get("document", {})
+        for reading in message.artifact.get("readings", ()):
+            key = (document.get("key", ""), reading["question"])
+            found.pop(key, None)
+            if reading["goes_on"] and _is_unfinished(reading):
+                found[key] = reading
+    return found
+
+
+async def read_alone(call: ReadCall, config: RunnableConfig) -> Outcome:
+    """Read the document with every question, outside of any agent's checkpoints.
+
+    Raises:
+        DocumentError: the document cannot be read.
+        MemAgentError: a read failed, and the call wants that raised.
+    """
+    reference = await call.store_document()
+    reads = (_read_one(call, reference, index, config) for index in range(len(call.questions)))
+    # One that fails must not end the others, whose answers a resumed call would have to find again.
+    readings = await asyncio.gather(*reads, return_exceptions=True)
+    for reading in readings:
+        if isinstance(reading, BaseException):
+            raise reading
+    return Outcome(reference, cast("list[Reading]", readings))
+
+
+def _is_unfinished(reading: Reading) -> bool:
+    """Whether a read failed or stopped at a limit."""
+    return reading["stop_reason"] is None or StopReason(reading["stop_reason"]).resumable
+
+
+async def _read_one(call: ReadCall, reference: DocumentRef, index: int, config: RunnableConfig) -> Reading:
+    question = call.questions[index]
+    earlier = call.earlier(reference, question) if call.keeps_own else None
+    run_id = (earlier and earlier["run_id"]) or _run_id(call, index, config)
+    goes_on = call.keeps_own and call.key is not None
+    try:
+        result = await result_of(_parts(call, reference, question, run_id), partial(call.report, run_id, question))
+    except MemAgentError as error:
+        if call.raises:
+            raise
+        return failed_reading(question, error, goes_on=goes_on)
+    return await asyncio.to_thread(reading_of, result, goes_on=goes_on)
+
+
+async def _parts(
+    call: ReadCall, reference: DocumentRef, question: str, run_id: str
+) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
+    """The read's updates and its result; of a run that this agent began before, and that still fits, those left."""
+    if call.keeps_own and call.key is not None:
+        try:
+            async for part in call.agent.astream_resume(run_id, limits=call.limits):
+                yield part
+            return
+        except (RunNotFoundError, RunMismatchError):
+            pass
+    async for part in call.agent.astream(reference, question, run_id=run_id, limits=call.limits):
+        yield part
+
+
+def _run_id(call: ReadCall, index: int, config: RunnableConfig) -> str:
+    """A question's run id; where the reader saves its runs, the same whenever this tool call is executed."""
+    if call.key is None or not call.keeps_own:
+        return new_run_id()
+    place = config.get("configurable", {})
+    names = (place.get("thread_id"), place.get("checkpoint_ns"), call.key, index)
+    return "tool-" + hashlib.sha256(repr(names).encode()).hexdigest()[:24]

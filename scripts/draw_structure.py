@@ -1,0 +1,150 @@
+"""Draws the house from its imports: which room stands on which, as Mermaid figures and tables in CONTRIBUTING.md.
+
+    python scripts/draw_structure.py
+
+A room is a module or package directly below `memagent_graph`; training and each integration are one room more. Imports
+inside functions, or for type checkers alone, count too, as dashed arrows. Arrows that follow from others are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {
+    "memagent_graph": ROOT / "memagent_graph",
+    "memagent_training": ROOT / "training/memagent_training",
+    "langchain_memagent": ROOT / "integrations/langchain_memagent",
+    "memagent_mcp": ROOT / "integrations/memagent_mcp",
+}
+PAGE = ROOT / "CONTRIBUTING.md"
+BEGIN, END = "<!-- drawn by scripts/draw_structure.py -->", "<!-- end of what is drawn -->"
+Graph = dict[str, dict[str, bool]]
+"""What each node imports; the value is whether at least one of these imports runs when the module is loaded."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its dotted name, packages by theirs; a package's `__main__`, which only starts it, is none."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return {name: path for name, path in found.items() if not name.endswith(".__main__")}
+
+
+def module_graph() -> Graph:
+    """What each module imports of the others. Of `from package import name` the name is a module, or stands in one."""
+    files = modules()
+    graph: Graph = {name: {} for name in files}
+    for name, path in files.items():
+        for imported, at_once in _imports(ast.parse(path.read_text("utf-8")), at_once=True):
+            target = imported if imported in files else imported.rpartition(".")[0]
+            if target in files and target != name:
+                graph[name][target] = graph[name].get(target, False) or at_once
+    return graph
+
+
+def _imports(node: ast.AST, *, at_once: bool) -> Iterator[tuple[str, bool]]:
+    if isinstance(node, ast.Import):
+        yield from ((each.name, at_once) for each in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from ((f"{node.module}.{each.name}", at_once) for each in node.names)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (
+        isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ):
+        at_once = False
+    for child in ast.iter_child_nodes(node):
+        yield from _imports(child, at_once=at_once)
+
+
+def rooms(graph: Graph, within: str = "") -> Graph:
+    """The graph of rooms: those of the whole house, or those of one package."""
+
+    def room_of(module: str) -> str | None:
+        package, *parts = module.split(".")
+        if within:
+            return f"{package}.{parts[0]}" if package == within and parts else None
+        return ".".join([package, *parts[:1]]) if package == "memagent_graph" else package
+
+    found: Graph = {room: {} for module in graph if (room := room_of(module))}
+    for module, imported in graph.items():
+        for target, at_once in imported.items():
+            here, there = room_of(module), room_of(target)
+            if here and there and here != there:
+                found[here][there] = found[here].get(there, False) or at_once
+    return found
+
+
+def below(graph: Graph, room: str) -> set[str]:
+    """All that a room imports, and what that imports, and so on; itself where it stands in a circle."""
+    found: set[str] = set()
+    ahead = list(graph[room])
+    while ahead:
+        if (each := ahead.pop()) not in found:
+            found.add(each)
+            ahead += graph[each]
+    return found
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """The sets of nodes that import each other, each once."""
+    under = {room: below(graph, room) for room in graph}
+    found = (tuple(sorted(each for each in under[room] if room in under[each])) for room in sorted(graph))
+    return [list(circle) for circle in dict.fromkeys(found) if circle]
+
+
+def floors(graph: Graph) -> dict[str, int]:
+    """The floor of each room: 0 for those that import none; rooms of one circle share one."""
+    under = {room: below(graph, room) for room in graph}
+    found: dict[str, int] = {}
+    for room in sorted(graph, key=lambda each: len(under[each] - {each})):
+        lower = [found[each] for each in under[room] if room not in under[each]]
+        found[room] = max(lower, default=-1) + 1
+    return found
+
+
+def short(room: str) -> str:
+    """A room as people call it."""
+    return room.rpartition(".")[2]
+
+
+def drawn(graph: Graph, files: Mapping[str, Path]) -> str:
+    """A graph as a figure and a table, from the highest floor to the lowest."""
+    under, level = {room: below(graph, room) for room in graph}, floors(graph)
+    order = sorted(graph, key=lambda room: (-level[room], room))
+    lines = ["```mermaid", "flowchart TD"]
+    for floor in sorted(set(level.values()), reverse=True):
+        here = "; ".join(short(room) for room in order if level[room] == floor)
+        lines += [f'  subgraph floor{floor}["floor {floor}"]', f"    {here}", "  end"]
+    for room in order:
+        for arrow, wanted in (("-->", True), ("-.->", False)):
+            targets = [
+                short(target)
+                for target, at_once in sorted(graph[room].items())
+                if at_once is wanted
+                and not any(
+                    target in under[each] and each not in under[target] for each in graph[room].keys() - {target}
+                )
+            ]
+            lines += [f"  {short(room)} {arrow} {' & '.join(targets)}"] if targets else []
+    lines += ["```", "", "| floor | room | what it is for | imports |", "| ---: | --- | --- | --- |"]
+    for room in order:
+        purpose = (ast.get_docstring(ast.parse(files[room].read_text("utf-8"))) or "").partition("\n")[0]
+        imported = ", ".join(f"`{short(each)}`" for each in sorted(graph[room]))
+        lines.append(f"| {level[room]} | `{short(room)}` | {purpose.replace('|', '/')} | {imported} |")
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """The page with its figures as they should be."""
+    graph, files = module_graph(), modules()
+    house, training = (drawn(rooms(graph, within), files) for within in ("", "memagent_training"))
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    return f"{before}{BEGIN}\n\n{house}\n\n### Within training\n\n{training}\n\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text("utf-8")), "utf-8")

@@ -1,0 +1,122 @@
+"""The house: rooms that import downwards only, and names that say which module is meant."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import defaultdict
+
+import draw_structure
+import pytest
+from draw_structure import PAGE, ROOT, Graph, circles, floors, module_graph, modules, rooms
+
+_READER = "the reader's results, evidence and timeline are being parted"
+_STRATEGIES = "strategies are becoming what the graph is made from"
+_COMMANDS = "training's commands are to be found by entry point"
+ALLOWED = {
+    ("memagent_graph.results", "memagent_graph.provenance.evidence"): _READER,
+    ("memagent_graph.results", "memagent_graph.timeline"): _READER,
+    ("memagent_graph.results", "memagent_graph.timeline.sources"): _READER,
+    ("memagent_graph.results", "memagent_graph.timeline.view"): _READER,
+    ("memagent_graph.reading.graph", "memagent_graph.strategies"): _STRATEGIES,
+    **{
+        ("memagent_graph.cli_train", f"memagent_training.{name}"): _COMMANDS
+        for name in ("answer_matching", "chosen_rewards", "dry_run", "job_settings", "training_job")
+    },
+    **{
+        ("memagent_graph.cli_rl", f"memagent_training.{name}"): _COMMANDS
+        for name in (
+            *("chosen_rewards", "collect", "errors", "job_settings", "rl", "rl.collapse", "rl.dashboard", "rl.job"),
+            *("rl.reading", "vllm_server"),
+        )
+    },
+    ("memagent_graph.cli_mcp", "memagent_mcp"): "`memagent mcp` starts the server; it is loaded with the command alone",
+    ("memagent_graph.cli_mcp", "memagent_mcp.transports"): "as above",
+}
+"""Imports that make a circle or lead upward, and why they are there all the same."""
+
+SHARED_NAMES = {
+    "errors": "training's are to be renamed",
+    "model": "the timeline's and training's are to be renamed",
+    "packing": "the run log's and training's are to be renamed",
+    "sources": "the timeline's is to be renamed",
+    "view": "the timeline's and training's are to be renamed",
+}
+"""Names of several modules, and why."""
+
+LAYERS = ({"memagent_graph"}, {"memagent_training"}, {"langchain_memagent", "memagent_mcp"})
+"""From the lowest to the highest; none imports a higher one, and the integrations do not import each other."""
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    """Every import but those that are allowed for now."""
+    return {
+        module: {target: at_once for target, at_once in imported.items() if (module, target) not in ALLOWED}
+        for module, imported in module_graph().items()
+    }
+
+
+def test_the_figures_are_those_of_the_imports() -> None:
+    text = PAGE.read_text("utf-8")
+    assert draw_structure.page(text) == text, "run scripts/draw_structure.py"
+
+
+def test_no_modules_import_each_other_wherever_the_import_stands(graph: Graph) -> None:
+    assert circles(graph) == []
+
+
+@pytest.mark.parametrize("within", ["", "memagent_training"])
+def test_no_rooms_import_each_other(graph: Graph, within: str) -> None:
+    assert circles(rooms(graph, within)) == []
+
+
+def test_nothing_is_imported_from_above_or_beside(graph: Graph) -> None:
+    level = {package: number for number, packages in enumerate(LAYERS) for package in packages}
+    upward = [
+        (module, target)
+        for module, imported in graph.items()
+        for target in imported
+        if (here := module.partition(".")[0]) != (there := target.partition(".")[0]) and level[there] >= level[here]
+    ]
+    assert upward == []
+
+
+def test_every_exception_is_still_needed() -> None:
+    imports = module_graph()
+    assert [(module, target) for module, target in ALLOWED if target not in imports.get(module, {})] == []
+
+
+def test_no_two_modules_have_the_same_name() -> None:
+    paths = defaultdict(list)
+    for path in modules().values():
+        if path.name != "__init__.py":
+            paths[path.stem].append(str(path.relative_to(ROOT)))
+    assert {name: each for name, each in paths.items() if len(each) > 1 and name not in SHARED_NAMES} == {}
+    assert {name for name in SHARED_NAMES if len(paths[name]) < 2} == set()
+
+
+def test_every_package_of_the_distribution_is_marked_as_typed() -> None:
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
+    packages = [ROOT / each for each in targets["wheel"]["packages"]]
+    assert {each.name for each in packages} == set(draw_structure.PACKAGES)
+    assert [each.name for each in packages if not (each / "py.typed").is_file()] == []
+
+
+def test_imports_in_functions_and_for_type_checkers_are_seen_and_told_apart() -> None:
+    source = """
+import a.b
+from c import d
+if TYPE_CHECKING:
+    from e import f
+def g():
+    from h import i
+"""
+    found = list(draw_structure._imports(ast.parse(source), at_once=True))
+    assert found == [("a.b", True), ("c.d", True), ("e.f", False), ("h.i", False)]
+
+
+def test_rooms_of_a_circle_share_a_floor_and_are_named_once() -> None:
+    graph: Graph = {"a": {"b": True}, "b": {"c": True}, "c": {"b": False, "d": True}, "d": {}}
+    assert circles(graph) == [["b", "c"]]
+    assert floors(graph) == {"a": 2, "b": 1, "c": 1, "d": 0}
