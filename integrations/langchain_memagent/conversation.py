@@ -6,10 +6,10 @@ import asyncio
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_core.messages import BaseMessage, HumanMessage
-from langgraph.graph import END, START
+from langgraph.graph import END
 
 from langchain_memagent.detached_reads import detached, detached_sync
 from langchain_memagent.questions import SOURCE, about_history, shortened
@@ -18,9 +18,11 @@ from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
-from memagent_graph.reading.nodes import Change, as_route, as_runnable, open_document, read_chunk, update_memory
-from memagent_graph.reading.state import Limits, ReaderContext, ReaderState
-from memagent_graph.strategies.base import GraphBuilder
+from memagent_graph.reading.nodes import Change, StepContext
+from memagent_graph.reading.state import Limits, LineState, ReaderState
+from memagent_graph.reading.steps import has_chunk, read_chunk, update_memory
+from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.roles import UPDATE, Role
 
 _FORMAT = 1
 
@@ -154,7 +156,7 @@ async def read_on(agent: MemAgent, memory: str, messages: Iterable[BaseMessage],
         reference = await asyncio.to_thread(store.add, document, replace_undecodable=True)
         graph = build_graph(
             replace(context, store=store, run_log=None, limits=Limits()),
-            strategy=_ReadOn(memory),
+            _ReadOn(memory),
             checkpointer=False,
         )
         given: Any = {
@@ -166,28 +168,27 @@ async def read_on(agent: MemAgent, memory: str, messages: Iterable[BaseMessage],
 
 
 @dataclass(frozen=True)
-class _ReadOn:
+class _ReadOn(Strategy):
     """The paper's loop, begun with a memory instead of an empty one, and ended with one instead of an answer."""
 
     memory: str
-    name: str = "read_on"
 
-    def wire(self, builder: GraphBuilder) -> None:
-        builder.add_node("open_document", as_runnable(self._open))
-        builder.add_node("read_chunk", as_runnable(read_chunk))
-        builder.add_node("update_memory", as_runnable(update_memory))
-        builder.add_edge(START, "open_document")
-        builder.add_edge("open_document", "read_chunk")
-        builder.add_conditional_edges("read_chunk", as_route(_after_read_chunk), ["update_memory", END])
-        builder.add_conditional_edges("update_memory", as_route(_after_update), ["update_memory", "read_chunk"])
+    name: ClassVar[str] = "read_on"
+    roles: ClassVar[tuple[Role, ...]] = (UPDATE,)
+    state: ClassVar[type] = LineState
 
-    async def _open(self, state: ReaderState, context: ReaderContext) -> Change:
-        return {**await open_document(state, context), "memory": self.memory}
+    def wire(self, graph: StrategyGraph) -> None:
+        graph.add_node("take_memory", self._take_memory)
+        graph.add_node("read_chunk", read_chunk)
+        graph.add_node("update_memory", update_memory)
+        graph.add_edge(OPEN, "take_memory")
+        graph.add_edge("take_memory", "read_chunk")
+        graph.add_conditional_edges("read_chunk", _after_read_chunk, ["update_memory", END])
+        graph.add_edge("update_memory", "read_chunk")
+
+    async def _take_memory(self, state: ReaderState, step: StepContext) -> Change:
+        return {"memory": self.memory}
 
 
-def _after_read_chunk(state: ReaderState) -> str:
-    return "update_memory" if state.get("span") else END
-
-
-def _after_update(state: ReaderState) -> str:
-    return "update_memory" if state.get("span") else "read_chunk"
+def _after_read_chunk(state: LineState) -> str:
+    return "update_memory" if has_chunk(state) else END

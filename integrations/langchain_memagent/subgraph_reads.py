@@ -13,8 +13,8 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.types import StateSnapshot
 
-from memagent_graph import MemAgent, MemoryUpdate, ReaderGraph, ReadResult
-from memagent_graph.reading.state_views import result_from_state, update_from_step
+from memagent_graph import MemAgent, ReaderGraph, ReadResult, Trace, TraceStep
+from memagent_graph.reading.state_views import result_from_state, trace_steps
 
 
 class PreparedGraph:
@@ -77,18 +77,22 @@ class FollowedRead:
     """What was seen of a read inside another graph as its states came by."""
 
     state: Mapping[str, Any] = field(default_factory=dict)
-    updates: dict[int, MemoryUpdate] = field(default_factory=dict)
-    """By chunk."""
+    steps: dict[str, TraceStep] = field(default_factory=dict)
 
     def see(self, state: Mapping[str, Any]) -> None:
         """Take the next state."""
         self.state = state
-        self._add(state)
+        self.steps.update(_steps(state))
+
+    @property
+    def trace(self) -> Trace:
+        """What was asked, as far as it was seen."""
+        return Trace(tuple(self.steps.values()), self.state["document"]["size"])
 
     @property
     def began_later(self) -> bool:
         """Whether an earlier execution read the first chunks, or all of them."""
-        return len(self.updates) < int(self.state["chunks_read"])
+        return sum(each.chunk_index is not None for each in self.trace.updates) < int(self.state["chunks_read"])
 
     def complete(self, snapshots: Iterable[StateSnapshot]) -> None:
         """Add the chunks that were read earlier.
@@ -100,14 +104,12 @@ class FollowedRead:
             if wanted is None or snapshot.config["configurable"]["checkpoint_id"] == wanted:
                 wanted = snapshot.parent_config["configurable"]["checkpoint_id"] if snapshot.parent_config else ""
                 if snapshot.values.get("run_id") == self.state["run_id"]:
-                    self._add(snapshot.values)
+                    self.steps = {**_steps(snapshot.values), **self.steps}
 
     def result(self, graph: ReaderGraph) -> ReadResult:
         """The whole read, as `MemAgent` would have returned it."""
-        updates = [self.updates[chunk] for chunk in sorted(self.updates)]
-        return result_from_state(self.state, updates, graph.reader_context)
+        return result_from_state(self.state, self.trace, graph.reader_context)
 
-    def _add(self, state: Mapping[str, Any]) -> None:
-        step = state.get("step")
-        if step and step["type"] == "memory_update":
-            self.updates.setdefault(step["chunk_index"], update_from_step(step, state["memory"]))
+
+def _steps(state: Mapping[str, Any]) -> dict[str, TraceStep]:
+    return {step.id: step for step in trace_steps(state.get("steps", ()), state)}

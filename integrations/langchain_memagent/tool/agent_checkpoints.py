@@ -29,17 +29,9 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.graph import ReaderGraph
-from memagent_graph.reading.nodes import CHECKPOINTER
-from memagent_graph.reading.state import ReaderContext, ReaderState, new_run_id
-from memagent_graph.reading.state_views import update_from_step
-
-# Further entries of LangGraph's config that it has no public names for.
-_SCRATCHPAD = "__pregel_scratchpad"
-"""It counts the graphs that a task has called."""
-_RESUMING = "__pregel_resuming"
-"""Whether a graph continues from its checkpoint, and leaves its input aside."""
-_READ_ON_AFTER = "update_memory"
-"""The reader's node behind which an earlier call's read continues."""
+from memagent_graph.reading.langgraph_internals import CHECKPOINTER, RESUMING, SCRATCHPAD, inherited
+from memagent_graph.reading.state import ReaderContext, new_run_id
+from memagent_graph.reading.state_views import update_from_report
 
 _FEW_STEPS = 25
 """Supersteps of the graph over the questions, whose readers count their own; a caller's bound may be lower."""
@@ -47,7 +39,7 @@ _FEW_STEPS = 25
 
 def has_checkpointer(config: RunnableConfig) -> bool:
     """Whether the config is that of a graph with a checkpointer."""
-    return bool(config.get("configurable", {}).get(CHECKPOINTER))
+    return bool(inherited(config, CHECKPOINTER))
 
 
 def read_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
@@ -70,11 +62,11 @@ async def aread_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
 def _own_place(call: ReadCall, config: RunnableConfig) -> RunnableConfig:
     """The config of a graph whose checkpoints lie where only this tool call has them."""
     place = config["configurable"]
-    if call.key is not None and (scratchpad := place.get(_SCRATCHPAD)) is not None:
+    if call.key is not None and (scratchpad := place.get(SCRATCHPAD)) is not None:
         place = {
             **place,
             "checkpoint_ns": f"{place['checkpoint_ns']}|read_long_document:{call.key}",
-            _SCRATCHPAD: replace(scratchpad, subgraph_counter=lambda: 0),
+            SCRATCHPAD: replace(scratchpad, subgraph_counter=lambda: 0),
         }
     return {**config, "configurable": place, "recursion_limit": _FEW_STEPS}
 
@@ -107,7 +99,7 @@ def _over_questions(call: ReadCall, reader: ReaderGraph) -> Any:
             if read.earlier and not reader.get_state(read.place()).values:
                 left_off = read.left_off(reader.get_state(read.place(read.earlier[-1])).values)
                 if left_off is not None:
-                    reader.update_state(read.place(), left_off, as_node=_READ_ON_AFTER)
+                    reader.update_state(read.place(), left_off, as_node=reader.strategy.continues_after)
             for mode, part in reader.stream(*read.start, **read.options):
                 read.take(mode, part)
             for place in read.earlier_places:
@@ -123,7 +115,7 @@ def _over_questions(call: ReadCall, reader: ReaderGraph) -> Any:
             if read.earlier and not (await reader.aget_state(read.place())).values:
                 left_off = read.left_off((await reader.aget_state(read.place(read.earlier[-1]))).values)
                 if left_off is not None:
-                    await reader.aupdate_state(read.place(), left_off, as_node=_READ_ON_AFTER)
+                    await reader.aupdate_state(read.place(), left_off, as_node=reader.strategy.continues_after)
             async for mode, part in reader.astream(*read.start, **read.options):
                 read.take(mode, part)
             for place in read.earlier_places:
@@ -200,7 +192,7 @@ class _Read:
     def start(self) -> tuple[dict[str, Any] | None, RunnableConfig]:
         """The reader's input and config. When the agent resumes, LangGraph leaves the input aside."""
         if self.continues:
-            return None, {**self.config, "configurable": {**self.config["configurable"], _RESUMING: True}}
+            return None, {**self.config, "configurable": {**self.config["configurable"], RESUMING: True}}
         return {"question": self.question, "document": self.asked["document"], "run_id": new_run_id()}, self.config
 
     @property
@@ -208,7 +200,7 @@ class _Read:
         return {
             "context": self._context,
             "stream_mode": ["values", "custom"],
-            "output_keys": list(ReaderState.__annotations__),
+            "output_keys": list(self.reader.builder.channels),
         }
 
     @property
@@ -221,7 +213,7 @@ class _Read:
         if mode == "values":
             self.followed.see(part)
         elif part["type"] == "memagent.memory_update":
-            self.call.report(part["run_id"], self.question, update_from_step(part["step"], part["memory"]))
+            self.call.report(part["run_id"], self.question, update_from_report(part))
 
     @property
     def earlier_places(self) -> list[RunnableConfig]:
