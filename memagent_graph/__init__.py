@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from memagent_graph.errors import RunError as RunError
     from memagent_graph.errors import RunLogError as RunLogError
     from memagent_graph.errors import TokenizerError as TokenizerError
+    from memagent_graph.events import EventKind as EventKind
+    from memagent_graph.events import ReadEvent as ReadEvent
+    from memagent_graph.events import StopReason as StopReason
+    from memagent_graph.events import UpdateRule as UpdateRule
     from memagent_graph.policies import ChatModelPolicy as ChatModelPolicy
     from memagent_graph.policies import LocalPolicy as LocalPolicy
     from memagent_graph.policies import OpenAICompatiblePolicy as OpenAICompatiblePolicy
@@ -57,12 +61,7 @@ if TYPE_CHECKING:
     from memagent_graph.reading.state import UpdateRules as UpdateRules
     from memagent_graph.reading.strategy import Strategy as Strategy
     from memagent_graph.reading.strategy import StrategyGraph as StrategyGraph
-    from memagent_graph.events import EventKind as EventKind
-    from memagent_graph.trace import MemoryUpdate as MemoryUpdate
-    from memagent_graph.events import ReadEvent as ReadEvent
     from memagent_graph.results import ReadResult as ReadResult
-    from memagent_graph.events import StopReason as StopReason
-    from memagent_graph.events import UpdateRule as UpdateRule
     from memagent_graph.results import Usage as Usage
     from memagent_graph.roles import ANSWER as ANSWER
     from memagent_graph.roles import UPDATE as UPDATE

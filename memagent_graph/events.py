@@ -1,4 +1,4 @@
-"""What can happen in a read, in words that logs, results and checkpoints share: events, their rules, why a read ended."""
+"""What can happen in a read, in words that logs, results and checkpoints share."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,6 +132,7 @@ class MemAgent:
             log_settings=dict(settings or {}),
         )
         self.strategy = load_strategy(strategy)
+        self._profile_given = profile
         self._checkpoints = checkpoints
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
@@ -354,7 +355,44 @@ class MemAgent:
         """`aedit_memory` for synchronous code."""
         run_sync(self.aedit_memory(run_id, chunk, text, branch=branch))
 
-    # The graph beneath
+    # Other readers, and the graph beneath
+
+    def copy(
+        self,
+        *,
+        strategy: Strategy | str | None = None,
+        budget_changes: Mapping[str, int] | None = None,
+        sampling: SamplingParams | None = None,
+        limits: Limits | None = None,
+        checkpoints: BaseCheckpointSaver[Any] | Path | str | None = None,
+        run_log: RunLog | bool | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> MemAgent:
+        """A reader like this one, with the same policy and store, but for what is given; None leaves it as it is.
+
+        `budget_changes` and `settings` are added to this reader's own. Checkpoints may be shared.
+        """
+        wishes = self._wishes
+        return MemAgent(
+            self.policy,
+            profile=self._profile_given,
+            tokenizer=self._context.tokenizer if self._context else wishes.tokenizer,
+            budget=wishes.budget,
+            budget_changes={**wishes.budget_changes, **(budget_changes or {})},
+            prompts=wishes.prompts,
+            prompt_changes=wishes.prompt_changes,
+            sampling=sampling or wishes.sampling,
+            rules=wishes.rules,
+            limits=limits or wishes.limits,
+            boundary=wishes.boundary,
+            strategy=strategy or self.strategy,
+            concurrency=wishes.concurrency,
+            store=self.store,
+            checkpoints=checkpoints if checkpoints is not None else self._checkpoints,
+            run_log=(self.run_log or False) if run_log is None else run_log,
+            settings={**wishes.log_settings, **(settings or {})},
+            replace_undecodable=wishes.replace_undecodable,
+        )
 
     async def aprepare(self) -> ReaderContext:
         """Ask the policy for what was left out, check that the budget fits, and return what the nodes work with.
@@ -503,8 +541,8 @@ class MemAgent:
     ) -> None:
         if state.get("settings", context.settings) != context.settings:
             raise RunMismatchError(
-                "this reader has another strategy, tokenizer, chunk size, memory size or wording than the run began with "
-                f"({context.settings} now, {state['settings']} then)",
+                "this reader has another strategy, tokenizer, chunk size, memory size or wording than the run began "
+                f"with ({context.settings} now, {state['settings']} then)",
                 hint="Continue it with the settings of the beginning; --strategy names another way of reading.",
                 run_id=run_id,
             )

@@ -20,7 +20,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
 from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import Limits, LineState, ReaderState
-from memagent_graph.reading.steps import has_chunk, read_chunk, update_memory
+from memagent_graph.reading.steps import read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import UPDATE, Role
 
@@ -191,4 +191,4 @@ class _ReadOn(Strategy):
 
 
 def _after_read_chunk(state: LineState) -> str:
-    return "update_memory" if has_chunk(state) else END
+    return END if state.get("span") is None else "update_memory"

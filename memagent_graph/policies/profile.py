@@ -14,8 +14,8 @@ from typing import get_args
 from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import ProfileError
-from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts
 from memagent_graph.events import UpdateRule
+from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts
 
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 """The embedded policy: weights, tokenizer, templates and card."""

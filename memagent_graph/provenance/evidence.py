@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from memagent_graph.documents.sources import SourceMark
+from memagent_graph.events import EventKind
 from memagent_graph.provenance.overlap import (
     Quote,
     WordedText,
@@ -24,7 +25,6 @@ from memagent_graph.provenance.overlap import (
     shared_runs,
 )
 from memagent_graph.provenance.word_diff import WORD
-from memagent_graph.events import EventKind
 from memagent_graph.trace import MemoryUpdate
 
 _SAME_LINE = 0.6

@@ -1,7 +1,7 @@
 """Asking the policy: one prompt in a role, until a reply counts or the tries are used up; its cost, its log entries.
 
-Every call of the policy in a read goes through `Ask`, whatever the strategy: sampling, the rules for replies that are no
-plain success, retries, counting and logging are here and nowhere else.
+Every call of the policy in a read goes through `Ask`, whatever the strategy: sampling, the rules for replies that are
+no plain success, retries, counting and logging are here and nowhere else.
 """
 
 from __future__ import annotations
@@ -247,9 +247,7 @@ class Ask:
         if self._context.rules.rule_for(EventKind.INVENTED) is not UpdateRule.ACCEPT and what == "memory":
             word = word_from_nowhere(self._cut(text), [message["content"] for message in self._messages])
             if word is not None:
-                return Trouble(
-                    EventKind.INVENTED, f"the memory has {word[:40]!r}, which stands nowhere in the prompt"
-                )
+                return Trouble(EventKind.INVENTED, f"the memory has {word[:40]!r}, which stands nowhere in the prompt")
         if completion.finish_reason is FinishReason.LENGTH:
             return Trouble(EventKind.TRUNCATED, f"the {what} was cut off at {self._bound} tokens")
         written = completion.usage.completion_tokens if completion.usage else None

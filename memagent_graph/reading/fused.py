@@ -33,7 +33,7 @@ class FusedNode(StepNode):
     route: Route = field(kw_only=True)
     """The first node's."""
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(ReaderContext)
         context, state = runtime.context, input
         total = change = await self.run(state, runtime, config)

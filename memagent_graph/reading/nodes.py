@@ -26,7 +26,6 @@ from memagent_graph.reading.state import (
     ChunkSpan,
     Counters,
     ReaderContext,
-    ReaderState,
     StepRecord,
     add_cost,
     event_record,
@@ -123,6 +122,11 @@ class StepContext:
     def limit(self) -> StopReason | None:
         """The limit that stops the read here, if one does; what it returned goes into `stopped`."""
         return self.context.meter.exceeded(self.context.limits)
+
+    def chunks_left(self, most: int) -> int:
+        """How many chunks may be read before the limit on them; at most `most`."""
+        limits, meter = self.context.limits, self.context.meter
+        return most if limits.max_chunks is None else max(0, min(most, limits.max_chunks - meter.chunks))
 
     def stopped(self, reason: StopReason, chunk_index: int) -> Change:
         """The change that ends the run for now: it can be resumed."""
@@ -235,10 +239,10 @@ class StepNode(Runnable[Any, Change]):
     channels: Mapping[str, Any] = field(repr=False, default_factory=dict)
     """The strategy's; a change of any other key is refused. Filled while the graph is wired."""
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         return await self.run(input, get_runtime(ReaderContext), config)
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(ReaderContext)
         change = run_sync(self._changed(input, runtime.context, config))
         report(change, input, runtime.stream_writer)
@@ -260,9 +264,7 @@ class StepNode(Runnable[Any, Change]):
             finally:
                 turn.end()
 
-    async def _executed(
-        self, state: Any, context: ReaderContext, config: RunnableConfig | None, turn: Turn
-    ) -> Change:
+    async def _executed(self, state: Any, context: ReaderContext, config: RunnableConfig | None, turn: Turn) -> Change:
         recording = context.meter.recording
         if recording is not None:
             recording.trace = trace_ids(config)
@@ -363,8 +365,8 @@ class RouteNode(Runnable[Any, Any]):
     choose: Route
     name: str | None = None
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002, D102
         return self.choose(input)
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002, D102
         return self.choose(input)

@@ -107,6 +107,11 @@ def add_cost(total: Counters, more: Counters) -> Counters:
     )
 
 
+def put(held: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """A reducer for what branches write by name: new entries replace those held, and None takes one out."""
+    return {name: value for name, value in {**held, **new}.items() if value is not None}
+
+
 class ReaderInput(TypedDict):
     """What a caller gives the graph. `document` may be any source that `Document.of` takes; it is stored first."""
 
@@ -248,7 +253,7 @@ class ReaderContext:
     rules: UpdateRules = field(default_factory=UpdateRules)
     limits: Limits = field(default_factory=Limits)
     boundary: Boundary = "token"
-    strategy: StrategyId = StrategyId("", "")
+    strategy: StrategyId = field(default_factory=lambda: StrategyId("", ""))
     """How it is read; `build_graph` sets it."""
     own_words_only: bool = False
     """Whether the prompts are those of a policy that understands no other words."""

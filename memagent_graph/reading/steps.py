@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from langgraph.graph import END
+
 from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import StopReason
-from memagent_graph.reading.nodes import Change, StepContext
-from memagent_graph.reading.state import LineState, ReaderState
+from memagent_graph.reading.nodes import Change, Route, StepContext
+from memagent_graph.reading.state import ChunkSpan, LineState, ReaderState
 from memagent_graph.roles import ANSWER, UPDATE
 
 
@@ -24,12 +28,7 @@ async def read_chunk(state: LineState, step: StepContext) -> Change:
 
 async def update_memory(state: LineState, step: StepContext) -> Change:
     """Show the policy the chosen chunk and take what it writes as the new memory, by the stated rules."""
-    span, memory = state.get("span"), state.get("memory") or ""
-    if span is None:
-        raise StrategyError(
-            "update_memory ran without a chunk",
-            hint="A strategy must lead from read_chunk to update_memory only while a span is set.",
-        )
+    span, memory = chosen(state), state.get("memory") or ""
     reply = await step.ask(UPDATE, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
     step.has_read(span)
     return {"memory": reply.text}
@@ -37,17 +36,44 @@ async def update_memory(state: LineState, step: StepContext) -> Change:
 
 async def answer(state: ReaderState, step: StepContext) -> Change:
     """Ask for the answer from the trunk's memory alone."""
-    reply = await step.ask(ANSWER, memory=state.get("memory") or "")
+    return await answer_from(state.get("memory") or "", step)
+
+
+async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | None = None) -> Change:
+    """Ask for the answer from a memory, and end the run with it.
+
+    Args:
+        memory: what is asked from.
+        step: the step that asks.
+        parents: the steps that the memory comes from; the trunk's newest if left out.
+    """
+    reply = await step.ask(ANSWER, memory=memory, parents=parents)
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
     step.finished(reason, reply.value)
-    return {"answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}
+    return {"memory": memory, "answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}
 
 
-def has_chunk(state: LineState) -> bool:
-    """Whether a chunk is chosen."""
-    return state.get("span") is not None
+def chosen(state: LineState) -> ChunkSpan:
+    """The chunk that `read_chunk` chose.
+
+    Raises:
+        StrategyError: there is none.
+    """
+    span = state.get("span")
+    if span is None:
+        raise StrategyError(
+            "a step that reads a chunk ran without one",
+            hint="A strategy must lead from read_chunk to such a step only while a span is set.",
+        )
+    return span
 
 
-def is_stopped(state: ReaderState) -> bool:
-    """Whether a limit stopped the read."""
-    return bool(state.get("stop_reason"))
+def after_read_chunk(read_on: str) -> Route:
+    """The route behind `read_chunk`: to the node that reads the chunk, to the answer, or, at a limit, to the end."""
+
+    def after_read_chunk(state: LineState) -> str:
+        if state.get("stop_reason"):
+            return END
+        return "answer" if state.get("span") is None else read_on
+
+    return after_read_chunk

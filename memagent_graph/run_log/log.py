@@ -370,9 +370,7 @@ class RunLog:
             for row in connection.execute(f"SELECT * FROM {_RUNS} runs {condition}", values):  # noqa: S608  our own words
                 yield rows.run_record(row)
 
-    def conversations(
-        self, run_id: str, *, superseded: bool = False, with_ids: bool = True
-    ) -> Iterator[Conversation]:
+    def conversations(self, run_id: str, *, superseded: bool = False, with_ids: bool = True) -> Iterator[Conversation]:
         """A run's conversations in order of position and attempt.
 
         Args:

@@ -56,8 +56,14 @@ class Recording:
             self._begun = True
             self._hand_in(
                 self.log.begin_job(
-                    run_id, question, document, self.settings, self.strategy,
-                    prompts=prompts, trace=self.trace, anew=anew,
+                    run_id,
+                    question,
+                    document,
+                    self.settings,
+                    self.strategy,
+                    prompts=prompts,
+                    trace=self.trace,
+                    anew=anew,
                 )
             )
 

@@ -227,9 +227,7 @@ def _insert(
     """Add rows in one statement, which numbers them one after the other."""
     if not jobs:
         return []
-    values = [
-        value for job in jobs for value in (*job.values, configurations[job.configuration], numbering.take(job))
-    ]
+    values = [value for job in jobs for value in (*job.values, configurations[job.configuration], numbering.take(job))]
     each = f"({', '.join('?' * (_COLUMNS.count(',') + 1))})"
     inserted = connection.execute(
         f"INSERT INTO conversations ({_COLUMNS}) VALUES {', '.join([each] * len(jobs))}",  # noqa: S608  our own names
@@ -254,9 +252,7 @@ _SPAN: Final = ("index", "start_char", "end_char", "start_byte", "end_byte", "to
 
 def span(row: sqlite3.Row) -> Span:
     """The chunk that a row of `conversation_reads` holds."""
-    return Span(
-        row["chunk"], row["start_char"], row["end_char"], row["start_byte"], row["end_byte"], row["tokens"]
-    )
+    return Span(row["chunk"], row["start_char"], row["end_char"], row["start_byte"], row["end_byte"], row["tokens"])
 
 
 WITHOUT_IDS: Final = ", ".join(
@@ -278,7 +274,9 @@ def event(row: sqlite3.Row) -> LoggedEvent:
     return LoggedEvent(**values, text=unpack_text(row["text"]))
 
 
-def grouped(connection: sqlite3.Connection, table: str, run_id: str, made: Callable[[sqlite3.Row], T]) -> dict[int, list[T]]:
+def grouped(
+    connection: sqlite3.Connection, table: str, run_id: str, made: Callable[[sqlite3.Row], T]
+) -> dict[int, list[T]]:
     """What a table that belongs to `conversations` holds of a run, by conversation."""
     found: dict[int, list[T]] = {}
     query = (

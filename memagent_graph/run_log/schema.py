@@ -45,7 +45,7 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables of a new file; check a file that is there. One of the version before stays until it is written to.
+    """Make the tables of a new file, or check one that is there; the version before stays until it is written to.
 
     Raises:
         RunLogError: the file was written by a newer version.

@@ -8,7 +8,7 @@ from typing import ClassVar
 from langgraph.graph import END
 
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import answer, has_chunk, is_stopped, read_chunk, update_memory
+from memagent_graph.reading.steps import after_read_chunk, answer, read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role
 
@@ -28,12 +28,6 @@ class Overwrite(Strategy):
         graph.add_node("update_memory", update_memory)
         graph.add_node("answer", answer)
         graph.add_edge(OPEN, "read_chunk")
-        graph.add_conditional_edges("read_chunk", _after_read_chunk, ["update_memory", "answer", END])
+        graph.add_conditional_edges("read_chunk", after_read_chunk("update_memory"), ["update_memory", "answer", END])
         graph.add_edge("update_memory", "read_chunk")
         graph.add_edge("answer", END)
-
-
-def _after_read_chunk(state: LineState) -> str:
-    if is_stopped(state):
-        return END
-    return "update_memory" if has_chunk(state) else "answer"

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
+from memagent_graph.events import EventKind, ReadEvent, count_events
 from memagent_graph.provenance.evidence import Evidence, Provenance, Support, section_at, support, trace
 from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
-from memagent_graph.events import EventKind, ReadEvent, count_events
-from memagent_graph.trace import MemoryUpdate
 from memagent_graph.timeline.view import RunView
+from memagent_graph.trace import MemoryUpdate
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
-from memagent_graph.events import ReadEvent
 from memagent_graph.timeline.model import Step, Timeline
 
 _CONTEXT_CHARACTERS = 200

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.errors import DocumentError
-from memagent_graph.policy import strip_reasoning
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
-from memagent_graph.trace import MemoryUpdate
+from memagent_graph.policy import strip_reasoning
 from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome, RunLog
 from memagent_graph.timeline.view import RewardView, RunView
+from memagent_graph.trace import MemoryUpdate
 
 if TYPE_CHECKING:
     from memagent_graph.results import ReadResult

@@ -13,7 +13,17 @@ from langgraph.graph import END, START, StateGraph
 from support.scripts import document_with, perfect_reader
 from typing_extensions import TypedDict
 
-from memagent_graph import ANSWER, UPDATE, LineState, MemAgent, Overwrite, ReaderState, ScriptedPolicy, Strategy, build_graph
+from memagent_graph import (
+    ANSWER,
+    UPDATE,
+    LineState,
+    MemAgent,
+    Overwrite,
+    ReaderState,
+    ScriptedPolicy,
+    Strategy,
+    build_graph,
+)
 from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.reading.steps import answer, read_chunk, update_memory
 

@@ -17,7 +17,7 @@ strategy, _fingerprint  string              the way of reading
 conversation            int64               its row in the log it came from: what `RunLog.reward` takes
 position ... events     see `Conversation`  the attributes of `Conversation` under their names; `sampling`, `trace` and
                                             `events` are JSON
-reads                   list<struct>        the chunks in its prompt; the first one's columns also by themselves, and `kind`
+reads                   list<struct>        the chunks in its prompt; the first one's columns also by themselves
 parents                 list<string>        the steps whose output stood in its prompt
 prompt_token_ids        list<uint32>        null where the policy could not tell them
 completion_token_ids    list<uint32>        likewise
@@ -270,9 +270,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         yield _run(held, templates, older=older)
 
 
-def _run(
-    rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], *, older: bool
-) -> LoggedRun:
+def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], *, older: bool) -> LoggedRun:
     first = rows[0]
     record = RunRecord(
         first["run_id"],
@@ -408,7 +406,9 @@ def _schema(pa: Any, columns: Sequence[str] = tuple(_COLUMNS)) -> Any:
         "spans": pa.list_(pa.struct(span)),
         "rewards": pa.list_(pa.struct(list(reward.items()))),
     }
-    return pa.schema([(name, lists.get(kind) or pa.type_for_alias(kind)) for name, kind in _COLUMNS.items() if name in columns])
+    return pa.schema(
+        [(name, lists.get(kind) or pa.type_for_alias(kind)) for name, kind in _COLUMNS.items() if name in columns]
+    )
 
 
 def _pyarrow(needed_for: str) -> Any:

@@ -1,0 +1,168 @@
+"""Steps for branches side by side: chunks chosen in waves, what each found, and groups of that merged.
+
+A branch reads one chunk, or merges one group, in one superstep. What it found stands in the state under its name, so a
+run that is killed loses no more than the branches that were at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, NotRequired
+
+from langgraph.graph import END
+from langgraph.types import Send
+from typing_extensions import TypedDict
+
+from memagent_graph.documents.chunking import Cursor, start_cursor
+from memagent_graph.errors import BudgetError
+from memagent_graph.prompts import Prompts
+from memagent_graph.reading.ask import Reply, first_tokens
+from memagent_graph.reading.nodes import Change, Route, StepContext, branch
+from memagent_graph.reading.state import ChunkSpan, ReaderContext, ReaderState, StepRecord, put
+from memagent_graph.reading.steps import answer_from
+from memagent_graph.roles import Parsed
+
+_LINE_TOKENS = 2
+"""What a line break may cost between two findings."""
+
+
+class Finding(TypedDict):
+    """A branch's memory, and the step that wrote it."""
+
+    step: str
+    text: str
+
+
+class SideBySideState(ReaderState):
+    """Where the next chunks begin, which were chosen, and what branches found."""
+
+    cursor: NotRequired[Cursor]
+    spans: NotRequired[list[ChunkSpan]]
+    findings: NotRequired[Annotated[dict[str, Finding], put]]
+    """By branch: a chunk's number, or the name of a merge; those that were merged are gone."""
+    groups: NotRequired[list[list[str]]]
+    """The findings to merge, by branch; empty once all fit into one memory."""
+
+
+class Branch(SideBySideState):
+    """What a branch finds in its state: the chunk that it reads, or the findings that it merges."""
+
+    branch: str
+    span: NotRequired[ChunkSpan]
+    group: NotRequired[dict[str, Finding]]
+
+
+async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -> Change:
+    """Choose the next `width` chunks, or find that the document has ended, or that a limit stops the read."""
+    cursor, spans = state.get("cursor") or start_cursor(), list[ChunkSpan]()
+    if reason := step.limit():
+        return {"spans": [], **step.stopped(reason, cursor["index"])}
+    while len(spans) < step.chunks_left(width) and (found := await step.next_chunk(cursor)):
+        span, cursor = found
+        spans.append(span)
+    return {"spans": spans, "cursor": cursor}
+
+
+def each_chunk(node: str, then: str) -> Route:
+    """The route behind `choose_chunks`: a branch for each chunk; `then` once there are none; the end at a limit."""
+
+    def each_chunk(state: SideBySideState) -> str | Sequence[Send]:
+        if state.get("stop_reason"):
+            return END
+        return [branch(node, state, str(span["index"]), span=span) for span in state.get("spans", ())] or then
+
+    return each_chunk
+
+
+async def gather(state: SideBySideState, step: StepContext) -> Change:
+    """Group what was found, so that each group can be merged in one call."""
+    return {"groups": groups_that_fit(in_order(state.get("findings", {})), step.context)}
+
+
+def each_group(node: str, then: str) -> Route:
+    """The route behind `gather`: a branch for each group; `then` once all findings fit into one memory."""
+
+    def each_group(state: SideBySideState) -> str | Sequence[Send]:
+        findings = state.get("findings", {})
+        return [
+            branch(node, state, _extent(group), group={name: findings[name] for name in group})
+            for group in state.get("groups", ())
+        ] or then
+
+    return each_group
+
+
+def found(reply: Reply, step: StepContext, *, instead_of: Iterable[str] = ()) -> Change:
+    """The change by which a branch's reply is a finding, in the place of those that it merges; an empty one is none."""
+    finding = Finding(step=reply.step, text=reply.text) if reply.text else None
+    return {"findings": {**dict.fromkeys(instead_of), step.branch: finding}}
+
+
+async def answer_from_findings(state: SideBySideState, step: StepContext) -> Change:
+    """Ask for the answer from all findings that are left."""
+    findings = in_order(state.get("findings", {})).values()
+    return await answer_from(joined(findings, step.context), step, [each["step"] for each in findings])
+
+
+def edited_finding(record: StepRecord, text: str) -> Change:
+    """The change by which a person replaces what a branch found."""
+    return {"findings": {record["branch"]: Finding(step=record["id"], text=text)}}
+
+
+def in_order(findings: Mapping[str, Finding]) -> dict[str, Finding]:
+    """Findings in the order of the chunks that they come from."""
+    return {name: findings[name] for name in sorted(findings, key=lambda name: int(name.split("-")[0]))}
+
+
+def _extent(names: Sequence[str]) -> str:
+    """What a merge is called: the first and the last chunk that it comes from, as in "12-15"."""
+    return f"{names[0].split('-')[0]}-{names[-1].split('-')[-1]}"
+
+
+def unless_none(text: str, prompts: Prompts) -> Parsed:
+    """Reads a reply that may say that there is nothing: as an empty memory then."""
+    said = text.strip().strip(".\"'()").casefold()
+    return Parsed("" if said in {"", "none", prompts.empty_memory.strip("()").casefold()} else text)
+
+
+def joined(findings: Iterable[Finding], context: ReaderContext) -> str:
+    """Findings below each other, each cut so that any two can be merged."""
+    longest = _longest(context)
+    return "\n".join(first_tokens(context, each["text"], longest) for each in findings)
+
+
+def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> list[list[str]]:
+    """The names of findings in groups of neighbours that one call can merge; none where all fit into one memory.
+
+    Each is cut so that any two can be merged, so every round leaves at most half of them, rounded up.
+
+    Raises:
+        BudgetError: there is no room for two of one token.
+    """
+    longest, room = _longest(context), context.budget.chunk_tokens
+    count = context.tokenizer.count
+    neutralise = context.prompts.neutralise
+    sizes = {name: min(longest, count(neutralise(each["text"]))) + _LINE_TOKENS for name, each in findings.items()}
+    if len(findings) <= 1 or sum(sizes.values()) <= context.budget.memory_tokens:
+        return []
+    groups: list[list[str]] = []
+    filled = room
+    for name, size in sizes.items():
+        if filled + size > room:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    return [group for group in groups if len(group) > 1]
+
+
+def _longest(context: ReaderContext) -> int:
+    """The tokens that a finding may have."""
+    budget = context.budget
+    longest = min(budget.memory_tokens, budget.chunk_tokens // 2 - _LINE_TOKENS)
+    if longest < 1:
+        raise BudgetError(
+            f"there is no room to merge what two chunks contribute (chunk_tokens is {budget.chunk_tokens})",
+            hint="Raise chunk_tokens.",
+        )
+    return longest
