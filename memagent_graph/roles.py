@@ -56,7 +56,7 @@ class Role:
         writes: what the reply is.
         fields: the fields that its template must have, besides {prompt}: {memory}, {chunk}, or others.
         template: its words. Left out for the two roles whose words every reader has, "update" and "answer".
-        bound: the part of the budget that bounds the reply.
+        bound: the part of the budget that bounds the reply, or a number of tokens.
         parse: reads the reply. Answers are found by the reader's answer format.
         stand_in: the role whose words a policy with words of its own is asked in.
     """
@@ -65,7 +65,7 @@ class Role:
     writes: Writes = Writes.MEMORY
     fields: frozenset[str] = frozenset({"memory", "chunk"})
     template: str = ""
-    bound: Literal["memory_tokens", "answer_tokens"] = "memory_tokens"
+    bound: Literal["memory_tokens", "answer_tokens"] | int = "memory_tokens"
     parse: Parser = whole_text
     stand_in: str | None = None
 
@@ -76,8 +76,7 @@ class Role:
 
     def tokens(self, budget: Budget) -> int:
         """The bound of its reply, in tokens."""
-        bound: int = getattr(budget, self.bound)
-        return bound
+        return self.bound if isinstance(self.bound, int) else int(getattr(budget, self.bound))
 
 
 UPDATE = Role("update")

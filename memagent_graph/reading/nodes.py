@@ -56,6 +56,8 @@ class StepContext:
     cost: Counters = field(default_factory=no_cost)
     chunks: int = 0
     tips: dict[str, str] = field(default_factory=dict)
+    reading: int | None = None
+    """The number of the chunk that the policy was shown last, for errors."""
 
     @property
     def branch(self) -> str:
@@ -95,6 +97,7 @@ class StepContext:
             tips = {**self.state.get("tips", {}), **self.tips}
             tip = tips.get(self.branch) or tips.get("")
             parents = (tip,) if tip else ()
+        self.reading = reads[0]["index"] if reads else None
         ask = Ask(
             self.state,
             self.context,
@@ -159,10 +162,14 @@ class StepContext:
         if recording := self.context.meter.recording:
             recording.end(self.state.get("run_id", ""), reason.value, answer)
 
-    async def next_chunk(self, cursor: Cursor) -> tuple[ChunkSpan, Cursor] | None:
+    async def next_chunk(self, cursor: Cursor, *, to_read: bool = True) -> tuple[ChunkSpan, Cursor] | None:
         """The chunk at `cursor`, and where the one after it begins; None at the document's end.
 
         A chunk that escaping makes longer than its budget is cut shorter.
+
+        Args:
+            cursor: where it begins.
+            to_read: whether its text is wanted soon; otherwise only its place is.
 
         Raises:
             DocumentError: the text is gone from the store, or a live stream failed.
@@ -180,7 +187,8 @@ class StepContext:
             tokens=fitting.tokens,
             shortened=fitting is not chunk,
         )
-        self.context.meter.texts[span["index"]] = span, fitting.text
+        if to_read:
+            self.context.meter.texts[span["index"]] = span, fitting.text
         return span, fitting.next
 
     def text(self, span: ChunkSpan) -> str:
@@ -278,7 +286,7 @@ class StepNode(Runnable[Any, Change]):
                 recording.stop()
                 await recording.settle()
             if isinstance(error, MemAgentError):
-                _place(error, state)
+                _place(error, state, step.reading)
             raise
         change = _with_accounts(change, step, asyncio.get_running_loop().time() - begin)
         context.meter.chunks += step.chunks
@@ -316,11 +324,11 @@ def _with_accounts(change: Change, step: StepContext, seconds: float) -> Change:
     }
 
 
-def _place(error: MemAgentError, state: Mapping[str, Any]) -> None:
+def _place(error: MemAgentError, state: Mapping[str, Any], reading: int | None) -> None:
     """Say in an error where in the read it happened."""
     error.run_id = error.run_id or state.get("run_id")
-    if error.chunk_index is None and (span := state.get("span")):
-        error.chunk_index = span["index"]
+    if error.chunk_index is None:
+        error.chunk_index = span["index"] if (span := state.get("span")) else reading
     if name := state.get("branch"):
         error.branch = error.branch or name
 

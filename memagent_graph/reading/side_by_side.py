@@ -7,6 +7,7 @@ run that is killed loses no more than the branches that were at work.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, NotRequired
 
 from langgraph.graph import END
@@ -22,6 +23,7 @@ from memagent_graph.reading.state import ChunkSpan, ReaderContext, ReaderState, 
 from memagent_graph.reading.steps import answer_from
 from memagent_graph.roles import Parsed
 
+_MOST_PLACES = 512
 _LINE_TOKENS = 2
 """What a line break may cost between two findings."""
 
@@ -50,6 +52,38 @@ class Branch(SideBySideState):
     branch: str
     span: NotRequired[ChunkSpan]
     group: NotRequired[dict[str, Finding]]
+
+
+class Segment(TypedDict):
+    """A stretch of whole chunks: where its next chunk begins, and the number of the first chunk behind it."""
+
+    cursor: Cursor
+    end: int
+
+
+async def cut_segments(step: StepContext, count: int) -> list[Segment]:
+    """Cut the document into `count` segments of equally many chunks, up to one; fewer where there are fewer chunks.
+
+    The document is read through once, in a stream. Of its chunks' places some hundreds are kept, however many there
+    are, and the edges are found from the nearest.
+    """
+    places, stride, chunks = [start_cursor()], 1, 0
+    cursor = start_cursor()
+    while (chosen := await step.next_chunk(cursor, to_read=False)) is not None:
+        cursor, chunks = chosen[1], chunks + 1
+        if chunks % stride == 0:
+            places.append(cursor)
+        if len(places) > _MOST_PLACES:
+            places, stride = places[::2], 2 * stride
+    edges = [chunks * number // count for number in range(count + 1)]
+    segments = []
+    for start, end in pairwise(edges):
+        cursor = places[start // stride]
+        while cursor["index"] < start and (chosen := await step.next_chunk(cursor, to_read=False)) is not None:
+            cursor = chosen[1]
+        if start < end:
+            segments.append(Segment(cursor=cursor, end=end))
+    return segments
 
 
 async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -> Change:

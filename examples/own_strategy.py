@@ -1,0 +1,65 @@
+"""A way of reading of your own: ask first whether a chunk holds anything new, and write the memory only then.
+
+    memagent read book.txt -q "Who built the lighthouse?" --strategy examples/own_strategy.py:OwnGate
+
+Its runs are logged, resumed, edited, shown, exported and trained on like those of the strategies that ship.
+"""
+
+from __future__ import annotations
+
+from memagent_graph import ANSWER, UPDATE, EventKind, LineState, Parsed, Role, Strategy, Trouble, Writes
+from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk, update_memory
+
+
+def yes_or_no(text, prompts):
+    """The decision: True for yes. Anything else is asked for again, by the reader's rule for malformed replies."""
+    word = text.strip(" .").casefold()
+    if word not in {"yes", "no"}:
+        return Trouble(EventKind.MALFORMED, f"the gate said {text[:20]!r} and neither yes nor no")
+    return Parsed(word, word == "yes")
+
+
+GATE = Role("gate", Writes.DECISION, bound=4, parse=yes_or_no, template="""\
+<section>\n{chunk}\n</section>\n
+The section above is the next part of a long document. Does it say anything on the problem that the memory lacks?\n
+<memory>\n{memory}\n</memory>\n
+<problem>\n{prompt}\n</problem>\n
+Reply with yes or no:""")  # fmt: skip
+
+
+class GateState(LineState):
+    """What every strategy in a line has, and what the gate said of the chosen chunk."""
+
+    is_new: bool
+
+
+class OwnGate(Strategy):
+    """read_chunk -> ask_gate -> (update_memory) -> read_chunk -> ... -> answer."""
+
+    name = "own_gate"
+    roles = (GATE, UPDATE, ANSWER)
+    state = GateState
+
+    def wire(self, graph):
+        """The paper's loop with a gate in it."""
+        for step in (read_chunk, ask_gate, update_memory, answer):
+            graph.add_node(step.__name__, step)
+        graph.add_edge("open_document", "read_chunk")
+        graph.add_conditional_edges("read_chunk", after_read_chunk("ask_gate"), ["ask_gate", "answer", "__end__"])
+        graph.add_conditional_edges("ask_gate", after_gate, ["update_memory", "read_chunk"])
+        graph.add_edge("update_memory", "read_chunk")
+        graph.add_edge("answer", "__end__")
+
+
+async def ask_gate(state, step):
+    """Ask whether the chosen chunk says anything new; without a clear no, it may."""
+    span = chosen(state)
+    reply = await step.ask(GATE, memory=state["memory"], chunk=step.text(span), reads=[span])
+    if reply.value is False:
+        step.has_read(span)
+    return {"is_new": reply.value is not False}
+
+
+def after_gate(state):
+    """To the memory if there is something new, else to the next chunk."""
+    return "update_memory" if state["is_new"] else "read_chunk"

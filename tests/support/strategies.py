@@ -1,0 +1,112 @@
+"""Every way of reading that ships, the example's, and one of the tests' own with segments, and who reads perfectly."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NotRequired
+
+from langgraph.graph import END
+from support.scripts import part, perfect_reader
+
+from memagent_graph import ANSWER, UPDATE, Role, Strategy, StrategyGraph, branch
+from memagent_graph.reading.side_by_side import Segment, cut_segments
+from memagent_graph.reading.state import ReaderState, put
+from memagent_graph.reading.steps import answer_from
+
+EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'own_strategy.py'}:OwnGate"
+SEGMENTS = f"{__file__}:Segments"
+EVERY = ("overwrite", "refine", "map_reduce", EXAMPLE, SEGMENTS)
+_FACT = re.compile(r"The key of (\w+) is (\d+)\.|^(\w+) (\d+)$", re.MULTILINE)
+
+
+def reads_perfectly(prompt: str) -> str:
+    """A policy that does in each role what it is asked."""
+    problem = part(prompt, "problem")
+    if "<parts>" in prompt or "<findings>" in prompt or "one of many parts" in prompt:
+        found = _FACT.findall(part(prompt, "parts") + part(prompt, "findings") + part(prompt, "section"))
+        lines = [f"{name or again} {key or once}" for name, key, again, once in found if (name or again) in problem]
+        return "\n".join(dict.fromkeys(lines)) or "none"
+    if "Reply with yes or no" in prompt:
+        return "yes" if any(name in problem for name, *_ in _FACT.findall(part(prompt, "section"))) else "no"
+    return perfect_reader(prompt.replace("draft>", "memory>"))
+
+
+MERGE = Role(
+    "merge",
+    fields=frozenset({"parts"}),
+    template="<parts>\n{parts}\n</parts>\n\nBring the parts together.\n\n<problem>\n{prompt}\n</problem>",
+)
+
+
+class SegmentsState(ReaderState):
+    segments: NotRequired[list[Segment]]
+    lines: NotRequired[Annotated[dict[str, Any], put]]
+    """By segment: where its next chunk begins, its memory, and the step that wrote it."""
+
+
+@dataclass(frozen=True)
+class Segments(Strategy):
+    """Several segments side by side, each with a memory of its own, which are merged at the end."""
+
+    count: int = 3
+    name = "segments"
+    roles = (UPDATE, MERGE, ANSWER)
+    state = SegmentsState
+
+    def wire(self, graph: StrategyGraph) -> None:
+        graph.add_node("cut", self._cut)
+        graph.add_node("next_chunks", self._next_chunks)
+        graph.add_node("read_segment", self._read_segment)
+        graph.add_node("merge", self._merge)
+        graph.add_edge("open_document", "cut")
+        graph.add_edge("cut", "next_chunks")
+        graph.add_conditional_edges("next_chunks", self._after_next, ["read_segment", "merge", END])
+        graph.add_edge("read_segment", "next_chunks")
+        graph.add_edge("merge", END)
+
+    @property
+    def continues_after(self) -> str:
+        return "cut"
+
+    def edited(self, state, record, text):
+        return {"lines": {record["branch"]: {**state["lines"][record["branch"]], "memory": text}}}
+
+    async def _cut(self, state, step):
+        return {"segments": await cut_segments(step, self.count)}
+
+    async def _next_chunks(self, state, step):
+        return step.stopped(reason, state["chunks_read"]) if (reason := step.limit()) else {}
+
+    def _after_next(self, state):
+        if state.get("stop_reason"):
+            return END
+        lines, fresh = state.get("lines", {}), {"memory": "", "cursor": None}
+        places = {str(number): segment for number, segment in enumerate(state["segments"])}
+        open_ = {name: {**segment, **fresh, **lines.get(name, {})} for name, segment in places.items()}
+        return [
+            branch("read_segment", state, name, cursor=line["cursor"] or places[name]["cursor"], memory=line["memory"])
+            for name, line in open_.items()
+            if (line["cursor"] or places[name]["cursor"])["index"] < line["end"]
+        ] or "merge"
+
+    async def _read_segment(self, state, step):
+        span, cursor = await step.next_chunk(state["cursor"])
+        memory = state["memory"]
+        reply = await step.ask(UPDATE, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
+        step.has_read(span)
+        return {"lines": {step.branch: {"cursor": cursor, "memory": reply.text, "step": reply.step}}}
+
+    async def _merge(self, state, step):
+        lines = [state["lines"][name] for name in sorted(state["lines"])]
+        parts = "\n".join(line["memory"] for line in lines)
+        merged = await step.ask(MERGE, parts=parts, parents=[line["step"] for line in lines])
+        return await answer_from(merged.text, step, [merged.step])
+
+
+def policy_prompt_ids(prompt: str) -> list[int]:
+    """Token ids as a policy might tell them: made from the text."""
+    return [ord(character) % 60 + 3 for character in prompt][-40:]
+
+

@@ -1,0 +1,305 @@
+"""What every way of reading has without doing anything for it: the suite over those that ship, and two that do not."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import rich.console
+from support.fake_server import FakeServer
+from support.scripts import document_with, part
+from support.strategies import EVERY, SEGMENTS, policy_prompt_ids, reads_perfectly
+
+from memagent_graph import (
+    Completion,
+    FinishReason,
+    Limits,
+    MemAgent,
+    RunLog,
+    ScriptedPolicy,
+    StopReason,
+    Trace,
+    load_tokenizer,
+)
+from memagent_graph.errors import PolicyError, RunMismatchError
+from memagent_graph.policy import TokenUsage
+from memagent_graph.run_log.exchange import export_runs, import_runs
+
+
+
+
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
+QUESTION = "What is the key of harbor?"
+
+
+def exactly(prompt: str) -> Completion:
+    """A policy that tells ids and log-probs, made up from the text."""
+    text = reads_perfectly(prompt)
+    ids = policy_prompt_ids(text)
+    return Completion(
+        text=text,
+        finish_reason=FinishReason.STOP,
+        model="scripted",
+        usage=TokenUsage(len(prompt), len(ids)),
+        prompt_token_ids=policy_prompt_ids(prompt),
+        token_ids=ids,
+        logprobs=[-0.25] * len(ids),
+        policy_version="v7",
+    )
+
+
+@pytest.fixture(params=EVERY, ids=lambda name: name.rpartition(":")[2])
+def strategy(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = RunLog(tmp_path / "runs.sqlite")
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def agent(make_reader, tmp_path, strategy, log) -> MemAgent:
+    return make_reader(
+        ScriptedPolicy(exactly), strategy=strategy, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite"
+    )
+
+
+def comparable(trace: Trace) -> list[object]:
+    """A trace's steps without what the clock says."""
+    return [replace(step, seconds=0) for step in trace.steps]
+
+
+def test_it_reads_right_and_says_who_read(agent, log) -> None:
+    result = agent.read(TEXT, QUESTION, run_id="r")
+    assert result.answer == "4711"
+    assert result.stop_reason is StopReason.ANSWERED
+    chunks = [each.chunk_index for each in result.updates if each.chunk_index is not None]
+    assert sorted(chunks) == list(range(result.chunks_read))
+    assert result.strategy == log.get("r").strategy == agent.strategy.name
+    assert result.to_dict()["strategy"] == agent.strategy.name
+    assert log.get("r").strategy_fingerprint
+
+
+def test_it_is_logged_exactly(agent, log) -> None:
+    result = agent.read(TEXT, QUESTION, run_id="r")
+    assert sorted(comparable(log.trace("r")), key=lambda step: step.id) == sorted(
+        comparable(result.trace), key=lambda step: step.id
+    )
+    conversations = list(log.conversations("r"))
+    assert sorted(each.seq for each in conversations) == list(range(result.usage.turns))
+    assert sum(each.prompt_tokens for each in conversations) == result.usage.prompt_tokens
+    steps = {each.step for each in conversations}
+    for each in conversations:
+        assert each.token_ids.tolist() == policy_prompt_ids(each.text)
+        assert set(each.parents) <= steps
+        assert all(span.start_char < span.end_char for span in each.reads)
+    assert len({(each.branch, each.role, each.slot, each.attempt) for each in conversations}) == len(conversations)
+
+
+def test_every_parent_stands_before_its_children_and_all_lead_to_the_answer(agent, log) -> None:
+    agent.read(TEXT, QUESTION, run_id="r")
+    trace = log.trace("r")
+    seen: set[str] = set()
+    for step in trace.steps:
+        assert set(step.parents) <= seen
+        seen.add(step.id)
+    (answer,) = trace.answers
+    with_news = [step.id for step in trace.steps if step.chunk_index is not None and "harbor" in (step.text or "")]
+    assert set(with_news) <= {step.id for step in trace.path(answer.id)}
+
+
+@pytest.mark.parametrize("chunks", [1, 7])
+def test_a_limit_stops_it_and_a_resume_reads_the_rest_once(agent, log, chunks) -> None:
+    stopped = agent.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=chunks))
+    assert stopped.stop_reason is StopReason.MAX_CHUNKS
+    assert chunks <= stopped.chunks_read <= chunks + 2  # several segments read side by side
+    result = agent.resume("r")
+    whole = agent.read(TEXT, QUESTION, run_id="whole")
+    assert (result.answer, result.memory, result.chunks_read) == (whole.answer, whole.memory, whole.chunks_read)
+    assert result.usage.turns == whole.usage.turns == len(list(log.conversations("r", superseded=True)))
+
+
+def test_an_edited_memory_is_read_on_from(agent, log) -> None:
+    agent.read(TEXT, QUESTION, run_id="r")
+    agent.edit_memory("r", 2, "harbor 99")
+    result = agent.resume("r")
+    assert "harbor 99" in result.trace.final_path[-1].memory or "harbor 99" in result.memory
+    assert [event.kind.value for event in result.events] == ["memory_edited"]
+    edited = log.trace("r")
+    assert edited.final_memory == result.memory
+    assert [(each.chunk_index, each.branch, each.memory) for each in edited.updates] == [
+        (each.chunk_index, each.branch, each.memory) for each in agent.resume("r").updates
+    ]
+
+
+def test_another_way_of_reading_may_not_continue_it(agent, make_reader, tmp_path) -> None:
+    agent.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=3))
+    other = make_reader(
+        strategy="refine" if agent.strategy.name == "overwrite" else "overwrite",
+        checkpoints=tmp_path / "checkpoints.sqlite",
+    )
+    for attempt in (lambda: other.resume("r"), lambda: other.edit_memory("r", 0, "x")):
+        with pytest.raises(RunMismatchError, match="strategy") as caught:
+            attempt()
+        assert "--strategy" in caught.value.hint
+    assert agent.resume("r").answer == "4711"
+
+
+def test_it_is_shown_in_a_terminal_and_on_a_page(agent, log) -> None:
+    agent.read(TEXT, QUESTION, run_id="r")
+    timeline = build_timeline(view_of_run(log, "r", agent.store))
+    out = io.StringIO()
+    rich.console.Console(file=out, width=100).print(render_timeline(timeline))
+    assert "4711" in out.getvalue()
+    assert agent.strategy.name in out.getvalue() or agent.strategy.name == "overwrite"
+    assert "harbor 4711" in render_page(timeline)
+    assert timeline.provenance.evidence[0].quote
+    assert timeline.totals.completion_tokens == sum(each.completion_tokens for each in log.conversations("r"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_its_export_comes_back_the_same(agent, log, tmp_path, kind) -> None:
+    agent.read(TEXT, QUESTION, run_id="r")
+    agent.edit_memory("r", 2, "harbor 99")
+    agent.resume("r")
+    export_runs(log, tmp_path / f"runs.{kind}")
+    other = RunLog(tmp_path / "other.sqlite")
+    import_runs(other, tmp_path / f"runs.{kind}")
+    for superseded in (False, True):
+        first, second = (
+            [
+                replace(each, id=None, prompt_token_ids=list(each.prompt_token_ids), token_ids=list(each.token_ids),
+                        logprobs=list(each.logprobs))
+                for each in some.conversations("r", superseded=superseded)
+            ]
+            for some in (log, other)
+        )  # fmt: skip
+        assert first == second
+    assert comparable(log.trace("r")) == comparable(other.trace("r"))
+    assert import_runs(other, tmp_path / f"runs.{kind}").skipped == 1
+    other.close()
+
+
+def test_its_runs_are_replayed_as_a_group(agent, log) -> None:
+    for number in range(3):
+        agent.read(TEXT, QUESTION, run_id=f"r{number}")
+        log.reward(f"r{number}", float(number == 0))
+    (group,) = load_groups(log).require_groups()
+    for rollout in group.rollouts_G:
+        logged = list(log.conversations(rollout.run_id))
+        assert sorted(len(each.completion_ids_T) for each in rollout.conversations_K) == sorted(
+            each.completion_tokens for each in logged
+        )
+        assert {(each.role, each.branch, each.slot) for each in rollout.conversations_K} == {
+            (each.role, each.branch, each.slot) for each in logged
+        }
+
+
+def test_runs_of_two_ways_of_reading_are_no_group(make_reader, log) -> None:
+    for strategy in ("overwrite", "refine"):
+        make_reader(ScriptedPolicy(exactly), strategy=strategy, run_log=log).read(TEXT, QUESTION, run_id=strategy)
+        log.reward(strategy, 1.0)
+    assert not load_groups(log).groups
+
+
+READ = """
+import sys
+from pathlib import Path
+from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, RunLog, load_prompts
+from memagent_graph.errors import RunNotFoundError
+
+url, folder, question, strategy = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4]
+reader = MemAgent(
+    OpenAICompatiblePolicy("fake", base_url=url),
+    tokenizer="embedded",
+    budget=Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60),
+    prompts=load_prompts(),
+    strategy=strategy,
+    store=folder / "documents",
+    checkpoints=folder / "checkpoints.sqlite",
+    run_log=RunLog(folder / "runs.sqlite"),
+    concurrency=4,
+)
+with reader:
+    print("reading", flush=True)
+    try:
+        result = reader.resume("r")
+    except RunNotFoundError:
+        result = reader.read(folder / "book.txt", question, run_id="r")
+    print(result.answer, result.chunks_read, flush=True)
+"""
+CHUNKS, KILLS, AT_ONCE = 120, 8, 4
+
+
+def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(tmp_path: Path, strategy) -> None:
+    tokenizer = load_tokenizer("embedded")
+    text = document_with({0.2: "The key of harbor is 4711.", 0.9: "The key of castle is 12."}, words=8_000)
+    text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), CHUNKS * 40)]
+    (tmp_path / "book.txt").write_text(text)
+    (tmp_path / "read.py").write_text(READ)
+    moments = random.Random(f"{strategy[-9:]}")
+    finished = False
+    kills = 0
+    with FakeServer(lambda body, number: reads_perfectly(body["messages"][0]["content"]), delay=0.03) as server:
+        command = [sys.executable, str(tmp_path / "read.py"), server.base_url, str(tmp_path), QUESTION, strategy]
+        while kills < KILLS and not finished:
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout.readline() == "reading\n"
+                time.sleep(moments.uniform(0.0, 0.4))
+                finished = process.poll() is not None
+                if not finished:
+                    os.kill(process.pid, signal.SIGKILL)
+                    kills += 1
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+        asked = Counter(
+            (re.sub(r"\s+", " ", body["messages"][0]["content"][:40]), part(body["messages"][0]["content"], "section"))
+            for body in server.requests
+        )
+    assert kills >= 1
+    assert done[1:] == ["4711", done[-1]]
+    again = sum(asked.values()) - len(asked)
+    assert again <= kills * AT_ONCE
+    log = RunLog(tmp_path / "runs.sqlite")
+    counted = Counter((each.branch, each.role, each.slot) for each in log.conversations("r"))
+    assert max(counted.values()) == 1
+    read = {span.index for each in log.conversations("r") for span in each.reads}
+    assert read == set(range(int(done[-1])))
+    trace = log.trace("r")
+    assert {step for each in trace.steps for step in each.parents} <= {each.id for each in trace.steps}
+    assert log.get("r").answer == "4711"
+
+
+def test_a_branch_that_fails_lets_the_others_finish_and_the_run_can_be_resumed(make_reader, tmp_path, log) -> None:
+    failing = True
+    policy = ScriptedPolicy(
+        lambda prompt: PolicyError("gone") if failing and "4711" in part(prompt, "section") else exactly(prompt)
+    )
+    agent = make_reader(policy, strategy=SEGMENTS, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite")
+    with pytest.raises(PolicyError) as caught:
+        agent.read(TEXT, QUESTION, run_id="r")
+    assert caught.value.branch == "0"
+    assert "branch 0" in str(caught.value)
+    assert caught.value.chunk_index is not None
+    last = {branch: max(e.slot for e in log.conversations("r") if e.branch == branch) for branch in "012"}
+    read = {branch: sum(e.branch == branch for e in log.conversations("r")) for branch in "012"}
+    assert read["1"] == read["2"] == read["0"] + 1
+    asked, failing = len(policy.prompts), False
+    result = agent.resume("r")
+    assert result.answer == "4711"
+    sections = [part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
+    assert len(sections) == len(set(sections)) + 1  # the one that failed
+    assert asked < len(policy.prompts)
+    assert last["0"] == caught.value.chunk_index - 1
