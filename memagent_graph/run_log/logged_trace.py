@@ -35,7 +35,8 @@ def trace_of(
         if last.outcome is Outcome.KEPT_PREVIOUS and step.writes is Writes.MEMORY:
             step = replace(step, text=_before(step, steps, texts))
         for edit in edited.get(step_id, ()):
-            step = replace(step, text=edit.text or "", events=(*step.events, as_read_event(edit)))
+            events = (*step.events, as_read_event(edit))
+            step = replace(step, writes=Writes.MEMORY, text=edit.text or "", events=events)
         steps.append(step)
         texts[step_id] = step.text if step.writes is Writes.MEMORY else _before(step, steps, texts)
     return Trace(tuple(steps), document_bytes)

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from support.traces import answered, line
 
 from memagent_graph.documents import SourceMark
-from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, UpdateRule
+from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.timeline import (
     RewardView,
     RunView,
@@ -44,29 +45,23 @@ HOSTILE = (
 )
 
 
-def run(memories: list[str] = MEMORIES, chunks: list[str] = CHUNKS, **changes: Any) -> RunView:
-    updates: list[MemoryUpdate] = []
-    for index, (memory, chunk) in enumerate(zip(memories, chunks, strict=True)):
-        start = updates[-1].end_char if updates else 0
-        previous = updates[-1].memory if updates else ""
-        events = (EVENT,) if index == 4 else ()
-        updates.append(
-            MemoryUpdate(
-                index, start, start + len(chunk), 0, 0, 10, memory, memory != previous, None, 100, 20, 0.5, events
-            )
-        )
+def run(
+    memories: list[str] = MEMORIES,
+    chunks: list[str] = CHUNKS,
+    answer_events: tuple[ReadEvent, ...] = (),
+    **changes: Any,
+) -> RunView:
+    last = [str(len(memories) - 1)] if memories else []
     view = RunView(
         run_id="r1",
         question="Who built the lighthouse?",
         document={"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},
         model="some-model",
-        updates=tuple(updates),
+        strategy="overwrite",
+        trace=line(memories, chunks, events={4: EVENT}, answer=answered(*last, events=answer_events)),
         answer="Ilse Thornbury",
         raw_answer="Ilse Thornbury",
         stop_reason="answered",
-        answer_prompt_tokens=50,
-        answer_completion_tokens=5,
-        answer_seconds=1.0,
         rewards=(RewardView("exact", 1.0, "judge", 0.0),),
         sections=[SourceMark(0, "page 1"), SourceMark(100, "page 2")],
         chunk_text=lambda update: chunks[update.chunk_index],
@@ -87,9 +82,11 @@ def page_data(page: str) -> Any:
 
 
 def rebuilt(steps: list[dict[str, Any]]) -> list[str]:
-    """What page.js does: memories from differences, in UTF-16 units."""
-    memory, memories = b"", []
-    for step in steps:
+    """What page.js does: memories from differences to what they came from, in UTF-16 units."""
+    memories: list[str] = []
+    for index, step in enumerate(steps):
+        sources = step.get("from", [index - 1] if index else [])
+        memory = "\n".join(filter(None, (memories[source] for source in sources))).encode("utf-16-le", "surrogatepass")
         if "diff" in step:
             at, new = 0, b""
             for part in step["diff"]:
