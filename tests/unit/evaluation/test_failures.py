@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import Keys
 from support.scripts import part, perfect_reader
+from support.traces import answered, line
 
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
 from memagent_graph.evaluation.failures import Loss, NeedleLoss, analyse, logged_read
 from memagent_graph.evaluation.samples import Needle, Sample
-from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, UpdateRule
+from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.timeline import RunView
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "d", "size": 10, "media_type": "text/plain"}
@@ -25,15 +26,9 @@ def sample(*needles: Needle) -> Sample:
 
 
 def view(*memories: str, answer: str | None = "no idea", cut: int | None = None, **changes) -> RunView:
-    updates = [
-        MemoryUpdate(
-            chunk_index=place, start_char=0, end_char=1, start_byte=0, end_byte=1, chunk_tokens=1, memory=memory,
-            changed=place == 0 or memory != memories[place - 1], progress=None, prompt_tokens=1, completion_tokens=1,
-            seconds=0.0, events=(ReadEvent(EventKind.TRUNCATED, place, "cut off"),) if place == cut else (),
-        )
-        for place, memory in enumerate(memories)
-    ]  # fmt: skip
-    values = {"run_id": "r", "question": "What?", "document": DOCUMENT, "model": "m", "updates": tuple(updates),
+    events = {} if cut is None else {cut: ReadEvent(EventKind.TRUNCATED, cut, "cut off")}
+    values = {"run_id": "r", "question": "What?", "document": DOCUMENT, "model": "m", "strategy": "overwrite",
+              "trace": line(memories, ["x"] * len(memories), events=events),
               "answer": answer, "raw_answer": answer, "stop_reason": "answered", **changes}  # fmt: skip
     return RunView(**values)
 
@@ -60,15 +55,14 @@ def test_each_kind_of_loss_is_told_with_its_chunk(run, expected) -> None:
 
 
 def test_a_fact_that_was_written_beyond_the_budget_was_cut_not_forgotten() -> None:
-    told = analyse(sample(NEEDLE), view("a long", "story"), {0: "a long story of 4711", 1: "story"})
+    told = analyse(sample(NEEDLE), view("a long", "story"), {"0": "a long story of 4711", "1": "story"})
     assert told == (NeedleLoss(NEEDLE, Loss.CUT_BY_CAP, 0),)
 
 
 def test_a_fact_that_was_written_and_refused_by_a_rule_was_not_taken() -> None:
-    run = view("a short", "story")
     refused = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
-    first = replace(run.updates[0], events=(refused,))
-    told = analyse(sample(NEEDLE), replace(run, updates=(first, run.updates[1])), {0: "zebra 4711", 1: "story"})
+    run = view("a short", "story", trace=line(["a short", "story"], ["x", "x"], events={0: refused}))
+    told = analyse(sample(NEEDLE), run, {"0": "zebra 4711", "1": "story"})
     assert told == (NeedleLoss(NEEDLE, Loss.NOT_TAKEN, 0),)
 
 
