@@ -153,8 +153,8 @@ def _places(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]
         if fact in text:
             yield chunk, True
         elif (other := following.get(chunk.end_char)) is not None:
-            seam = text[-len(fact) :] + (run.chunk_text(other) or "")[: len(fact)]
-            if fact in seam:
+            part = len(fact) - 1
+            if fact in text[max(0, len(text) - part) :] + (run.chunk_text(other) or "")[:part]:
                 yield chunk, False
 
 

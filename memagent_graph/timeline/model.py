@@ -40,6 +40,11 @@ class Step:
     """The page or source that the chunk begins in."""
 
     @property
+    def short_name(self) -> str:
+        """Its name where it is clear that a chunk is meant, in a list: that of a chunk on the trunk is its number."""
+        return self.name.removeprefix("chunk ").replace(", branch", " on branch", 1)
+
+    @property
     def changed(self) -> bool:
         """Whether the memory is another than before."""
         return bool(self.diff)
@@ -257,7 +262,7 @@ def _name(update: MemoryUpdate, asked: Sequence[TraceStep], branches: Sequence[s
     if update.chunk_index is None:
         merged = f" of branches {listed(named)}" if len(named) > 1 else ""
         return f"{wrote or 'memory'}{merged}{own}"
-    role = f", {wrote}" if wrote not in {"", "update"} else ""
+    role = f" ({wrote})" if wrote not in {"", "update"} else ""
     return f"chunk {update.chunk_index}{own}{role}"
 
 

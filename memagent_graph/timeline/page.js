@@ -101,12 +101,12 @@
     if (data.rawAnswer) {
       $("answer-notes").append(el("details", {}, el("summary", {}, "The whole completion"), el("p", {}, data.rawAnswer)));
     }
-    const totals = data.totals;
+    const totals = data.totals, branches = data.branches.filter((branch) => branch).length;
     const events = Object.entries(totals.events).map(([kind, count]) => `${kind} ${count}`).join(", ");
     const facts = [
       ["Document", data.document], ["Model", data.model], ["Strategy", data.strategy],
       ["Read", `${plural(totals.chunks, "chunk")}, ${number(totals.changes)} changed memory${
-        branched ? `, on ${number(data.branches.length)} branches` : ""}`],
+        branches ? `, on ${plural(branches, "branch", "branches")}` : ""}`],
       ["Tokens", `${number(totals.promptTokens)} in, ${number(totals.completionTokens)} out`],
       ["Time", duration(totals.seconds)],
       ["Ended", data.stopReason === null ? "not yet" : data.stopReason],
@@ -150,7 +150,7 @@
   function rewordings(places) {
     const shown = places.slice(0, 4);
     const node = el("span", {}, "reworded at ");
-    shown.forEach((place, index) => node.append(index ? ", " : "", link(place, steps[place].name.replace(/^chunk /, ""))));
+    shown.forEach((place, index) => node.append(index ? ", " : "", link(place, steps[place].name.replace(/^chunk /, "").replace(", branch", " on branch"))));
     if (places.length > shown.length) node.append(` and ${places.length - shown.length} more`);
     return node;
   }

@@ -123,8 +123,8 @@ def _header(timeline: Timeline) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    branches = len(timeline.lanes)
-    on = f", on {branches:,} branches" if branches > 1 else ""
+    branches = len(timeline.lanes) - ("" in timeline.lanes)
+    on = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
     rows = [
         ("run", view.run_id + _period(view.began)),
         ("document", view.document["name"]),
@@ -227,18 +227,13 @@ def _memory_lines(timeline: Timeline) -> list[RenderableType]:
         first = timeline.step(line.update).name
         origin = f"edited by a person at {first}" if line.edited else first
         if line.reworded:
-            later = [timeline.step(update) for update in line.reworded_updates]
-            origin += f", reworded at {listed([_short(step) for step in later])}"
+            later = [timeline.step(update).short_name for update in line.reworded_updates]
+            origin += f", reworded at {listed(later)}"
         quotes = timeline.quotes(index)
         origin += f"; {line.coverage:.0%} of its words quoted" if quotes else "; no verbatim quote"
         parts.append(Padding(Text(plain(origin), style="dim"), (0, 0, 0, 2)))
         parts += [Padding(_quote(timeline, quote), (0, 0, 0, 4)) for quote in quotes]
     return parts or [Text("(empty)", style="dim")]
-
-
-def _short(step: Step) -> str:
-    """A step's name where it is clear that a chunk is meant: that of the trunk is its number."""
-    return step.name.removeprefix("chunk ")
 
 
 def _quote(timeline: Timeline, quote: Evidence) -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 from memagent_graph.events import ReadEvent
 from memagent_graph.trace import Span, Trace, TraceStep, Writes
@@ -90,3 +91,32 @@ def answered(*parents: str, text: str = "", events: tuple[ReadEvent, ...] = (), 
     return step(
         "answer", text, *parents, role="answer", writes=Writes.ANSWER, events=events, tokens=(50, 5), seconds=seconds
     )
+
+
+def fan_out(memories: Sequence[Sequence[str]], merged: str, chunks: Sequence[str], *, answer: str = "") -> Trace:
+    """The trace of a run that read parts of a document on branches "0", "1" and so on, side by side, and merged them.
+
+    Args:
+        memories: by branch, the memory after each of its chunks. Steps are called "BRANCH.NUMBER".
+        merged: the memory that the step "merge" wrote from the last ones.
+        chunks: the document's chunks; each branch takes as many of them as it has memories.
+        answer: what the step "answer" wrote.
+    """
+    read = iter(spans(chunks))
+    lanes = [
+        [
+            step(
+                f"{lane}.{number}",
+                memory,
+                *([f"{lane}.{number - 1}"] if number else []),
+                reads=next(read),
+                branch=str(lane),
+            )
+            for number, memory in enumerate(each)
+        ]
+        for lane, each in enumerate(memories)
+    ]
+    # As a log has them: the branches take turns.
+    turns = [each for row in zip_longest(*lanes) for each in row if each is not None]
+    merge = step("merge", merged, *(lane[-1].id for lane in lanes), role="merge")
+    return Trace((*turns, merge, answered("merge", text=answer)), spans(chunks)[-1].end_byte)

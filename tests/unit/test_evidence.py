@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.traces import answered, fan_out, spans, step
 from support.traces import line as line_of
 
 from memagent_graph.documents import SourceMark
@@ -193,3 +194,52 @@ def test_of_many_chunks_only_those_that_brought_the_final_words_are_read() -> No
     result = provenance_of(made_of(memories, chunks), text_of)
     assert sorted(asked) == list(range(70, 100))
     assert all(line.coverage == 1 for line in result.lines)
+
+
+def test_a_merges_lines_come_from_the_branches_that_read_them() -> None:
+    chunks = ["Here Ilse Thornbury built the lighthouse. ", "It was lit in 1743 for the king. ", "Per ran the ferry. "]
+    trace = fan_out(
+        [["Ilse Thornbury built the lighthouse"], ["It was lit in 1743"], ["Per ran the ferry"]],
+        "Ilse Thornbury built the lighthouse\nlit in 1743\nEnough is said of the rest",
+        chunks,
+    )
+    result = provenance_of(trace, lambda update: chunks[update.chunk_index])
+    assert [(line.branch, line.first_chunk, line.reworded) for line in result.lines] == [
+        ("0", 0, ()),
+        ("1", 1, (None,)),
+        ("", None, ()),
+    ]
+    assert [(quote.branch, quote.chunk_index, quote.update) for quote in result.evidence] == [("0", 0, 0), ("1", 1, 1)]
+    for quote in result.evidence:
+        assert quote.quote == "".join(chunks)[quote.start_char : quote.end_char]
+    assert [(lost.line, lost.first_chunk, lost.gone_chunk) for lost in result.lost] == [("Per ran the ferry", 2, None)]
+
+
+def test_what_one_branch_dropped_and_another_carried_on_is_not_lost() -> None:
+    first, second, third = spans(["a", "b", "c"])
+    trunk = step("t", "Marta sold the granary\nPer ran the ferry", reads=first)
+    dropped = step("l", "Jonas keeps bees", "t", reads=second, branch="l")
+    carried = step("r", "Marta sold the granary in 1716", "t", reads=third, branch="r")
+    merged = step("m", "Marta sold the granary in 1716; Jonas keeps bees", "l", "r", role="merge")
+    result = provenance_of(Trace((trunk, dropped, carried, merged)), lambda _: None)
+    assert [lost.line for lost in result.lost] == ["Per ran the ferry"]
+    assert [line.first_chunk for line in result.lines] == [0]
+
+
+def test_a_branch_that_the_answer_does_not_come_from_has_no_part_in_the_final_memory() -> None:
+    first, second = spans(["a", "b"])
+    left = step("l", "Ilse built it", reads=first, branch="l")
+    right = step("r", "Per ran the ferry", reads=second, branch="r")
+    result = provenance_of(Trace((left, right, answered("l"))), lambda _: None)
+    assert [line.line for line in result.lines] == ["Ilse built it"]
+    assert result.lost == ()
+
+
+def test_a_line_that_a_person_wrote_on_a_branch_is_said_to_be_so() -> None:
+    edit = ReadEvent(EventKind.MEMORY_EDITED, 1, "")
+    first, second = spans(["a", "b"])
+    left = step("l", "Ilse built it", reads=first, branch="l")
+    right = step("r", "Per Lindqvist is the keeper", reads=second, branch="r", events=(edit,))
+    merged = step("m", "Ilse built it\nPer Lindqvist is the keeper", "l", "r", role="merge")
+    result = provenance_of(Trace((left, right, merged)), lambda _: "nothing")
+    assert [line.edited for line in result.lines] == [False, True]
