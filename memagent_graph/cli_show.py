@@ -119,18 +119,19 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
 
 
 def _print_view_as_json(view: RunView) -> None:
-    from memagent_graph.provenance.evidence import trace  # noqa: PLC0415
+    from memagent_graph.provenance.evidence import provenance_of  # noqa: PLC0415
 
-    found = trace(view.updates, view.chunk_text, view.sections)
+    found = provenance_of(view.trace, view.chunk_text, view.sections)
     values: dict[str, Any] = {
         "run_id": view.run_id,
         "question": view.question,
         "document": dict(view.document),
         "model": view.model,
+        "strategy": view.strategy,
         "stop_reason": view.stop_reason,
         "answer": view.answer,
         "raw_answer": view.raw_answer,
-        "memory": view.updates[-1].memory if view.updates else "",
+        "memory": view.trace.final_memory,
         "lines": [asdict(each) for each in found.lines],
         "evidence": [asdict(each) for each in found.evidence],
         "lost": [asdict(each) for each in found.lost],

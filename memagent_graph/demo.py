@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph.evaluation.prose import prose
@@ -75,21 +77,22 @@ def is_right(answer: str | None, fact: Fact) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MemorySpan:
-    """A stretch of chunks, both ends included, over which the memory stayed the same."""
+    """A stretch of chunks on one branch, both ends included, over which the memory stayed the same."""
 
     first_chunk: int
     last_chunk: int
     memory: str
+    branch: str = ""
 
 
 def memory_spans(updates: Sequence[MemoryUpdate]) -> Iterator[MemorySpan]:
-    """The memory's history, one entry for each time it changed."""
-    first: MemoryUpdate | None = None
-    last: MemoryUpdate | None = None
+    """The memory's history, branch after branch: one entry for each time it changed. Merges, which read no chunk, are
+    left out."""
+    read: dict[str, list[tuple[int, str]]] = {}
     for update in updates:
-        if first is not None and last is not None and update.memory != last.memory:
-            yield MemorySpan(first.chunk_index, last.chunk_index, last.memory)
-            first = None
-        first, last = first or update, update
-    if first is not None and last is not None:
-        yield MemorySpan(first.chunk_index, last.chunk_index, last.memory)
+        if update.chunk_index is not None:
+            read.setdefault(update.branch, []).append((update.chunk_index, update.memory))
+    for branch, chunks in read.items():
+        for memory, same in groupby(chunks, key=itemgetter(1)):
+            numbers = [chunk for chunk, _ in same]
+            yield MemorySpan(numbers[0], numbers[-1], memory, branch)

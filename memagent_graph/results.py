@@ -76,21 +76,35 @@ class ReadResult:
         Computed when it is asked for, from words that line and chunk have in common; empty where the document's text
         is no longer stored.
         """
-        from memagent_graph.provenance.evidence import trace  # noqa: PLC0415  it needs this module
+        from memagent_graph.provenance.evidence import provenance_of  # noqa: PLC0415  importing this needs no evidence
 
         view = self.view()
-        return trace(view.updates, view.chunk_text, view.sections).evidence
+        return provenance_of(view.trace, view.chunk_text, view.sections).evidence
 
     def view(self) -> RunView:
         """The result as timelines take it; see `memagent_graph.timeline`."""
         from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
-        from memagent_graph.timeline.sources import view_of_result  # noqa: PLC0415  it needs this module
+        from memagent_graph.timeline.sources import chunk_reader, sections_of  # noqa: PLC0415
+        from memagent_graph.timeline.view import RunView  # noqa: PLC0415  rich comes with it
 
-        return view_of_result(self, DocumentStore(self.store_root) if self.store_root else None)
+        store = DocumentStore(self.store_root) if self.store_root else None
+        return RunView(
+            run_id=self.run_id,
+            question=self.question,
+            document=self.document,
+            model=self.model,
+            strategy=self.strategy,
+            trace=self.trace,
+            answer=self.answer,
+            raw_answer=self.raw_answer,
+            stop_reason=self.stop_reason.value,
+            sections=sections_of(store, self.document) if store else (),
+            chunk_text=chunk_reader(store, self.document) if store else lambda _: None,
+        )
 
     def _repr_html_(self) -> str:
         """How notebooks show it."""
-        from memagent_graph.timeline import build_timeline, render_notebook  # noqa: PLC0415  they need this module
+        from memagent_graph.timeline import build_timeline, render_notebook  # noqa: PLC0415  rich comes with them
 
         return render_notebook(build_timeline(self.view()))
 

@@ -135,18 +135,34 @@ class Trace:
         return self.updates[-1].memory if self.updates else ""
 
     @cached_property
+    def final_sources(self) -> tuple[int, ...]:
+        """The places in `updates` of those whose memories, below each other, are the final memory."""
+        if self.answers:
+            return self._replayed.places(self._replayed.sources[self.answers[-1].id])
+        return (len(self.updates) - 1,) if self.updates else ()
+
+    @cached_property
     def final_path(self) -> tuple[MemoryUpdate, ...]:
         """The updates that the final memory comes from, in order: those of all branches that were merged into it."""
-        replayed = self._replayed
-        wanted = set(map(replayed.place, replayed.sources[self.answers[-1].id])) if self.answers else set[int]()
-        if not self.answers and self.updates:
-            wanted = {len(self.updates) - 1}
+        wanted = set(self.final_sources)
         path = []
         for place in range(len(self.updates) - 1, -1, -1):
             if place in wanted:
-                wanted.update(map(replayed.place, self.updates[place].sources or ()))
+                wanted.update(self.sources(self.updates[place]))
                 path.append(self.updates[place])
         return tuple(reversed(path))
+
+    def place(self, step_id: str) -> int:
+        """The place in `updates` of the one that a step belongs to.
+
+        Raises:
+            KeyError: it belongs to none: it answered, or neither read a chunk nor wrote a memory.
+        """
+        return self._replayed.place(step_id)
+
+    def sources(self, update: MemoryUpdate) -> tuple[int, ...]:
+        """The places in `updates` of those whose memories, below each other, an update began from."""
+        return self._replayed.places(update.sources or ())
 
     def memory_before(self, step_id: str) -> str:
         """The memory that a step began from; several memories of a merge stand below each other."""
@@ -188,16 +204,21 @@ class Replayed:
     """By step: the place of its update."""
     _after: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By step: what `sources` is for those that follow it."""
-    _groups: dict[tuple[str, int], int] = field(default_factory=dict)
+    _newest: dict[str, int] = field(default_factory=dict)
+    """By branch: the place of its newest update."""
     _bytes_read: int = 0
 
     def place(self, step_id: str) -> int:
         """The place of the update that a step belongs to."""
         return self._places[step_id]
 
+    def places(self, sources: Iterable[str]) -> tuple[int, ...]:
+        """The places of the updates that steps belong to, each once."""
+        return tuple(dict.fromkeys(map(self.place, sources)))
+
     def joined(self, sources: Iterable[str]) -> str:
         """The memories of updates, below each other."""
-        return "\n".join(filter(None, (self.updates[self._places[each]].memory for each in sources)))
+        return "\n".join(filter(None, (self.updates[place].memory for place in self.places(sources))))
 
     def add(self, step: TraceStep) -> MemoryUpdate | None:
         """Add the next step; returns the update that it began or changed, if any."""
@@ -206,19 +227,19 @@ class Replayed:
         self._after[step.id] = before
         if step.writes is Writes.ANSWER or not (step.reads or step.writes is Writes.MEMORY):
             return None
-        key = None if step.chunk_index is None else (step.branch, step.chunk_index)
-        place = None if key is None else self._groups.get(key)
-        update = self._begun(step, before) if place is None else self._continued(self.updates[place], step)
-        if place is None:
-            place = len(self.updates)
-            self.updates.append(update)
-            if key is not None:
-                self._groups[key] = place
+        place = self._newest.get(step.branch)
+        if place is not None and step.reads and self.updates[place].chunk_index == step.chunk_index:
+            # The memory that the chunk's own earlier steps stand for is the one from before it.
+            before = self.updates[place].sources or ()
+            self.sources[step.id] = before
+            self.updates[place] = self._continued(self.updates[place], step)
         else:
-            self.updates[place] = update
+            place = len(self.updates)
+            self.updates.append(self._begun(step, before))
+        self._newest[step.branch] = place
         self._places[step.id] = place
         self._after[step.id] = (step.id,)
-        return update
+        return self.updates[place]
 
     def _begun(self, step: TraceStep, before: tuple[str, ...]) -> MemoryUpdate:
         previous = self.joined(before)

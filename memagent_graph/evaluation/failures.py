@@ -1,8 +1,8 @@
-"""Where a wrong answer's facts were lost, from the memories that the run log keeps: written, kept, cut, or not used."""
+"""Where a wrong answer's facts were lost, from a run's trace: written, kept, cut, or not used."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -10,11 +10,13 @@ from typing import Final
 from memagent_graph.documents import DocumentStore
 from memagent_graph.evaluation.samples import Needle, Sample
 from memagent_graph.evaluation.scorers import contains
+from memagent_graph.events import EventKind, UpdateRule
 from memagent_graph.policy import strip_reasoning
-from memagent_graph.results import EventKind, MemoryUpdate, UpdateRule
-from memagent_graph.run_log import ConversationKind, RunLog
+from memagent_graph.provenance.evidence import memory_lines
+from memagent_graph.run_log import RunLog
 from memagent_graph.timeline import RunView
 from memagent_graph.timeline.sources import view_of_run
+from memagent_graph.trace import MemoryUpdate, Trace, Writes
 
 _CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
 
@@ -23,11 +25,14 @@ class Loss(StrEnum):
     """What became of one fact in a read whose answer is wrong."""
 
     NEVER_WRITTEN = "never_written"
-    """No memory held it, from the first chunk to the last."""
+    """No memory on the way to the answer held it, from the first chunk to the last."""
+    CUT_BY_CHUNK = "cut_by_chunk"
+    """No memory held it, and the end of a chunk cut it in two: it was never read whole."""
     OVERWRITTEN = "overwritten"
     """A memory held it, and a later one did not, though there was room to write."""
     CUT_BY_CAP = "cut_by_cap"
-    """The memory that lost it, or that was to hold it first, came to the end of its budget and was cut off there."""
+    """The memory that lost it, or that was to hold it first, came to the end of its budget and was cut off there; the
+    second also where its words had not come yet: the chunk held it, and the memory was cut."""
     NOT_TAKEN = "not_taken"
     """The policy wrote it, and a rule for updates kept the memory before that in its place."""
     IN_MEMORY = "in_memory_but_answered_wrong"
@@ -45,61 +50,115 @@ class NeedleLoss:
     needle: Needle
     loss: Loss
     chunk_index: int | None = None
-    """The chunk whose memory lost it; for `IN_MEMORY` and `ANSWERED` None."""
+    """The chunk whose memory lost it, or whose end cut it; None for `IN_MEMORY` and `ANSWERED`, and at a merge."""
     written_at: int | None = None
-    """The chunk whose memory held it first."""
+    """The chunk whose memory held it first; None where a merge wrote it."""
 
 
-def analyse(sample: Sample, run: RunView, completions: Mapping[int, str] | None = None) -> tuple[NeedleLoss, ...]:
+def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None = None) -> tuple[NeedleLoss, ...]:
     """What became of each of a sample's needles, in their order; empty where it has none.
 
     Args:
         sample: the question.
         run: the read, from the log (`view_of_run`) or from a result (`ReadResult.view`).
-        completions: what the policy wrote at each chunk before it was cut to the memory's budget, where that is known.
+        completions: what the policy wrote at each step before it was cut to the memory's budget, by the steps' ids,
+            where that is known.
     """
     if run.stop_reason not in {"answered", "no_answer"} or not run.updates:
         return tuple(NeedleLoss(needle, Loss.NOT_APPLICABLE) for needle in sample.needles)
     said = strip_reasoning(run.raw_answer) if run.raw_answer is not None else run.answer
-    return tuple(_analyse(needle, run.updates, said or "", completions or {}) for needle in sample.needles)
+    return tuple(_analyse(needle, run, said or "", completions or {}) for needle in sample.needles)
 
 
-def logged_read(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView, Mapping[int, str]]:
-    """A run of a log, with what the policy wrote at each chunk: what `analyse` takes. Blocks.
+def logged_read(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView, Mapping[str, str]]:
+    """A run of a log, with what the policy wrote at each step: what `analyse` takes. Blocks.
 
     Raises:
         RunLogError: the log cannot be read.
         RunNotFoundError: it holds no such run.
     """
     completions = {
-        each.position: strip_reasoning(each.text)
-        for each in log.conversations(run_id)
-        if each.kind is ConversationKind.UPDATE and each.text
+        each.step: strip_reasoning(each.text)
+        for each in log.conversations(run_id, with_ids=False)
+        if each.writes is Writes.MEMORY and each.text
     }
     return view_of_run(log, run_id, store), completions
 
 
-def _analyse(needle: Needle, updates: Sequence[MemoryUpdate], said: str, completions: Mapping[int, str]) -> NeedleLoss:
-    held = _held(needle.gold, updates)
-    first = updates[held.index(True)].chunk_index if any(held) else None
+def _analyse(needle: Needle, run: RunView, said: str, completions: Mapping[str, str]) -> NeedleLoss:
+    trace = run.trace
+    held = _held(needle.gold, trace)
+    first = next((update.chunk_index for update in trace.final_path if held[update.step]), None)
     if contains(said, needle.gold):
         return NeedleLoss(needle, Loss.ANSWERED, written_at=first)
-    if first is None:
-        for update in updates:
-            if contains(completions.get(update.chunk_index, ""), needle.gold):
-                kept = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in update.events)
-                return NeedleLoss(needle, Loss.NOT_TAKEN if kept else Loss.CUT_BY_CAP, update.chunk_index)
-        return NeedleLoss(needle, Loss.NEVER_WRITTEN)
-    if held[-1]:
+    if not any(held.values()):
+        return _never_held(needle, run, completions)
+    if contains(trace.final_memory, needle.gold):
         return NeedleLoss(needle, Loss.IN_MEMORY, written_at=first)
-    losing = updates[len(held) - held[::-1].index(True)]
-    cut = any(event.kind in _CUT for event in losing.events)
-    return NeedleLoss(needle, Loss.CUT_BY_CAP if cut else Loss.OVERWRITTEN, losing.chunk_index, first)
+    losing = [
+        update
+        for update in trace.final_path
+        if not held[update.step] and any(held[trace.updates[place].step] for place in trace.sources(update))
+    ]
+    loss = Loss.CUT_BY_CAP if _was_cut(losing[-1]) else Loss.OVERWRITTEN
+    return NeedleLoss(needle, loss, losing[-1].chunk_index, first)
 
 
-def _held(gold: str, updates: Sequence[MemoryUpdate]) -> list[bool]:
-    """For each memory, whether it holds the gold string."""
-    held: list[bool] = []
-    for update in updates:
-        held.append(contains(update.memory, gold) if update.changed or not held else held[-1])
+def _held(gold: str, trace: Trace) -> dict[str, bool]:
+    """For each memory on the way to the answer, by its update's step, whether it holds the gold string."""
+    held: dict[str, bool] = {}
+    for update in trace.final_path:
+        sources = trace.sources(update)
+        if len(sources) == 1 and not update.changed:
+            held[update.step] = held[trace.updates[sources[0]].step]
+        else:
+            held[update.step] = contains(update.memory, gold)
     return held
+
+
+def _never_held(needle: Needle, run: RunView, completions: Mapping[str, str]) -> NeedleLoss:
+    """Why no memory held a fact, from what the policy wrote and from the chunk that the fact stands in."""
+    path = run.trace.final_path
+    written = [update for update in path if contains(completions.get(update.step, ""), needle.gold)]
+    if written:
+        kept = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in written[0].events)
+        return NeedleLoss(needle, Loss.NOT_TAKEN if kept else Loss.CUT_BY_CAP, written[0].chunk_index)
+    place = next(_places(needle, run), None)
+    if place is not None:
+        update, whole = place
+        if not whole:
+            return NeedleLoss(needle, Loss.CUT_BY_CHUNK, update.chunk_index)
+        if any(_was_cut(each) for each in path if each.chunk_index == update.chunk_index):
+            return NeedleLoss(needle, Loss.CUT_BY_CAP, update.chunk_index)
+    return NeedleLoss(needle, Loss.NEVER_WRITTEN)
+
+
+def _was_cut(update: MemoryUpdate) -> bool:
+    return any(event.kind in _CUT for event in update.events)
+
+
+def _places(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]:
+    """The chunks that a fact begins in, and whether they hold it whole; those near the needle's place first."""
+    fact = _sentence(needle)
+    reads = {each.chunk_index: each for each in run.trace.final_path if each.chunk_index is not None}
+    chunks = sorted(reads.values(), key=lambda each: each.start_char)
+    at = needle.depth * max((each.end_char for each in chunks), default=0)
+    following = {one.start_char: one for one in chunks}
+
+    def away(chunk: MemoryUpdate) -> float:
+        return max(chunk.start_char - at, at - chunk.end_char, 0.0)
+
+    for chunk in sorted(chunks, key=away):
+        text = run.chunk_text(chunk) or ""
+        if fact in text:
+            yield chunk, True
+        elif (other := following.get(chunk.end_char)) is not None:
+            part = len(fact) - 1
+            if fact in text[max(0, len(text) - part) :] + (run.chunk_text(other) or "")[:part]:
+                yield chunk, False
+
+
+def _sentence(needle: Needle) -> str:
+    """The sentence of a needle that carries its gold string: a needle may be a whole paragraph."""
+    holding = [each for each in memory_lines(needle.text) if contains(each, needle.gold)]
+    return min(holding, key=len, default=needle.text)

@@ -1,7 +1,7 @@
 """Where a memory's lines come from: verbatim overlap with the chunks that brought them, computed without a model.
 
-A line of the final memory is followed back through its rewordings to the update that first wrote it. Its quotes are
-the stretches of words that it shares with the chunks read there. Nothing here says that a line is true or follows from
+A line of the final memory is followed back through its rewordings, and through merges of branches, to the update that
+first wrote it. Its quotes are the stretches of words that it shares with the chunks read there. Nothing here says that a line is true or follows from
 a chunk: it says which of its words stood there, and where.
 """
 
@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import itemgetter
 
 from memagent_graph.documents.sources import SourceMark
 from memagent_graph.events import EventKind
@@ -25,7 +27,7 @@ from memagent_graph.provenance.overlap import (
     shared_runs,
 )
 from memagent_graph.provenance.word_diff import WORD
-from memagent_graph.trace import MemoryUpdate
+from memagent_graph.trace import MemoryUpdate, Trace
 
 _SAME_LINE = 0.6
 _CONTAINED = 0.8
@@ -52,6 +54,10 @@ class Evidence:
     """The page or source that the quote begins in, where the document has them."""
     coverage: float
     """The share of the line's words, 0 to 1, that this and the line's other quotes hold."""
+    branch: str
+    """The branch that read the chunk; "" is the trunk."""
+    update: int
+    """The place in `Trace.updates` of the update that read the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +65,21 @@ class LineOrigin:
     """A line of the final memory, and the chunks at which it was written."""
 
     line: str
-    first_chunk: int
-    reworded: tuple[int, ...]
-    """The later chunks at which its words were changed, in order."""
+    first_chunk: int | None
+    """None where a merge wrote it, which read no chunk."""
+    reworded: tuple[int | None, ...]
+    """The later chunks at which its words were changed, in order; None for a merge."""
     edited: bool
     """Whether a person wrote it: the memory was edited where it first appears, and the chunk there has not half of
     its words."""
     coverage: float
     """The share of the line's words, 0 to 1, that its quotes hold."""
+    branch: str
+    """The branch that first wrote it."""
+    update: int
+    """The place in `Trace.updates` of the update that first wrote it."""
+    reworded_updates: tuple[int, ...]
+    """As `reworded`, by places in `Trace.updates`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +88,15 @@ class LostLine:
 
     line: str
     """As it last read."""
-    first_chunk: int
-    gone_chunk: int
-    """The first chunk after which it was no longer there."""
+    first_chunk: int | None
+    gone_chunk: int | None
+    """The first chunk after which it was no longer there; None for a merge."""
+    branch: str
+    """The branch that lost it."""
+    update: int
+    """The place in `Trace.updates` of the update that first wrote it."""
+    gone_update: int
+    """As `gone_chunk`, by the place in `Trace.updates`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,32 +119,34 @@ class Support:
     end: int
 
 
-def trace(
-    updates: Sequence[MemoryUpdate],
+def provenance_of(
+    trace: Trace,
     chunk_text: Callable[[MemoryUpdate], str | None],
     sections: Sequence[SourceMark] = (),
 ) -> Provenance:
-    """Where the final memory's lines come from, and what was lost on the way.
+    """Where the final memory's lines come from, and what was lost on the way to it.
 
     Args:
-        updates: Every update, in order. Those that left the memory as it was cost nothing.
+        trace: The run. Updates that left the memory as it was cost nothing; branches that the final memory does not
+            come from do not count.
         chunk_text: The document's text between an update's `start_char` and `end_char`. It is asked only for chunks
             that brought words of the final memory; where it gives None, origins are known and quotes are not.
         sections: Where the document's pages or sources begin, in order.
     """
-    lines, lost = _lineage(updates)
+    updates = trace.updates
+    lines, lost = _lineage(trace)
     chunks: dict[int, WordedText | None] = {}
     origins: list[LineOrigin] = []
     found: list[Evidence] = []
     for line_index, line in enumerate(lines):
         words = WordedText(line.text)
         candidates: list[Quote] = []
-        for position in sorted({line.first, *line.brought.values()}):
-            if position not in chunks:
-                text = chunk_text(updates[position])
-                chunks[position] = None if text is None else WordedText(text)
-            chunk = chunks[position]
-            candidates += [] if chunk is None else possible_quotes(words, chunk, position)
+        for place in sorted({line.first, *line.brought.values()}):
+            if place not in chunks:
+                text = None if updates[place].chunk_index is None else chunk_text(updates[place])
+                chunks[place] = None if text is None else WordedText(text)
+            chunk = chunks[place]
+            candidates += [] if chunk is None else possible_quotes(words, chunk, place)
         chosen = best_quotes(words, candidates)
         coverage = share_held(words, chosen)
         for candidate in chosen:
@@ -135,27 +156,33 @@ def trace(
                 Evidence(
                     line=line.text,
                     line_index=line_index,
-                    chunk_index=update.chunk_index,
+                    chunk_index=update.chunk_index or 0,
                     start_char=start,
                     end_char=update.start_char + candidate.end,
                     quote=chunk.text[candidate.start : candidate.end],
                     section=section_at(sections, start),
                     coverage=coverage,
+                    branch=update.branch,
+                    update=candidate.source,
                 )
             )
         first = updates[line.first]
         by_person = any(event.kind is EventKind.MEMORY_EDITED for event in first.events)
         here = [candidate for candidate in chosen if candidate.source == line.first]
+        reworded = _chained(line.reworded)
         origins.append(
             LineOrigin(
                 line=line.text,
                 first_chunk=first.chunk_index,
-                reworded=tuple(updates[position].chunk_index for position in line.reworded),
+                reworded=tuple(updates[place].chunk_index for place in reworded),
                 edited=by_person and share_held(words, here) < _SUPPORTED,
                 coverage=coverage,
+                branch=first.branch,
+                update=line.first,
+                reworded_updates=reworded,
             )
         )
-    return Provenance(tuple(origins), tuple(found), _lost_lines(updates, lines, lost))
+    return Provenance(tuple(origins), tuple(found), lost)
 
 
 def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:
@@ -193,35 +220,80 @@ def section_at(sections: Sequence[SourceMark], start_char: int) -> str | None:
     return sections[index - 1].label if index else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Line:
-    """A line of some memory. Updates are named by their position in the sequence."""
+    """A line of some memory. Updates are named by their places in the trace; two lines of the same words are two."""
 
     text: str
     words: tuple[str, ...]
     content: frozenset[str]
     first: int
-    reworded: tuple[int, ...]
+    reworded: _Reworded | None
     brought: dict[str, int]
     """The update that brought each word of `content`."""
 
 
-def _lineage(updates: Sequence[MemoryUpdate]) -> tuple[list[_Line], list[tuple[_Line, int]]]:
-    """The final memory's lines, and those that were lost with the update that lost them."""
-    lines: list[_Line] = []
-    lost: list[tuple[_Line, int]] = []
-    memory = ""
-    for position, update in enumerate(updates):
-        if update.memory == memory:
-            continue
-        memory = update.memory
-        lines, gone = _succeeded(lines, memory_lines(memory), position)
-        lost += [(line, position) for line in gone]
-    return lines, lost
+@dataclass(frozen=True, slots=True)
+class _Reworded:
+    """The update that reworded a line, and those before it: a chain, as a line may be reworded at every chunk."""
+
+    before: _Reworded | None
+    place: int
 
 
-def _succeeded(old: Sequence[_Line], texts: Sequence[str], position: int) -> tuple[list[_Line], list[_Line]]:
-    """The next memory's lines, and those of `old` that none of them comes from.
+def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
+    """The final memory's lines, and those that were lost on the way to it."""
+    path, finally_used = trace.final_path, trace.final_sources
+    uses = Counter(chain(finally_used, *map(trace.sources, path)))
+    parted = any(count > 1 for count in uses.values())
+    after: dict[int, list[_Line]] = {}
+
+    def together(places: Sequence[int]) -> list[_Line]:
+        """The lines of several memories; they are forgotten behind the last that comes from them."""
+        uses.subtract(places)
+        found = [after[place] if uses[place] else after.pop(place) for place in places]
+        return found[0] if len(found) == 1 else list(chain(*found))
+
+    lost: dict[_Line, int] = {}
+    continued: set[_Line] = set()
+    for update in path:
+        place = trace.place(update.step)
+        lines = together(trace.sources(update))
+        if update.changed:
+            lines, gone, others = _succeeded(lines, memory_lines(update.memory), place)
+            lost |= dict.fromkeys(gone, place)
+            continued.update(others if parted else ())
+        after[place] = lines
+    final = together(finally_used)
+    # What one branch lost is not lost where another carried it on, nor where it came back in the same words.
+    there = {line.words for line in final}
+    left_out = [(line, place) for line, place in lost.items() if line not in continued and line.words not in there]
+    updates = trace.updates
+    return final, tuple(
+        LostLine(
+            line=line.text,
+            first_chunk=updates[line.first].chunk_index,
+            gone_chunk=updates[place].chunk_index,
+            branch=updates[place].branch,
+            update=line.first,
+            gone_update=place,
+        )
+        for line, place in sorted(left_out, key=itemgetter(1))
+    )
+
+
+def _chained(reworded: _Reworded | None) -> tuple[int, ...]:
+    places = []
+    while reworded is not None:
+        places.append(reworded.place)
+        reworded = reworded.before
+    return tuple(reversed(places))
+
+
+def _succeeded(
+    old: Sequence[_Line], texts: Sequence[str], place: int
+) -> tuple[list[_Line], list[_Line], list[_Line]]:
+    """The next memory's lines, those of `old` that none of them comes from, and those that live on in other words.
 
     A line that stayed as it was has no other successor: lists of like facts would else inherit from each other.
     """
@@ -246,22 +318,22 @@ def _succeeded(old: Sequence[_Line], texts: Sequence[str], position: int) -> tup
         likeness = {each: _likeness(count, content, old[each].content) for each, count in shared.items()}
         best = max(likeness, key=lambda each: (likeness[each], -each), default=None)
         if best is None or likeness[best] < _SAME_LINE:
-            lines.append(_Line(text, words, content, position, (), dict.fromkeys(content, position)))
+            lines.append(_Line(text, words, content, place, None, dict.fromkeys(content, place)))
             continue
         parents = [each for each, count in shared.items() if count >= _SAME_LINE * len(old[each].content)]
         lost.difference_update(parents, (best,))
-        lines.append(_reworded(text, words, content, old[best], [old[each] for each in parents], position))
-    return lines, [old[index] for index in sorted(lost)]
+        lines.append(_reworded(text, words, content, old[best], [old[each] for each in parents], place))
+    return lines, [old[index] for index in sorted(lost)], [old[index] for index in changed - lost]
 
 
 def _reworded(
-    text: str, words: tuple[str, ...], content: frozenset[str], line: _Line, others: Sequence[_Line], position: int
+    text: str, words: tuple[str, ...], content: frozenset[str], line: _Line, others: Sequence[_Line], place: int
 ) -> _Line:
     if words == line.words:
         return replace(line, text=text)
     brought = {word: chunk for other in others for word, chunk in other.brought.items()} | line.brought
-    chunks = {word: brought.get(word, position) for word in content}
-    return _Line(text, words, content, line.first, (*line.reworded, position), chunks)
+    chunks = {word: brought.get(word, place) for word in content}
+    return _Line(text, words, content, line.first, _Reworded(line.reworded, place), chunks)
 
 
 def _likeness(shared: int, new: frozenset[str], old: frozenset[str]) -> float:
@@ -269,15 +341,3 @@ def _likeness(shared: int, new: frozenset[str], old: frozenset[str]) -> float:
     dice = 2 * shared / (len(new) + len(old))
     contained = shared / len(new)
     return max(dice, contained) if shared >= _FEWEST_CONTAINED and contained >= _CONTAINED else dice
-
-
-def _lost_lines(
-    updates: Sequence[MemoryUpdate], final: Sequence[_Line], lost: Sequence[tuple[_Line, int]]
-) -> tuple[LostLine, ...]:
-    """The lost lines that did not come back later in the same words."""
-    there = {line.words for line in final}
-    return tuple(
-        LostLine(line.text, updates[line.first].chunk_index, updates[position].chunk_index)
-        for line, position in lost
-        if line.words not in there
-    )

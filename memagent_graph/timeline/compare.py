@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memagent_graph.provenance.word_diff import Change, word_diff
-from memagent_graph.timeline.model import Timeline, build_timeline
+from memagent_graph.timeline.model import Step, Timeline, build_timeline, same_places
 from memagent_graph.timeline.terminal import DiffText, plain
 from memagent_graph.timeline.view import RunView
 
@@ -27,12 +27,19 @@ class RunComparison:
     """Whether the text is the same, whatever it is called."""
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """The settings that differ, by name; None where a run does not have one."""
-    first_parting: int | None = None
-    """The first chunk after which the memories differ, where both runs read it; None where they never do."""
+    parting: Step | None = None
+    """The first step of `a` after which the memories differ, of those that stand at the same place in `b`."""
+    in_common: int = 0
+    """How many steps of the two runs stand at the same place: the same chunk on the same branch, or like merges."""
     same_chunks: bool = True
     """Whether the chunks that both runs read have the same bounds."""
     memory_diff: tuple[Change, ...] = ()
     """From the final memory of `a` to that of `b`."""
+
+    @property
+    def first_parting(self) -> int | None:
+        """The chunk of `parting`; None where the memories never part, or at a merge."""
+        return self.parting.update.chunk_index if self.parting else None
 
     @property
     def same_answer(self) -> bool:
@@ -49,8 +56,8 @@ def compare_runs(
 ) -> RunComparison:
     """Compare two runs, of one question and document or of several."""
     left, right = build_timeline(a), build_timeline(b)
-    pairs = list(zip(a.updates, b.updates, strict=False))
-    parted = next((one.chunk_index for one, other in pairs if one.memory != other.memory), None)
+    pairs = same_places(left, right)
+    bounds = [[(each.update.start_char, each.update.end_char) for each in side] for side in zip(*pairs, strict=True)]
     given_a, given_b = dict(settings_a or {}), dict(settings_b or {})
     return RunComparison(
         a=left,
@@ -62,8 +69,9 @@ def compare_runs(
             for name in given_a | given_b
             if given_a.get(name) != given_b.get(name)
         },
-        first_parting=parted,
-        same_chunks=all((one.start_char, one.end_char) == (other.start_char, other.end_char) for one, other in pairs),
+        parting=next((one for one, other in pairs if one.update.memory != other.update.memory), None),
+        in_common=len(pairs),
+        same_chunks=not bounds or bounds[0] == bounds[1],
         memory_diff=tuple(word_diff(left.memory, right.memory)),
     )
 
@@ -92,6 +100,8 @@ def _table(comparison: RunComparison) -> Table:
     row("question", a.view.question, b.view.question)
     row("document", a.view.document["name"], b.view.document["name"], same=comparison.same_document)
     row("model", a.view.model, b.view.model)
+    if a.view.strategy != b.view.strategy:
+        row("strategy", a.view.strategy, b.view.strategy)
     for name, (left, right) in comparison.settings.items():
         row(name, _value(left), _value(right), same=False)
     table.add_row("answer", _answer(a), _answer(b))
@@ -123,7 +133,9 @@ def _value(value: object) -> str:
 
 
 def _parting(comparison: RunComparison) -> str:
-    if comparison.first_parting is None:
+    if not comparison.in_common and comparison.a.steps and comparison.b.steps:
+        return "The runs have no step in common: they read on different branches."
+    if comparison.parting is None:
         return "The memories are the same as far as both runs read."
     bounds = "" if comparison.same_chunks else " (the chunks have other bounds)"
-    return f"The memories part at chunk {comparison.first_parting}{bounds}."
+    return f"The memories part at {plain(comparison.parting.name)}{bounds}."

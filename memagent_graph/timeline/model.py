@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, pairwise
 
-from memagent_graph.events import EventKind, ReadEvent, count_events
-from memagent_graph.provenance.evidence import Evidence, Provenance, Support, section_at, support, trace
+from memagent_graph.events import EventKind, count_events
+from memagent_graph.provenance.evidence import Evidence, LostLine, Provenance, Support, provenance_of, section_at, support
 from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
 from memagent_graph.timeline.view import RunView
-from memagent_graph.trace import MemoryUpdate
+from memagent_graph.trace import MemoryUpdate, Trace, TraceStep, Writes
+
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One chunk read, and what it did to the memory."""
+    """One chunk read, or one merge of branches, and what it did to the memory."""
 
     update: MemoryUpdate
+    name: str
+    """What it is called in a sentence: "chunk 3", "chunk 41, branch 3", "merge of branches 0, 1, 2"."""
+    kept: bool
+    """Whether the policy was asked what to do, and decided to leave the memory as it was."""
+    sources: tuple[int, ...]
+    """The places in `Timeline.steps` of those whose memories, below each other, it began from."""
     previous: str
-    """The memory before the chunk."""
+    """The memory that it began from."""
     diff: tuple[Change, ...]
     """From `previous` to the update's memory; empty where they are the same."""
     inserted_words: int
@@ -30,16 +40,27 @@ class Step:
     """The page or source that the chunk begins in."""
 
     @property
+    def short_name(self) -> str:
+        """Its name where it is clear that a chunk is meant, in a list: that of a chunk on the trunk is its number."""
+        return self.name.removeprefix("chunk ").replace(", branch", " on branch", 1)
+
+    @property
     def changed(self) -> bool:
         """Whether the memory is another than before."""
         return bool(self.diff)
 
+    @property
+    def notable(self) -> bool:
+        """Whether it changed memory, something happened at it, or branches met in it."""
+        return self.changed or bool(self.update.events) or self.update.chunk_index is None
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a run amounts to. Tokens are those of the updates that count and of the answer, seconds likewise."""
+    """What a run amounts to. Tokens and seconds are those of all steps that count, answers and decisions included."""
 
     chunks: int
+    """How many chunks were read; one that was read again counts again."""
     changes: int
     prompt_tokens: int
     completion_tokens: int
@@ -52,12 +73,15 @@ class Totals:
         return self.prompt_tokens + self.completion_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timeline:
     """A run with all that can be said of it without a model."""
 
     view: RunView
     steps: tuple[Step, ...]
+    """Behind their sources, and as far as that leaves a choice, those of a branch together."""
+    places: tuple[int, ...]
+    """By the place of an update in the trace: the place of its step in `steps`."""
     provenance: Provenance
     support: tuple[Support, ...]
     """The stretches of the final memory's lines whose words the answer repeats."""
@@ -66,21 +90,41 @@ class Timeline:
     @property
     def memory(self) -> str:
         """The final memory."""
-        return self.steps[-1].update.memory if self.steps else ""
+        return self.view.trace.final_memory
 
-    def density(self, columns: int) -> list[float]:
-        """The greatest density in each of `columns` equal stretches of the run; fewer where there are fewer chunks."""
-        count = min(columns, len(self.steps))
-        bounds = [index * len(self.steps) // count for index in range(count + 1)] if count else []
-        return [max(step.density for step in self.steps[a:b]) for a, b in pairwise(bounds)]
+    @cached_property
+    def lanes(self) -> dict[str, list[Step]]:
+        """The steps of each branch, by its name, in order; the trunk, which is called "", comes first if there is one."""
+        lanes: dict[str, list[Step]] = {"": []} if any(not step.update.branch for step in self.steps) else {}
+        for step in self.steps:
+            lanes.setdefault(step.update.branch, []).append(step)
+        return lanes
+
+    def step(self, update: int) -> Step:
+        """The step of the update at a place in the trace, as evidence and lines of memory name it."""
+        return self.steps[self.places[update]]
+
+    def density(self, columns: int, branch: str | None = None) -> list[float]:
+        """The greatest density in each of `columns` equal stretches of the run, or of one branch; fewer where there are
+        fewer steps."""
+        steps = self.steps if branch is None else self.lanes[branch]
+        count = min(columns, len(steps))
+        bounds = [index * len(steps) // count for index in range(count + 1)] if count else []
+        return [max(step.density for step in steps[a:b]) for a, b in pairwise(bounds)]
 
     def stretches(self) -> Iterator[tuple[bool, list[Step]]]:
-        """The steps in groups: one to show by itself (it changed memory or something happened), or a dull stretch."""
-        for notable, steps in groupby(self.steps, key=is_notable):
+        """The steps in groups: one to show by itself (it is notable), or a dull stretch of one branch."""
+        for (notable, _), steps in groupby(self.steps, key=lambda step: (step.notable, step.update.branch)):
             if notable:
                 yield from ((True, [step]) for step in steps)
             else:
                 yield False, list(steps)
+
+    def longest_held(self, most: int) -> list[LostLine]:
+        """The lost lines that were in memory over the most steps, in the order in which they were lost."""
+        lost = self.provenance.lost
+        held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone_update)
+        return [lost[index] for index in sorted(held[:most])]
 
     def quotes(self, line_index: int) -> list[Evidence]:
         """The quotes of one line of the final memory, longest first."""
@@ -100,17 +144,22 @@ class Timeline:
 
     def quote_context(self, quote: Evidence, characters: int) -> tuple[str, str]:
         """What stands around a quote in its chunk, `characters` on either side; empty where the text is gone."""
-        for step in self.steps:
-            if step.update.chunk_index == quote.chunk_index:
-                text = self.view.chunk_text(step.update) or ""
-                start, end = quote.start_char - step.update.start_char, quote.end_char - step.update.start_char
-                return text[max(0, start - characters) : start], text[end : end + characters]
-        return "", ""
+        update = self.view.updates[quote.update]
+        text = self.view.chunk_text(update) or ""
+        start, end = quote.start_char - update.start_char, quote.end_char - update.start_char
+        return text[max(0, start - characters) : start], text[end : end + characters]
 
 
-def is_notable(step: Step) -> bool:
-    """Whether a step changed memory, or something happened at it."""
-    return step.changed or bool(step.update.events)
+def dull_words(steps: Sequence[Step]) -> str:
+    """What is said of steps that left the memory as it was: unchanged, or kept by a decision."""
+    kept = {step.kept for step in steps}
+    return "unchanged or kept" if len(kept) > 1 else "kept" if True in kept else "unchanged"
+
+
+def listed(names: Sequence[object], most: int = _MOST_NAMED) -> str:
+    """Names in a sentence, the last of many left out."""
+    shown = ", ".join(map(str, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def build_timeline(view: RunView) -> Timeline:
@@ -119,37 +168,115 @@ def build_timeline(view: RunView) -> Timeline:
     For 700 chunks and memories of 1000 tokens it takes about half a second, and a few seconds where every chunk
     rewrites the whole memory.
     """
+    trace = view.trace
+    order = _order(trace)
+    places = [0] * len(order)
+    for place, update in enumerate(order):
+        places[update] = place
+    asked = _asked(trace)
     steps = []
-    previous = ""
-    for update in view.updates:
-        steps.append(_step(previous, update, section_at(view.sections, update.start_char)))
-        previous = update.memory
-    provenance = trace(view.updates, view.chunk_text, view.sections)
-    events: Sequence[ReadEvent] = [event for update in view.updates for event in update.events]
+    for each in order:
+        update, sources = trace.updates[each], trace.sources(trace.updates[each])
+        previous = trace.memory_before(update.step)
+        change = () if update.memory == previous else tuple(word_diff(previous, update.memory))
+        inserted, deleted, kept = (
+            sum(count_words(part.text) for part in change if part.op is op)
+            for op in (DiffOp.INSERT, DiffOp.DELETE, DiffOp.EQUAL)
+        )
+        # A change of white space or punctuation alone counts no word, and is a change.
+        share = max((inserted + deleted) / max(1, inserted + deleted + 2 * kept), 0.01) if change else 0.0
+        reads = update.chunk_index is not None
+        steps.append(
+            Step(
+                update=update,
+                name=_name(update, asked[each], [trace.updates[source].branch for source in sources]),
+                kept=all(step.writes is Writes.DECISION for step in asked[each]),
+                sources=tuple(places[source] for source in sources),
+                previous=previous,
+                diff=change,
+                inserted_words=inserted,
+                deleted_words=deleted,
+                density=share,
+                section=section_at(view.sections, update.start_char) if reads else None,
+            )
+        )
+    provenance = provenance_of(trace, view.chunk_text, view.sections)
     return Timeline(
         view=view,
         steps=tuple(steps),
+        places=tuple(places),
         provenance=provenance,
         support=support(view.answer or "", [line.line for line in provenance.lines]),
         totals=Totals(
-            chunks=len(steps),
+            chunks=sum(step.update.chunk_index is not None for step in steps),
             changes=sum(step.changed for step in steps),
-            prompt_tokens=sum(update.prompt_tokens for update in view.updates) + view.answer_prompt_tokens,
-            completion_tokens=sum(update.completion_tokens for update in view.updates) + view.answer_completion_tokens,
-            seconds=sum(update.seconds for update in view.updates) + view.answer_seconds,
-            events=count_events([*events, *view.answer_events]),
+            prompt_tokens=sum(step.prompt_tokens for step in trace.steps),
+            completion_tokens=sum(step.completion_tokens for step in trace.steps),
+            seconds=sum(step.seconds for step in trace.steps),
+            events=count_events([event for step in trace.steps for event in step.events]),
         ),
     )
 
 
-def _step(previous: str, update: MemoryUpdate, section: str | None) -> Step:
-    if update.memory == previous:
-        return Step(update, previous, (), 0, 0, 0.0, section)
-    diff = tuple(word_diff(previous, update.memory))
-    inserted, deleted, kept = (
-        sum(count_words(change.text) for change in diff if change.op is op)
-        for op in (DiffOp.INSERT, DiffOp.DELETE, DiffOp.EQUAL)
-    )
-    # A change of white space or punctuation alone counts no word, and is a change.
-    density = max((inserted + deleted) / max(1, inserted + deleted + 2 * kept), 0.01)
-    return Step(update, previous, diff, inserted, deleted, density, section)
+def _order(trace: Trace) -> list[int]:
+    """The places of a trace's updates, each behind its sources; branches that ran side by side one after the other."""
+    sources = [trace.sources(update) for update in trace.updates]
+    ends = set(range(len(sources))).difference(*sources)
+    order: list[int] = []
+    done: set[int] = set()
+    for end in sorted(ends):
+        waiting = [end]
+        while waiting:
+            place = waiting[-1]
+            missing = [source for source in sources[place] if source not in done]
+            if missing:
+                waiting += reversed(missing)
+                continue
+            waiting.pop()
+            if place not in done:
+                done.add(place)
+                order.append(place)
+    return order
+
+
+def _asked(trace: Trace) -> list[list[TraceStep]]:
+    """The steps of each update."""
+    asked: list[list[TraceStep]] = [[] for _ in trace.updates]
+    for step in trace.steps:
+        if step.writes is Writes.MEMORY or (step.reads and step.writes is Writes.DECISION):
+            asked[trace.place(step.id)].append(step)
+    return asked
+
+
+def _name(update: MemoryUpdate, asked: Sequence[TraceStep], branches: Sequence[str]) -> str:
+    """What an update is called.
+
+    Args:
+        update: the update.
+        asked: its steps.
+        branches: those of the updates it comes from.
+    """
+    wrote = next((step.role for step in reversed(asked) if step.writes is Writes.MEMORY), "")
+    named = list(dict.fromkeys(branch or "trunk" for branch in branches))
+    own = f", branch {update.branch}" if update.branch else ""
+    if update.chunk_index is None:
+        merged = f" of branches {listed(named)}" if len(named) > 1 else ""
+        return f"{wrote or 'memory'}{merged}{own}"
+    role = f" ({wrote})" if wrote not in {"", "update"} else ""
+    return f"chunk {update.chunk_index}{own}{role}"
+
+
+def same_places(a: Timeline, b: Timeline) -> list[tuple[Step, Step]]:
+    """The steps of two runs that stand at the same place: the same chunk on the same branch, as often read before."""
+    there = dict(zip(_keys(b.steps), b.steps, strict=True))
+    return [(step, there[key]) for key, step in zip(_keys(a.steps), a.steps, strict=True) if key in there]
+
+
+def _keys(steps: Sequence[Step]) -> list[tuple[str, int | None, int]]:
+    times: Counter[tuple[str, int | None]] = Counter()
+    keys = []
+    for step in steps:
+        place = step.update.branch, step.update.chunk_index
+        keys.append((*place, times[place]))
+        times[place] += 1
+    return keys

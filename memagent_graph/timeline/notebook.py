@@ -9,6 +9,7 @@ from memagent_graph.timeline.terminal import plain
 
 _COLUMNS = 240
 _STRIP_WIDTH, _STRIP_HEIGHT = 480, 28
+_LANE_HEIGHT, _MOST_LANES = 14, 16
 _MOST_LINES = 40
 _LONGEST_QUOTE = 240
 # Half-transparent text and borders of the current color are readable on light and dark pages alike.
@@ -20,8 +21,9 @@ def render_notebook(timeline: Timeline) -> str:
     """A fragment for `_repr_html_`: question, answer, memory with its sources, where it changed, and the cost."""
     view, totals = timeline.view, timeline.totals
     answer = "no answer" if view.answer is None else view.answer
+    strategy = "" if view.strategy == "overwrite" else f" · {_text(view.strategy)}"
     cost = (
-        f"{_text(view.document['name'])} · {_text(view.model)} · {totals.chunks:,} chunks, {totals.changes:,} changed "
+        f"{_text(view.document['name'])} · {_text(view.model)}{strategy} · {totals.chunks:,} chunks, {totals.changes:,} changed "
         f"memory · {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out · {totals.seconds:.1f} s · run "
         f"{_text(view.run_id)}"
     )
@@ -35,21 +37,31 @@ def render_notebook(timeline: Timeline) -> str:
 
 
 def _strip(timeline: Timeline) -> str:
-    values = timeline.density(_COLUMNS)
-    if not values:
-        return ""
+    """Where memory changed: a bar, and one below the other for branches."""
+    lanes = list(timeline.lanes)
+    shown = lanes[:_MOST_LANES]
+    more = len(lanes) - len(shown)
+    rest = f'<div style="{_MUTED}">and {more} more branches</div>' if more else ""
+    height = _STRIP_HEIGHT if len(lanes) == 1 else _LANE_HEIGHT
+    return "".join(_lane(timeline, branch, height, named=len(lanes) > 1) for branch in shown) + rest
+
+
+def _lane(timeline: Timeline, branch: str, height: int, *, named: bool) -> str:
+    values = timeline.density(_COLUMNS, branch)
     each = _STRIP_WIDTH / len(values)
     bars = "".join(
-        f'<rect x="{index * each:.2f}" y="{_STRIP_HEIGHT - height:.1f}" width="{max(1.0, each - 0.4):.2f}" '
-        f'height="{height:.1f}"/>'
+        f'<rect x="{index * each:.2f}" y="{height - tall:.1f}" width="{max(1.0, each - 0.4):.2f}" '
+        f'height="{tall:.1f}"/>'
         for index, value in enumerate(values)
-        if value and (height := max(3.0, value**0.5 * _STRIP_HEIGHT))
+        if value and (tall := max(3.0, value**0.5 * height))
     )
-    label = f"where memory changed, over {timeline.totals.chunks} chunks"
+    on = f" on {'branch ' + _text(branch) if branch else 'the trunk'}" if named else ""
+    chunks = len(timeline.lanes[branch]) if named else timeline.totals.chunks
+    label = f"where memory changed{on}, over {chunks} {'steps' if named else 'chunks'}"
     return (
-        f'<svg role="img" aria-label="{label}" viewBox="0 0 {_STRIP_WIDTH} {_STRIP_HEIGHT}" '
-        f'preserveAspectRatio="none" style="display:block;width:100%;height:{_STRIP_HEIGHT}px">'
-        f'<rect width="{_STRIP_WIDTH}" height="{_STRIP_HEIGHT}" fill="rgba(128,128,128,.14)"/>'
+        f'<svg role="img" aria-label="{label}" viewBox="0 0 {_STRIP_WIDTH} {height}" '
+        f'preserveAspectRatio="none" style="display:block;width:100%;height:{height}px{";margin-top:2px" * named}">'
+        f'<rect width="{_STRIP_WIDTH}" height="{height}" fill="rgba(128,128,128,.14)"/>'
         f'<g fill="#4b87c2">{bars}</g></svg>'
     )
 
@@ -71,12 +83,12 @@ def _row(timeline: Timeline, index: int) -> str:
     line = timeline.provenance.lines[index]
     pieces = timeline.supported(index)
     text = "".join(f"<b>{_text(piece)}</b>" if repeated else _text(piece) for piece, repeated in pieces)
-    origin = f"{'edited by a person at' if line.edited else 'from'} chunk {line.first_chunk}"
+    origin = f"{'edited by a person at' if line.edited else 'from'} {_text(timeline.step(line.update).name)}"
     quotes = timeline.quotes(index)
     if quotes:
         quote = " ".join(quotes[0].quote.split())
         shown = quote if len(quote) <= _LONGEST_QUOTE else quote[: _LONGEST_QUOTE - 1] + "…"
-        where = quotes[0].section or f"chunk {quotes[0].chunk_index}"
+        where = quotes[0].section or timeline.step(quotes[0].update).name
         origin += f" · “{_text(shown)}” ({_text(where)})"
     return f'<div style="{_RULE};padding:.3em 0">{text}<div style="{_MUTED}">{origin}</div></div>'
 

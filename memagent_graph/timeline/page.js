@@ -7,15 +7,20 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
   const steps = data.steps;
-  const indexOf = new Map(steps.map((step, index) => [step.chunk, index]));
+  const branched = data.branches.length > 1;
+  const laneOf = new Map(data.branches.map((branch, lane) => [branch, lane]));
+  const laneSteps = data.branches.map(() => []);   // lane -> its steps, left to right
+  completed();
+  const columns = branched ? Math.max(...laneSteps.map((lane) => steps[lane[lane.length - 1]].column)) + 1 : steps.length;
+  const indexOf = new Map(steps.map((step, index) => [step.anchor, index]));
   const memories = rebuilt();
-  const passages = new Map();   // chunk -> the quotes from it, with their memory lines
+  const passages = new Map();   // step -> the quotes from its chunk, with their memory lines
   data.lines.forEach((line, index) => line.quotes.forEach((quote) => {
-    if (!passages.has(quote.chunk)) passages.set(quote.chunk, []);
-    passages.get(quote.chunk).push({ line: index, quote });
+    if (!passages.has(quote.at)) passages.set(quote.at, []);
+    passages.get(quote.at).push({ line: index, quote });
   }));
   const state = {
-    filter: "all", selected: -1, query: "", hits: [], hit: -1, hovered: -1,
+    filter: "all", branch: null, selected: -1, query: "", hits: [], hit: -1, hovered: -1,
     unfolded: new Set(), whole: new Set(), items: new Map(), passage: null, holding: [],
   };
   const found = typeof Highlight === "function" && CSS.highlights ? new Highlight() : null;
@@ -37,20 +42,39 @@
   const number = (value) => value.toLocaleString("en");
   const plural = (count, one, many = one + "s") => `${number(count)} ${count === 1 ? one : many}`;
   const span = ([start, end]) => `characters ${number(start)}–${number(end)}`;
-  const chunkLink = (chunk, text = `chunk ${chunk}`) => el("a", { href: `#chunk-${chunk}` }, text);
+  const link = (index, text = steps[index].name) => el("a", { href: `#${steps[index].anchor}` }, text);
+  const title = (step) => step.name[0].toUpperCase() + step.name.slice(1);
   function duration(seconds) {
     if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
     const minutes = Math.round(seconds / 60);
     return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
   }
   const changed = (step) => step.diff !== undefined;
-  const notable = (step) => changed(step) || step.events !== undefined || passages.has(step.chunk);
+  const notable = (step) => changed(step) || step.events !== undefined || passages.has(step.index) || step.chunk === null;
+  const dull = (some) => some.every((step) => !step.kept) ? "unchanged" : some.every((step) => step.kept) ? "kept" : "unchanged or kept";
 
+  /** Give every step what the file leaves out, and its place on the strip: its branch's lane, and behind what it comes from. */
+  function completed() {
+    steps.forEach((step, index) => {
+      step.index = index;
+      step.branch = step.branch || "";
+      step.joins = step.from !== undefined && step.from.length > 0;
+      step.from = step.from || (index ? [index - 1] : []);
+      step.name = step.name || `chunk ${step.chunk}`;
+      step.anchor = step.anchor || `chunk-${step.chunk}`;
+      step.lane = laneOf.get(step.branch);
+      const lane = laneSteps[step.lane], before = lane.length ? steps[lane[lane.length - 1]].column : -1;
+      step.column = branched ? Math.max(before, ...step.from.map((each) => steps[each].column)) + 1 : index;
+      lane.push(index);
+    });
+  }
+  /** The memory that a step began from: those of the steps it comes from, below each other. */
+  const based = (step, all) => step.from.map((index) => all[index]).filter((memory) => memory).join("\n");
   /** The memory after every step, put together from the differences. */
   function rebuilt() {
     const all = [];
-    let memory = "";
     for (const step of steps) {
+      let memory = based(step, all);
       if (step.diff) {
         let at = 0, next = "";
         for (const part of step.diff) {
@@ -77,11 +101,12 @@
     if (data.rawAnswer) {
       $("answer-notes").append(el("details", {}, el("summary", {}, "The whole completion"), el("p", {}, data.rawAnswer)));
     }
-    const totals = data.totals;
+    const totals = data.totals, branches = data.branches.filter((branch) => branch).length;
     const events = Object.entries(totals.events).map(([kind, count]) => `${kind} ${count}`).join(", ");
     const facts = [
-      ["Document", data.document], ["Model", data.model],
-      ["Read", `${plural(totals.chunks, "chunk")}, ${number(totals.changes)} changed memory`],
+      ["Document", data.document], ["Model", data.model], ["Strategy", data.strategy],
+      ["Read", `${plural(totals.chunks, "chunk")}, ${number(totals.changes)} changed memory${
+        branches ? `, on ${plural(branches, "branch", "branches")}` : ""}`],
       ["Tokens", `${number(totals.promptTokens)} in, ${number(totals.completionTokens)} out`],
       ["Time", duration(totals.seconds)],
       ["Ended", data.stopReason === null ? "not yet" : data.stopReason],
@@ -108,25 +133,25 @@
         ...line.parts.map(([part, supports]) => supports
           ? el("mark", { class: "supports", title: "The answer repeats this" }, part) : part));
       const meta = el("div", { class: "line-meta" },
-        el("span", {}, line.edited ? el("span", { class: "edited" }, "edited by a person at ") : "from ", chunkLink(line.chunk)));
+        el("span", {}, line.edited ? el("span", { class: "edited" }, "edited by a person at ") : "from ", link(line.at)));
       if (line.reworded.length) meta.append(rewordings(line.reworded));
       meta.append(el("span", {}, line.quotes.length
         ? `${Math.round(line.coverage * 100)}% of its words quoted` : "no verbatim quote"));
       const quotes = el("ul", { class: "quotes", role: "list" }, ...line.quotes.map((quote, which) => el("li", {},
         `“${shortened(quote.text, 220)}” `,
-        el("a", { class: "where", href: `#chunk-${quote.chunk}`, "data-line": index, "data-quote": which },
-          quote.section || `chunk ${quote.chunk}`))));
+        el("a", { class: "where", href: `#${steps[quote.at].anchor}`, "data-line": index, "data-quote": which },
+          quote.section || steps[quote.at].name))));
       $("lines").append(el("li", {
         class: "line", "data-line": index, onmouseenter: () => hover(index), onmouseleave: () => hover(-1),
       }, text, meta, line.quotes.length ? quotes : null));
     });
     if (data.lost.length) drawLost();
   }
-  function rewordings(chunks) {
-    const shown = chunks.slice(0, 4);
+  function rewordings(places) {
+    const shown = places.slice(0, 4);
     const node = el("span", {}, "reworded at ");
-    shown.forEach((chunk, index) => node.append(index ? ", " : "", chunkLink(chunk, String(chunk))));
-    if (chunks.length > shown.length) node.append(` and ${chunks.length - shown.length} more`);
+    shown.forEach((place, index) => node.append(index ? ", " : "", link(place, steps[place].name.replace(/^chunk /, "").replace(", branch", " on branch"))));
+    if (places.length > shown.length) node.append(` and ${places.length - shown.length} more`);
     return node;
   }
   function drawLost() {
@@ -136,7 +161,7 @@
     $("lost").addEventListener("toggle", () => {
       if ($("lost-lines").childElementCount) return;
       $("lost-lines").append(...data.lost.map((line) => el("li", {}, el("del", {}, line.text),
-        el("span", { class: "where" }, "from ", chunkLink(line.chunk), ", gone after ", chunkLink(line.gone)))),
+        el("span", { class: "where" }, "from ", link(line.at), ", gone after ", link(line.gone)))),
         more > 0 ? el("li", { class: "hint" }, `and ${number(more)} that were there for fewer chunks`) : "");
     });
   }
@@ -151,7 +176,7 @@
   function follow(line, which) {
     const quote = data.lines[line].quotes[which];
     state.passage = quote ? { line, quote } : null;
-    goTo(quote ? quote.chunk : data.lines[line].chunk, { push: true });
+    goTo(quote ? quote.at : data.lines[line].at, { push: true });
     markLine(line);
   }
   function markLine(line) {
@@ -161,6 +186,7 @@
   // ---- the list of chunks
 
   function shown(step) {
+    if (state.branch !== null && step.branch !== state.branch) return false;
     if (state.filter === "changed") return changed(step);
     if (state.filter === "events") return step.events !== undefined;
     return true;
@@ -176,7 +202,7 @@
     for (let index = 0; index < steps.length; index++) {
       if (!shown(steps[index])) continue;
       let end = index;
-      if (state.filter === "all") while (end < steps.length && !notable(steps[end])) end++;
+      if (state.filter === "all") while (end < steps.length && !notable(steps[end]) && steps[end].branch === steps[index].branch) end++;
       if (end - index >= SHORTEST_FOLD && !state.unfolded.has(index)) {
         list.append(fold(index, end));
         index = end - 1;
@@ -191,7 +217,8 @@
     mark();
   }
   function fold(from, to) {
-    const text = `Chunks ${steps[from].chunk}–${steps[to - 1].chunk}: unchanged`;
+    const branch = steps[from].branch ? `, branch ${steps[from].branch}` : "";
+    const text = `Chunks ${steps[from].chunk}–${steps[to - 1].chunk}${branch}: ${dull(steps.slice(from, to))}`;
     return el("li", { class: "fold", "data-from": from, "data-to": to },
       el("button", { type: "button", "aria-expanded": "false", onclick: () => unfold(from, to) }, text));
   }
@@ -209,21 +236,23 @@
     const step = steps[index];
     const [chunk, prompt, completion] = step.tokens;
     const head = el("div", { class: "step-head" },
-      el("h3", {}, el("a", { href: `#chunk-${step.chunk}` }, `Chunk ${step.chunk}`)),
+      el("h3", {}, link(index, title(step))),
       changed(step)
         ? el("span", {}, step.words[0] ? el("span", { class: "plus" }, `+${number(step.words[0])} `) : null,
           step.words[1] ? el("span", { class: "minus" }, `−${number(step.words[1])} `) : null,
           step.words[0] || step.words[1] ? "words" : "only spacing or punctuation changed")
-        : el("span", {}, "unchanged"),
+        : el("span", {}, dull([step])),
       step.section ? el("span", {}, step.section) : null);
-    const meta = el("div", { class: "step-meta" }, el("span", {}, span(step.span)),
-      el("span", {}, `${number(chunk)} tokens read`),
+    const sources = step.joins ? el("span", { class: "joined" }, "from ",
+      ...step.from.flatMap((each, which) => which ? [", ", link(each)] : [link(each)])) : null;
+    const meta = el("div", { class: "step-meta" }, step.span ? el("span", {}, span(step.span)) : null, sources,
+      step.span ? el("span", {}, `${number(chunk)} tokens read`) : null,
       el("span", {}, `${number(prompt)} in, ${number(completion)} out`), el("span", {}, duration(step.seconds)));
     if (!notable(step)) head.append(meta.firstChild, meta.lastChild);
-    const node = el("li", { class: notable(step) ? "step" : "step dull", id: `chunk-${step.chunk}`, "data-index": index },
+    const node = el("li", { class: notable(step) ? "step" : "step dull", id: step.anchor, "data-index": index },
       head, notable(step) ? meta : null);
     if (step.events) node.append(el("div", { class: "events" }, ...step.events.map(eventNode)));
-    if (changed(step) || passages.has(step.chunk)) {
+    if (changed(step) || passages.has(index)) {
       node.dataset.empty = "yes";
       if (changed(step)) node.append(el("div", { class: "body pending" }));
     }
@@ -238,7 +267,7 @@
     observer.unobserve(node);
     const body = node.querySelector(".body");
     if (body) drawBody(index, body);
-    const here = passages.get(steps[index].chunk);
+    const here = passages.get(index);
     if (here) {
       node.append(el("div", { class: "sources" }, el("h4", {}, "Quoted in the final memory"), ...here.map(passage)));
     }
@@ -255,7 +284,7 @@
   }
   function drawBody(index, body) {
     const step = steps[index];
-    const before = index ? memories[index - 1] : "";
+    const before = based(step, memories);
     const whole = state.whole.has(index);
     const sought = (text) => state.query !== "" && text.toLowerCase().includes(state.query);
     const nodes = [];
@@ -300,8 +329,10 @@
     const space = text.indexOf(" ", text.length - KEPT);
     return space < 0 ? "" : text.slice(space + 1);
   }
-  function setFilter(filter) {
+  function setFilter(filter, branch = state.branch) {
     state.filter = filter;
+    state.branch = branch;
+    $("branch").value = branch === null ? "" : String(laneOf.get(branch));
     document.querySelectorAll("[data-filter]").forEach((button) =>
       button.setAttribute("aria-pressed", String(button.dataset.filter === filter)));
     drawSteps();
@@ -311,15 +342,14 @@
 
   // ---- moving
 
-  function goTo(chunk, { push = false } = {}) {
-    const index = indexOf.get(chunk);
-    if (index === undefined) return false;
-    if (!shown(steps[index])) setFilter("all");
+  function goTo(index, { push = false } = {}) {
+    if (!steps[index]) return false;
+    if (!shown(steps[index])) setFilter("all", null);
     const folded = [...$("steps").querySelectorAll(".fold")].find((node) => index >= node.dataset.from && index < node.dataset.to);
     if (folded) unfold(Number(folded.dataset.from), Number(folded.dataset.to));
     state.selected = index;
     try {
-      history[push ? "pushState" : "replaceState"](null, "", `#chunk-${chunk}`);
+      history[push ? "pushState" : "replaceState"](null, "", `#${steps[index].anchor}`);
     } catch { /* some viewers give pages no history */ }
     scrollTo(index);
     return true;
@@ -332,7 +362,7 @@
     const quote = state.passage && state.passage.quote;
     document.querySelectorAll(".passage.current").forEach((each) => each.classList.remove("current"));
     node.scrollIntoView({ block: "start" });
-    if (quote && quote.chunk === steps[index].chunk && quote.node) {
+    if (quote && quote.at === index && quote.node) {
       quote.node.classList.add("current");
       if (quote.node.getBoundingClientRect().bottom > window.innerHeight) quote.node.scrollIntoView({ block: "center" });
     }
@@ -350,7 +380,7 @@
     }
     const strip = $("strip"), step = steps[Math.max(0, state.selected)];
     if (step) {
-      strip.setAttribute("aria-valuenow", step.chunk);
+      strip.setAttribute("aria-valuenow", step.index);
       strip.setAttribute("aria-valuetext", describe(Math.max(0, state.selected)));
     }
     drawStrip();
@@ -371,7 +401,7 @@
   function move(direction) {
     const wanted = state.filter === "events" ? (step) => step.events !== undefined : changed;
     for (let index = position() + direction; index >= 0 && index < steps.length; index += direction) {
-      if (wanted(steps[index])) return goTo(steps[index].chunk);
+      if (wanted(steps[index]) && (state.branch === null || shown(steps[index]))) return goTo(index);
     }
     return false;
   }
@@ -386,46 +416,71 @@
     stripDue = true;
     requestAnimationFrame(() => { stripDue = false; paintStrip(); });
   }
+  /** Where a lane lies: its bars between top and bottom, events at `above`, sources of memory lines at `below`. */
+  function band(lane, height) {
+    if (!branched) return { top: 9, bottom: height - 9, above: 4, below: height - 4 };
+    const tall = height / data.branches.length, top = lane * tall + 1, bottom = (lane + 1) * tall - 1;
+    return { top, bottom, above: top + 3, below: bottom - 2 };
+  }
   function paintStrip() {
     const width = strip.clientWidth, height = strip.clientHeight, scale = window.devicePixelRatio || 1;
     strip.width = Math.round(width * scale);
     strip.height = Math.round(height * scale);
     const pen = strip.getContext("2d");
     pen.scale(scale, scale);
-    const each = width / Math.max(1, steps.length);
-    const at = (index) => index * each;
-    const center = (index) => at(index) + each / 2;
-    const top = 9, bottom = height - 9;
+    const each = width / Math.max(1, columns);
+    const at = (step) => step.column * each;
+    const center = (step) => at(step) + each / 2;
+    const bands = data.branches.map((_, lane) => band(lane, height));
+    const of = (step) => bands[step.lane];
     pen.fillStyle = color("--sunken");
-    pen.fillRect(0, top, width, bottom - top);
+    if (!branched) pen.fillRect(0, 9, width, height - 18);
+    else steps.forEach((step) => pen.fillRect(at(step), of(step).top, each, of(step).bottom - of(step).top));
     pen.fillStyle = color("--change-mark");
     // A few steps that rewrite everything, the first among them, shall not flatten the others.
     const densities = steps.filter(changed).map((step) => step.density).sort((a, b) => a - b);
     const full = Math.max(0.05, densities[Math.floor(densities.length * 0.98)] || 0);
     const bar = Math.max(1, each > 4 ? each - 1 : each);
-    steps.forEach((step, index) => {
+    steps.forEach((step) => {
       if (!changed(step)) return;
+      const { top, bottom } = of(step);
       const tall = Math.max(3, Math.sqrt(Math.min(1, step.density / full)) * (bottom - top));
-      pen.fillRect(at(index), bottom - tall, bar, tall);
+      pen.fillRect(at(step), bottom - tall, bar, tall);
     });
+    if (branched) paintJoins(pen, center, of, each);
     pen.fillStyle = color("--found-mark");
-    for (const index of state.holding) pen.fillRect(at(index), bottom - 3, Math.max(1, each), 3);
+    for (const index of state.holding) pen.fillRect(at(steps[index]), of(steps[index]).bottom - 3, Math.max(1, each), 3);
     pen.fillStyle = color("--event-mark");
-    steps.forEach((step, index) => { if (step.events) diamond(pen, center(index), 4); });
-    const lit = new Set(state.hovered < 0 ? [] : lineChunks(data.lines[state.hovered]));
-    for (const chunk of passages.keys()) dot(pen, center(indexOf.get(chunk)), height - 4, 2.5, color("--source-mark"));
-    for (const chunk of lit) {
-      const x = center(indexOf.get(chunk));
+    steps.forEach((step) => { if (step.events) diamond(pen, center(step), of(step).above); });
+    const lit = new Set(state.hovered < 0 ? [] : linePlaces(data.lines[state.hovered]));
+    for (const index of passages.keys()) dot(pen, center(steps[index]), of(steps[index]).below, 2.5, color("--source-mark"));
+    for (const index of lit) {
+      const x = center(steps[index]), { top, bottom, below } = of(steps[index]);
       pen.fillStyle = color("--source-mark");
       pen.fillRect(x - 0.75, top, 1.5, bottom - top);
-      dot(pen, x, height - 4, 4, color("--source-mark"));
+      dot(pen, x, below, 4, color("--source-mark"));
     }
     if (state.selected >= 0) {
+      const step = steps[state.selected], { top, bottom } = of(step);
       pen.fillStyle = color("--ink");
-      pen.fillRect(center(state.selected) - 1, top - 2, 2, bottom - top + 4);
+      pen.fillRect(center(step) - 1, top - 2, 2, bottom - top + 4);
     }
   }
-  const lineChunks = (line) => [line.chunk, ...line.quotes.map((quote) => quote.chunk)];
+  /** Lines from one lane to another, where a branch leaves or several meet. */
+  function paintJoins(pen, center, of, each) {
+    pen.strokeStyle = color("--muted");
+    pen.lineWidth = 1;
+    pen.beginPath();
+    for (const step of steps) for (const index of step.from) {
+      const source = steps[index];
+      if (source.lane === step.lane) continue;
+      const x = center(source) + each / 2, y = (of(source).top + of(source).bottom) / 2;
+      pen.moveTo(x, y);
+      pen.lineTo(center(step), (of(step).top + of(step).bottom) / 2);
+    }
+    pen.stroke();
+  }
+  const linePlaces = (line) => [line.at, ...line.quotes.map((quote) => quote.at)];
   function diamond(pen, x, y) {
     pen.beginPath();
     pen.moveTo(x, y - 3.5); pen.lineTo(x + 3.5, y); pen.lineTo(x, y + 3.5); pen.lineTo(x - 3.5, y);
@@ -438,31 +493,35 @@
     pen.fill();
   }
   function describe(index) {
-    const step = steps[index], said = [`Chunk ${step.chunk}`];
+    const step = steps[index], said = [title(step)];
     if (step.section) said.push(step.section);
-    said.push(changed(step) ? `${Math.max(1, Math.round(step.density * 100))}% of the words changed` : "unchanged");
+    said.push(changed(step) ? `${Math.max(1, Math.round(step.density * 100))}% of the words changed` : dull([step]));
     if (step.events) said.push(plural(step.events.length, "event"));
-    const here = passages.get(step.chunk);
+    const here = passages.get(index);
     if (here) said.push(`source of ${plural(new Set(here.map((each) => each.line)).size, "memory line")}`);
     return said.join(" · ");
   }
-  /** The step under the pointer, or a notable one within a few pixels of it. */
+  /** The step under the pointer, or a notable one of its lane within a few pixels of it. */
   function pointed(event) {
-    const box = strip.getBoundingClientRect(), each = box.width / steps.length;
-    const index = Math.min(steps.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / each)));
+    const box = strip.getBoundingClientRect(), each = box.width / columns, count = data.branches.length;
+    const lane = laneSteps[Math.min(count - 1, Math.max(0, Math.floor((event.clientY - box.top) / box.height * count)))];
+    const column = Math.floor((event.clientX - box.left) / each);
+    const from = Math.min(lane.length - 1, Math.max(0, column - steps[lane[0]].column));
+    let index = from;
+    while (index > 0 && steps[lane[index]].column > column) index--;
     for (let away = 0; away * each <= 3; away++) {
-      for (const near of [index - away, index + away]) if (steps[near] && notable(steps[near])) return near;
+      for (const near of [index - away, index + away]) if (near in lane && notable(steps[lane[near]])) return lane[near];
     }
-    return index;
+    return lane[index];
   }
   function listenToStrip() {
     if (!steps.length) {
       strip.setAttribute("aria-disabled", "true");
       return;
     }
-    strip.setAttribute("aria-valuemin", steps[0].chunk);
-    strip.setAttribute("aria-valuemax", steps[steps.length - 1].chunk);
-    strip.addEventListener("click", (event) => goTo(steps[pointed(event)].chunk, { push: true }));
+    strip.setAttribute("aria-valuemin", 0);
+    strip.setAttribute("aria-valuemax", steps.length - 1);
+    strip.addEventListener("click", (event) => goTo(pointed(event), { push: true }));
     strip.addEventListener("mousemove", (event) => {
       const tip = $("tip"), box = strip.getBoundingClientRect();
       tip.textContent = describe(pointed(event));
@@ -476,7 +535,7 @@
       if (!(event.key in moves)) return;
       event.preventDefault();
       const index = Math.min(steps.length - 1, Math.max(0, Math.max(0, state.selected) + moves[event.key]));
-      goTo(steps[index].chunk);
+      goTo(index);
     });
   }
 
@@ -493,13 +552,14 @@
     if (state.query) {
       lowered = lowered || memories.map((memory) => memory.toLowerCase());
       if (`${data.answer || ""}\n${data.rawAnswer || ""}`.toLowerCase().includes(state.query)) state.hits.push(ANSWER);
-      let before = 0;
+      const counts = [];
       steps.forEach((step, index) => {
+        const before = step.from.reduce((sum, each) => sum + counts[each], 0);
         const count = changed(step) ? lowered[index].split(state.query).length - 1 : before;
+        counts.push(count);
         if (count) state.holding.push(index);
         const said = (step.events || []).some((event) => `${event.kind} ${event.detail}`.toLowerCase().includes(state.query));
         if (count !== before || said) state.hits.push(index);
-        before = count;
       });
     }
     state.items.forEach((node, index) => {
@@ -514,7 +574,7 @@
     const count = state.hits.length;
     $("hits").textContent = !state.query ? "" : !count ? "not found"
       : `${state.hit < 0 ? plural(count, "place") : `${number(state.hit + 1)} of ${number(count)}`}, `
-        + `in memory at ${plural(state.holding.length, "chunk")}`;
+        + `in memory at ${plural(state.holding.length, branched ? "step" : "chunk")}`;
     $("previous-hit").disabled = $("next-hit").disabled = !count;
     $("key-hit").hidden = !state.holding.length;
   }
@@ -528,7 +588,7 @@
       mark();
       window.scrollTo(0, 0);
     } else {
-      goTo(steps[hit].chunk);
+      goTo(hit);
       showFirstFound(state.items.get(hit));
     }
     sayHits();
@@ -588,10 +648,10 @@
 
   function openGo() {
     if (!steps.length) return;
-    const input = $("go-number");
-    input.min = steps[0].chunk;
-    input.max = steps[steps.length - 1].chunk;
-    input.value = state.selected >= 0 ? steps[state.selected].chunk : "";
+    const input = $("go-number"), chunks = steps.map((step) => step.chunk).filter((chunk) => chunk !== null);
+    input.min = chunks.reduce((a, b) => Math.min(a, b), Infinity);
+    input.max = chunks.reduce((a, b) => Math.max(a, b), 0);
+    input.value = state.selected >= 0 && steps[state.selected].chunk !== null ? steps[state.selected].chunk : "";
     $("go").showModal();
     input.select();
   }
@@ -609,13 +669,15 @@
     $("previous-hit").addEventListener("click", () => moveHit(-1));
     $("help-button").addEventListener("click", () => $("help").showModal());
     $("go-cancel").addEventListener("click", () => $("go").close());
-    $("go-form").addEventListener("submit", () => goTo(Number($("go-number").value), { push: true }));
+    $("go-form").addEventListener("submit", () => goTo(readAt(Number($("go-number").value)), { push: true }));
+    $("branch").addEventListener("change", () =>
+      setFilter(state.filter, $("branch").value === "" ? null : data.branches[Number($("branch").value)]));
     document.addEventListener("click", (event) => {
-      const link = event.target.closest('a[href^="#chunk-"]');
-      if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      const node = event.target.closest('a[href^="#"]'), index = node ? indexOf.get(node.getAttribute("href").slice(1)) : undefined;
+      if (index === undefined || event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
-      if (link.dataset.line) follow(Number(link.dataset.line), Number(link.dataset.quote));
-      else goTo(Number(link.getAttribute("href").slice(7)), { push: true });
+      if (node.dataset.line) follow(Number(node.dataset.line), Number(node.dataset.quote));
+      else goTo(index, { push: true });
     });
     document.addEventListener("keydown", onKey);
     window.addEventListener("popstate", openFragment);
@@ -638,10 +700,25 @@
     keys[event.key]();
   }
   function openFragment() {
-    const match = /^#chunk-(\d+)$/.exec(location.hash);
-    return match !== null && goTo(Number(match[1]));
+    return goTo(indexOf.get(location.hash.slice(1)));
+  }
+  /** Where a chunk was read: on the branch that is shown, or the first that read it. */
+  function readAt(chunk) {
+    const places = steps.filter((step) => step.chunk === chunk);
+    return (places.find((step) => step.branch === state.branch) || places[0] || { index: -1 }).index;
+  }
+  /** One lane for each branch, and the choice of one. */
+  function drawBranches() {
+    if (!branched) return;
+    strip.style.setProperty("--lanes", data.branches.length);
+    strip.classList.add("lanes");
+    $("branch-group").hidden = false;
+    $("branch").append(...data.branches.map((branch, lane) => el("option", { value: lane }, branch ? `Branch ${branch}` : "Trunk")));
+    $("key-join").hidden = false;
+    $("timeline-title").textContent = "Step by step";
   }
 
+  drawBranches();
   drawHead();
   drawMemory();
   listen();

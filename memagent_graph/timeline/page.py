@@ -2,7 +2,8 @@
 
 Text of documents and models goes in as JSON that cannot end its element, and the script shows it as text only. The
 content security policy names the one style sheet and the one script by their hashes, and allows nothing to be loaded.
-Memories are stored as differences; the script puts them together again.
+Memories are stored as differences; the script puts them together again. A step says what it comes from, its name and its
+anchor only where these are not those of the next chunk on the trunk, so that long runs stay small.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import hashlib
 import html
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote as quoted
 
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
@@ -81,8 +84,6 @@ def _json(value: Any) -> str:
 
 def _payload(timeline: Timeline) -> dict[str, Any]:
     view, totals = timeline.view, timeline.totals
-    lost = timeline.provenance.lost
-    kept = sorted(range(len(lost)), key=lambda index: lost[index].first_chunk - lost[index].gone_chunk)
     return {
         "run": view.run_id,
         "question": view.question,
@@ -92,6 +93,8 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
         "document": view.document["name"],
         "documentBytes": view.document["size"],
         "model": view.model,
+        "strategy": view.strategy,
+        "branches": list(timeline.lanes),
         "stopReason": view.stop_reason,
         "began": view.began,
         "rewards": [{"name": each.name, "value": f"{each.value:g}", "source": each.source} for each in view.rewards],
@@ -103,12 +106,12 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
             "seconds": totals.seconds,
             "events": {kind.value: count for kind, count in totals.events.items()},
         },
-        "steps": [_step(step) for step in timeline.steps],
+        "steps": _steps(timeline.steps),
         "lines": [
             {
                 "parts": timeline.supported(index),
-                "chunk": line.first_chunk,
-                "reworded": line.reworded,
+                "at": timeline.places[line.update],
+                "reworded": [timeline.places[update] for update in line.reworded_updates],
                 "edited": line.edited,
                 "coverage": round(line.coverage, 3),
                 "quotes": [_quote(timeline, quote) for quote in timeline.quotes(index)],
@@ -116,21 +119,57 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
             for index, line in enumerate(timeline.provenance.lines)
         ],
         "lost": [
-            {"text": lost[index].line, "chunk": lost[index].first_chunk, "gone": lost[index].gone_chunk}
-            for index in sorted(kept[:_MOST_LOST_LINES])
+            {"text": line.line, "at": timeline.places[line.update], "gone": timeline.places[line.gone_update]}
+            for line in timeline.longest_held(_MOST_LOST_LINES)
         ],
-        "lostTotal": len(lost),
+        "lostTotal": len(timeline.provenance.lost),
     }
+
+
+def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    anchors = _anchors(steps)
+    values = []
+    for index, (step, anchor) in enumerate(zip(steps, anchors, strict=True)):
+        value = _step(step)
+        if step.sources != ((index - 1,) if index else ()):
+            value["from"] = step.sources
+        if step.name != f"chunk {step.update.chunk_index}":
+            value["name"] = step.name
+        if anchor != f"chunk-{step.update.chunk_index}":
+            value["anchor"] = anchor
+        values.append(value)
+    return values
+
+
+def _anchors(steps: Sequence[Step]) -> list[str]:
+    """What links name steps by. A chunk that a branch reads again, and its merges, are counted."""
+    anchors: dict[str, None] = {}
+    times: Counter[str] = Counter()
+    for step in steps:
+        what = "merge" if step.update.chunk_index is None else f"chunk-{step.update.chunk_index}"
+        branch = f"-{quoted(step.update.branch, safe='', errors='replace')}" if step.update.branch else ""
+        anchor = first = what + branch
+        times[first] += 1
+        while anchor in anchors or (anchor == first and times[first] > 1):
+            anchor = f"{first}--{times[first]}"
+            times[first] += anchor in anchors
+        anchors[anchor] = None
+    return list(anchors)
 
 
 def _step(step: Step) -> dict[str, Any]:
     update = step.update
     values: dict[str, Any] = {
         "chunk": update.chunk_index,
-        "span": (update.start_char, update.end_char),
         "tokens": (update.chunk_tokens, update.prompt_tokens, update.completion_tokens),
         "seconds": round(update.seconds, 3),
     }
+    if update.chunk_index is not None:
+        values["span"] = (update.start_char, update.end_char)
+    if update.branch:
+        values["branch"] = update.branch
+    if step.kept:
+        values["kept"] = True
     if step.section is not None:
         values["section"] = step.section
     if step.changed:
@@ -162,7 +201,7 @@ def _quote(timeline: Timeline, quote: Evidence) -> dict[str, Any]:
     if len(text) > _LONGEST_QUOTE:
         text = f"{text[: _LONGEST_QUOTE // 2]} … {text[-_LONGEST_QUOTE // 2 :]}"
     return {
-        "chunk": quote.chunk_index,
+        "at": timeline.places[quote.update],
         "span": (quote.start_char, quote.end_char),
         "section": quote.section,
         "before": before,

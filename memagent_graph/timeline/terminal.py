@@ -18,7 +18,7 @@ from rich.text import Text
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
-from memagent_graph.timeline.model import Step, Timeline
+from memagent_graph.timeline.model import Step, Timeline, dull_words, listed
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
 _BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}
@@ -28,6 +28,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e
 _KEPT_AROUND_CHANGE = 160
 _MOST_SUPPORTING_LINES = 4
 _MOST_LOST_LINES = 12
+_MOST_LANES = 16
 
 
 def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> RenderableType:
@@ -35,7 +36,8 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
 
     Args:
         timeline: From `build_timeline`.
-        chunk: Show this chunk alone: its memory before and after, the difference, and its text in full.
+        chunk: Show this chunk alone: its memory before and after, the difference, and its text in full; several times
+            where it was read again or on several branches.
 
     Raises:
         ValueError: The run has not read that chunk.
@@ -80,22 +82,40 @@ class DiffText:
 
 
 class DensityStrip:
-    """Where memory changed, over the width there is: a block's height is the share of words that changed."""
+    """Where memory changed, over the width there is: a block's height is the share of words that changed.
+
+    Branches have a line each, under the trunk's.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        values = self._timeline.density(options.max_width)
-        for value in values:
-            block = _BLOCKS[min(len(_BLOCKS) - 1, int(value * len(_BLOCKS)))]
-            yield Segment(block, Style(color="cyan")) if value else Segment("·", Style(dim=True))
-        yield Segment.line()
-        if values:
-            first, last = (str(self._timeline.steps[index].update.chunk_index) for index in (0, -1))
-            space = " " * max(1, len(values) - len(first) - len(last))
-            yield Segment(f"{first}{space}{last}" if len(values) > 1 else first, Style(dim=True))
+        lanes = self._timeline.lanes
+        named = len(lanes) > 1
+        labels = {branch: plain(branch or "trunk").replace("\n", " ")[:16] for branch in lanes}
+        width = max(map(len, labels.values()), default=0) + 2 if named else 0
+        for branch, steps in list(lanes.items())[:_MOST_LANES]:
+            values = self._timeline.density(max(1, options.max_width - width), branch)
+            if named:
+                yield Segment(labels[branch].ljust(width), Style(dim=True))
+            for value in values:
+                block = _BLOCKS[min(len(_BLOCKS) - 1, int(value * len(_BLOCKS)))]
+                yield Segment(block, Style(color="cyan")) if value else Segment("·", Style(dim=True))
             yield Segment.line()
+            if not named:
+                yield from _ends(steps, len(values))
+        if len(lanes) > _MOST_LANES:
+            yield Segment(f"and {len(lanes) - _MOST_LANES:,} more branches", Style(dim=True))
+            yield Segment.line()
+
+
+def _ends(steps: Sequence[Step], width: int) -> Iterator[Segment]:
+    """The first and the last chunk's number, under a strip."""
+    first, last = (str(steps[index].update.chunk_index) for index in (0, -1))
+    space = " " * max(1, width - len(first) - len(last))
+    yield Segment(f"{first}{space}{last}" if width > 1 else first, Style(dim=True))
+    yield Segment.line()
 
 
 def _header(timeline: Timeline) -> RenderableType:
@@ -103,12 +123,15 @@ def _header(timeline: Timeline) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
+    branches = len(timeline.lanes) - ("" in timeline.lanes)
+    on = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
     rows = [
         ("run", view.run_id + _period(view.began)),
         ("document", view.document["name"]),
         ("model", view.model),
+        ("strategy", view.strategy),
         ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
-        ("read", f"{totals.chunks:,} chunks, {totals.changes:,} changed the memory"),
+        ("read", f"{totals.chunks:,} chunks, {totals.changes:,} changed the memory{on}"),
         (
             "cost",
             f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}",
@@ -150,12 +173,14 @@ def _supported(timeline: Timeline, line_index: int) -> Text:
 def _steps(timeline: Timeline) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for notable, steps in timeline.stretches():
-        first, last = steps[0].update.chunk_index, steps[-1].update.chunk_index
         if notable:
             parts += _step(steps[0])
         else:
-            name = f"chunk {first}" if first == last else f"chunks {first}-{last}"
-            parts.append(Text(f"{name}: unchanged", style="dim"))
+            name = steps[0].name
+            if len(steps) > 1:
+                branch = f", branch {steps[0].update.branch}" if steps[0].update.branch else ""
+                name = f"chunks {steps[0].update.chunk_index}-{steps[-1].update.chunk_index}{branch}"
+            parts.append(Text(f"{plain(name)}: {dull_words(steps)}", style="dim"))
     return parts
 
 
@@ -169,13 +194,13 @@ def _step(step: Step) -> list[RenderableType]:
 def _step_title(step: Step) -> Text:
     update = step.update
     title = Text()
-    title.append(f"chunk {update.chunk_index}", "bold")
+    title.append(plain(step.name), "bold")
     if step.changed:
         title.append(f"  +{step.inserted_words}", "green")
         title.append(f" -{step.deleted_words}", "red")
         title.append(" words", "dim")
     else:
-        title.append("  unchanged", "dim")
+        title.append(f"  {dull_words([step])}", "dim")
     section = "" if step.section is None else f", {plain(step.section)}"
     title.append(
         f"  {update.prompt_tokens:,} in, {update.completion_tokens:,} out, {update.seconds:.1f} s{section}", "dim"
@@ -199,58 +224,69 @@ def _memory_lines(timeline: Timeline) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for index, line in enumerate(timeline.provenance.lines):
         parts.append(_supported(timeline, index))
-        origin = f"edited by a person at chunk {line.first_chunk}" if line.edited else f"chunk {line.first_chunk}"
+        first = timeline.step(line.update).name
+        origin = f"edited by a person at {first}" if line.edited else first
         if line.reworded:
-            origin += f", reworded at {_listed(line.reworded)}"
+            later = [timeline.step(update).short_name for update in line.reworded_updates]
+            origin += f", reworded at {listed(later)}"
         quotes = timeline.quotes(index)
         origin += f"; {line.coverage:.0%} of its words quoted" if quotes else "; no verbatim quote"
-        parts.append(Padding(Text(origin, style="dim"), (0, 0, 0, 2)))
-        parts += [Padding(_quote(quote), (0, 0, 0, 4)) for quote in quotes]
+        parts.append(Padding(Text(plain(origin), style="dim"), (0, 0, 0, 2)))
+        parts += [Padding(_quote(timeline, quote), (0, 0, 0, 4)) for quote in quotes]
     return parts or [Text("(empty)", style="dim")]
 
 
-def _quote(quote: Evidence) -> Text:
+def _quote(timeline: Timeline, quote: Evidence) -> Text:
     section = "" if quote.section is None else f", {plain(quote.section)}"
     text = Text("“", style="cyan")
     text.append(" ".join(plain(quote.quote).split()))
     text.append("”")
-    text.append(f"  chunk {quote.chunk_index}, characters {quote.start_char:,}-{quote.end_char:,}{section}", "dim")
+    name = plain(timeline.step(quote.update).name)
+    text.append(f"  {name}, characters {quote.start_char:,}-{quote.end_char:,}{section}", "dim")
     return text
 
 
 def _lost(timeline: Timeline) -> list[RenderableType]:
     lost = timeline.provenance.lost
-    shown = sorted(lost, key=lambda line: line.first_chunk - line.gone_chunk)[:_MOST_LOST_LINES]
+    shown = timeline.longest_held(_MOST_LOST_LINES)
     parts: list[RenderableType] = []
-    for line in lost:
-        if line in shown:
-            text = Text(plain(line.line), style="strike dim")
-            text.append(f"  chunks {line.first_chunk} to {line.gone_chunk}", "not strike dim")
-            parts.append(text)
+    for line in shown:
+        text = Text(plain(line.line), style="strike dim")
+        first, gone = timeline.step(line.update).name, timeline.step(line.gone_update).name
+        if (first, gone) == (f"chunk {line.first_chunk}", f"chunk {line.gone_chunk}"):
+            first, gone = f"chunks {line.first_chunk}", f"{line.gone_chunk}"
+        text.append(f"  {plain(first)} to {plain(gone)}", "not strike dim")
+        parts.append(text)
     if len(lost) > len(shown):
         parts.append(Text(f"and {len(lost) - len(shown):,} that were there for fewer chunks", style="dim"))
     return parts
 
 
 def _chunk(timeline: Timeline, chunk: int) -> RenderableType:
-    step = next((step for step in timeline.steps if step.update.chunk_index == chunk), None)
-    if step is None:
-        indexes = [step.update.chunk_index for step in timeline.steps]
-        have = f"chunks {indexes[0]} to {indexes[-1]}" if indexes else "none yet"
+    found = [step for step in timeline.steps if step.update.chunk_index == chunk]
+    if not found:
+        indexes = [step.update.chunk_index for step in timeline.steps if step.update.chunk_index is not None]
+        have = f"chunks {min(indexes)} to {max(indexes)}" if indexes else "none yet"
         raise ValueError(f"the run has not read chunk {chunk}; it has read {have}")
-    text = timeline.view.chunk_text(step.update)
+    parts = [part for step in found for part in (*_update(timeline, step), Text())]
+    text = timeline.view.chunk_text(found[0].update)
+    shown = Text("its text is no longer stored" if text is None else plain(text))
+    return Group(*parts[:-1], *_titled("Chunk", [shown]))
+
+
+def _update(timeline: Timeline, step: Step) -> list[RenderableType]:
+    """What a step did to the memory, in full."""
     update = step.update
     where = f"{timeline.view.document['name']}, characters {update.start_char:,}-{update.end_char:,}"
-    difference = [DiffText(step.diff)] if step.changed else [Text("unchanged", style="dim")]
-    return Group(
+    difference = [DiffText(step.diff)] if step.changed else [Text(dull_words([step]), style="dim")]
+    return [
         Text(plain(f"run {timeline.view.run_id}, {where}"), style="dim"),
         _step_title(step),
         *_events(update.events),
         *_titled("Memory before", [Text(plain(step.previous) or "(empty)")]),
         *_titled("Difference", difference),
         *_titled("Memory after", [Text(plain(update.memory) or "(empty)")]),
-        *_titled("Chunk", [Text("its text is no longer stored" if text is None else plain(text))]),
-    )
+    ]
 
 
 def _titled(title: str, parts: Sequence[RenderableType]) -> list[RenderableType]:
@@ -271,11 +307,6 @@ def _shortened(text: str, around: int, *, before: bool, after: bool) -> str:
     elif tail:
         tail = " " + tail.partition(" ")[2]
     return f"{head}…{tail}"
-
-
-def _listed(numbers: Sequence[int], most: int = 8) -> str:
-    shown = ", ".join(map(str, numbers[:most]))
-    return shown if len(numbers) <= most else f"{shown} and {len(numbers) - most} more"
 
 
 def _period(began: float | None) -> str:

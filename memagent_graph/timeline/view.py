@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from memagent_graph.documents import DocumentRef, SourceMark
 from memagent_graph.events import ReadEvent
-from memagent_graph.trace import MemoryUpdate
+from memagent_graph.trace import MemoryUpdate, Trace
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,14 @@ class RunView:
     question: str
     document: DocumentRef
     model: str
-    updates: tuple[MemoryUpdate, ...]
-    """Every memory update that counts, in order; empty for a run that has read nothing yet."""
+    strategy: str
+    """The name of the way of reading."""
+    trace: Trace = field(repr=False)
+    """All that the policy was asked, and what came of it."""
     answer: str | None
     raw_answer: str | None
     stop_reason: str | None
     """None while it runs, or after a crash."""
-    answer_events: tuple[ReadEvent, ...] = ()
-    answer_prompt_tokens: int = 0
-    answer_completion_tokens: int = 0
-    answer_seconds: float = 0.0
     began: float | None = None
     ended: float | None = None
     rewards: tuple[RewardView, ...] = ()
@@ -46,3 +44,13 @@ class RunView:
     """Where the document's pages or sources begin."""
     chunk_text: Callable[[MemoryUpdate], str | None] = field(default=lambda _: None, repr=False)
     """The text that an update read; None where it is no longer stored."""
+
+    @property
+    def updates(self) -> tuple[MemoryUpdate, ...]:
+        """Every memory update that counts, in order; empty for a run that has read nothing yet."""
+        return self.trace.updates
+
+    @property
+    def answer_events(self) -> tuple[ReadEvent, ...]:
+        """What happened at the answer."""
+        return self.trace.answers[-1].events if self.trace.answers else ()

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.traces import answered, line
 
 from memagent_graph.documents import SourceMark
-from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, UpdateRule
+from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.timeline import RewardView, RunView, build_timeline, render_page
 
 CHUNKS = 700
@@ -65,9 +66,10 @@ def long_run(*, chunks: int = CHUNKS, lines: int = MEMORY_LINES, seed: int = 1) 
     middle = texts[answer_at].index(". ", CHUNK_CHARACTERS // 2) + 2
     texts[answer_at] = (texts[answer_at][:middle] + built + " " + texts[answer_at][middle:])[: len(texts[answer_at])]
     memory: list[str] = []
-    updates: list[MemoryUpdate] = []
+    memories: list[str] = []
+    events: dict[int, ReadEvent] = {}
+    seconds: list[float] = []
     for chunk, text in enumerate(texts):
-        events: tuple[ReadEvent, ...] = ()
         if generator.random() < 0.7:
             for _ in range(generator.randrange(1, 3)):
                 facts = text.split(". ")
@@ -82,32 +84,17 @@ def long_run(*, chunks: int = CHUNKS, lines: int = MEMORY_LINES, seed: int = 1) 
         if chunk == answer_at:
             memory[0] = "- The lighthouse at Cape Verity was built by Ilse Thornbury; lit for the first time in 1743."
         if generator.random() < 0.03:
-            events = (ReadEvent(EventKind.TRUNCATED, chunk, "cut at 1,024 tokens", UpdateRule.ACCEPT),)
-        start = updates[-1].end_char if updates else 0
-        updates.append(
-            MemoryUpdate(
-                chunk_index=chunk,
-                start_char=start,
-                end_char=start + len(text),
-                start_byte=0,
-                end_byte=0,
-                chunk_tokens=5000,
-                memory="\n".join(memory),
-                changed=True,
-                progress=(chunk + 1) / chunks,
-                prompt_tokens=6132,
-                completion_tokens=988,
-                seconds=1.4 + generator.random(),
-                events=events,
-            )
-        )
+            events[chunk] = ReadEvent(EventKind.TRUNCATED, chunk, "cut at 1,024 tokens", UpdateRule.ACCEPT)
+        memories.append("\n".join(memory))
+        seconds.append(1.4 + generator.random())
     marks = [SourceMark(index * 40_000, f"page {index + 1}") for index in range(chunks // 2)]
     return RunView(
         run_id="20251104-harbour",
         question=QUESTION,
         document={"key": "sha256:" + "0" * 64, "name": "harbour-annals.pdf", "size": 14_000_000, "media_type": ""},
         model="Qwen/Qwen2.5-7B-Instruct",
-        updates=tuple(updates),
+        strategy="overwrite",
+        trace=line(memories, texts, events=events, tokens=(6132, 988), seconds=seconds),
         answer="Ilse Thornbury built it; it was lit for the first time in 1743.",
         raw_answer="From memory: \\boxed{Ilse Thornbury built it; it was lit for the first time in 1743.}",
         stop_reason="answered",
@@ -122,23 +109,18 @@ def hostile_run() -> RunView:
     """A run in which everything that others wrote tries to run a script."""
     text = f"{HOSTILE} the lighthouse keeper {HOSTILE}"
     event = ReadEvent(EventKind.REFUSED, 0, HOSTILE)
-    updates = tuple(
-        MemoryUpdate(
-            index, index * len(text), (index + 1) * len(text), 0, 0, 9,
-            f"{HOSTILE} lighthouse keeper {index}", True, None, 1, 1, 0.1, (event,),
-        )
-        for index in range(3)
-    )  # fmt: skip
+    memories = [f"{HOSTILE} lighthouse keeper {index}" for index in range(3)]
+    answer = answered("2", events=(event,))
     return RunView(
         run_id=HOSTILE,
         question=HOSTILE,
         document={"key": "sha256:" + "0" * 64, "name": HOSTILE, "size": 1, "media_type": HOSTILE},
         model=HOSTILE,
-        updates=updates,
+        strategy=HOSTILE,
+        trace=line(memories, [text] * 3, events=dict.fromkeys(range(3), event), answer=answer),
         answer=f"{HOSTILE} keeper",
         raw_answer=f"raw {HOSTILE}",
         stop_reason=HOSTILE,
-        answer_events=(event,),
         rewards=(RewardView(HOSTILE, 1.0, HOSTILE, 0.0),),
         sections=[SourceMark(0, HOSTILE)],
         chunk_text=lambda _: text,

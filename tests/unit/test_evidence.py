@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.traces import answered, fan_out, spans, step
+from support.traces import line as line_of
 
 from memagent_graph.documents import SourceMark
-from memagent_graph.provenance.evidence import Provenance, memory_lines, support, trace
+from memagent_graph.events import EventKind, ReadEvent
+from memagent_graph.provenance.evidence import Provenance, memory_lines, provenance_of, support
 from memagent_graph.provenance.overlap import MOST_QUOTES, quotes
-from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent
+from memagent_graph.trace import MemoryUpdate, Trace
 
 WORDS = st.sampled_from(
     ["the", "keeper", "Keeper", "1743", "of", "灯", "塔", "是", "安", "ß", "SS", ".", "! ", "\n", "-", "İ"]
@@ -16,20 +19,14 @@ WORDS = st.sampled_from(
 TEXTS = st.lists(WORDS | st.text(max_size=3), max_size=40).map(" ".join) | st.lists(WORDS, max_size=30).map("".join)
 
 
-def updates(memories: Sequence[str], chunks: Sequence[str], edited: Sequence[int] = ()) -> list[MemoryUpdate]:
-    made: list[MemoryUpdate] = []
-    for index, (memory, chunk) in enumerate(zip(memories, chunks, strict=True)):
-        start = made[-1].end_char if made else 0
-        events = (ReadEvent(EventKind.MEMORY_EDITED, index, ""),) if index in edited else ()
-        made.append(
-            MemoryUpdate(index, start, start + len(chunk), 0, 0, 1, memory, True, None, 1, 1, 0.0, events)
-        )  # fmt: skip
-    return made
+def made_of(memories: Sequence[str], chunks: Sequence[str], edited: Sequence[int] = ()) -> Trace:
+    events = {index: ReadEvent(EventKind.MEMORY_EDITED, index, "") for index in edited}
+    return line_of(memories, chunks, events=events)
 
 
 def traced(memories: Sequence[str], chunks: Sequence[str] | None = None, edited: Sequence[int] = ()) -> Provenance:
     texts = chunks or [""] * len(memories)
-    return trace(updates(memories, texts, edited), lambda update: texts[update.chunk_index])
+    return provenance_of(made_of(memories, texts, edited), lambda update: texts[update.chunk_index])
 
 
 @given(TEXTS, TEXTS, st.integers(0, 1000))
@@ -45,14 +42,14 @@ def test_quotes_lie_in_their_chunk_whatever_the_text(line: str, chunk: str, star
 def test_every_quote_is_the_documents_text_at_its_span(steps: list[tuple[str, str]]) -> None:
     memories, chunks = zip(*steps, strict=True)
     document = "".join(chunks)
-    made = updates(memories, chunks)
-    result = trace(made, lambda update: chunks[update.chunk_index], [SourceMark(0, "page 1")])
+    made = made_of(memories, chunks)
+    result = provenance_of(made, lambda update: chunks[update.chunk_index], [SourceMark(0, "page 1")])
     assert [line.line for line in result.lines] == memory_lines(memories[-1])
     for quote in result.evidence:
         assert quote.quote == document[quote.start_char : quote.end_char]
         assert quote.line == result.lines[quote.line_index].line
-        assert made[quote.chunk_index].start_char <= quote.start_char < quote.end_char
-        assert quote.end_char <= made[quote.chunk_index].end_char
+        assert made.updates[quote.chunk_index].start_char <= quote.start_char < quote.end_char
+        assert quote.end_char <= made.updates[quote.chunk_index].end_char
         assert 0 < quote.coverage <= 1
 
 
@@ -126,14 +123,14 @@ def test_quotes_come_from_the_chunks_that_brought_the_words() -> None:
 
 def test_a_quote_names_the_page_it_begins_in() -> None:
     chunk = "x" * 50 + " Ilse built the lighthouse."
-    made = updates(["Ilse built the lighthouse"], [chunk])
+    made = made_of(["Ilse built the lighthouse"], [chunk])
     marks = [SourceMark(0, "page 1"), SourceMark(50, "page 2"), SourceMark(60, "page 3")]
-    assert [quote.section for quote in trace(made, lambda _: chunk, marks).evidence] == ["page 2"]
-    assert [quote.section for quote in trace(made, lambda _: chunk, marks[2:]).evidence] == [None]
+    assert [quote.section for quote in provenance_of(made, lambda _: chunk, marks).evidence] == ["page 2"]
+    assert [quote.section for quote in provenance_of(made, lambda _: chunk, marks[2:]).evidence] == [None]
 
 
 def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:
-    result = trace(updates(["Ilse built it"], ["gone"]), lambda _: None)
+    result = provenance_of(made_of(["Ilse built it"], ["gone"]), lambda _: None)
     assert [line.first_chunk for line in result.lines] == [0]
     assert result.evidence == ()
 
@@ -194,6 +191,55 @@ def test_of_many_chunks_only_those_that_brought_the_final_words_are_read() -> No
         asked.append(update.chunk_index)
         return chunks[update.chunk_index]
 
-    result = trace(updates(memories, chunks), text_of)
+    result = provenance_of(made_of(memories, chunks), text_of)
     assert sorted(asked) == list(range(70, 100))
     assert all(line.coverage == 1 for line in result.lines)
+
+
+def test_a_merges_lines_come_from_the_branches_that_read_them() -> None:
+    chunks = ["Here Ilse Thornbury built the lighthouse. ", "It was lit in 1743 for the king. ", "Per ran the ferry. "]
+    trace = fan_out(
+        [["Ilse Thornbury built the lighthouse"], ["It was lit in 1743"], ["Per ran the ferry"]],
+        "Ilse Thornbury built the lighthouse\nlit in 1743\nEnough is said of the rest",
+        chunks,
+    )
+    result = provenance_of(trace, lambda update: chunks[update.chunk_index])
+    assert [(line.branch, line.first_chunk, line.reworded) for line in result.lines] == [
+        ("0", 0, ()),
+        ("1", 1, (None,)),
+        ("", None, ()),
+    ]
+    assert [(quote.branch, quote.chunk_index, quote.update) for quote in result.evidence] == [("0", 0, 0), ("1", 1, 1)]
+    for quote in result.evidence:
+        assert quote.quote == "".join(chunks)[quote.start_char : quote.end_char]
+    assert [(lost.line, lost.first_chunk, lost.gone_chunk) for lost in result.lost] == [("Per ran the ferry", 2, None)]
+
+
+def test_what_one_branch_dropped_and_another_carried_on_is_not_lost() -> None:
+    first, second, third = spans(["a", "b", "c"])
+    trunk = step("t", "Marta sold the granary\nPer ran the ferry", reads=first)
+    dropped = step("l", "Jonas keeps bees", "t", reads=second, branch="l")
+    carried = step("r", "Marta sold the granary in 1716", "t", reads=third, branch="r")
+    merged = step("m", "Marta sold the granary in 1716; Jonas keeps bees", "l", "r", role="merge")
+    result = provenance_of(Trace((trunk, dropped, carried, merged)), lambda _: None)
+    assert [lost.line for lost in result.lost] == ["Per ran the ferry"]
+    assert [line.first_chunk for line in result.lines] == [0]
+
+
+def test_a_branch_that_the_answer_does_not_come_from_has_no_part_in_the_final_memory() -> None:
+    first, second = spans(["a", "b"])
+    left = step("l", "Ilse built it", reads=first, branch="l")
+    right = step("r", "Per ran the ferry", reads=second, branch="r")
+    result = provenance_of(Trace((left, right, answered("l"))), lambda _: None)
+    assert [line.line for line in result.lines] == ["Ilse built it"]
+    assert result.lost == ()
+
+
+def test_a_line_that_a_person_wrote_on_a_branch_is_said_to_be_so() -> None:
+    edit = ReadEvent(EventKind.MEMORY_EDITED, 1, "")
+    first, second = spans(["a", "b"])
+    left = step("l", "Ilse built it", reads=first, branch="l")
+    right = step("r", "Per Lindqvist is the keeper", reads=second, branch="r", events=(edit,))
+    merged = step("m", "Ilse built it\nPer Lindqvist is the keeper", "l", "r", role="merge")
+    result = provenance_of(Trace((left, right, merged)), lambda _: "nothing")
+    assert [line.edited for line in result.lines] == [False, True]

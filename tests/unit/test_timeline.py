@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from io import StringIO
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from support.traces import answered, fan_out, line, spans, step
 
 from memagent_graph.documents import SourceMark
-from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, UpdateRule
+from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.timeline import (
     RewardView,
     RunView,
@@ -26,6 +28,7 @@ from memagent_graph.timeline import (
     render_page,
     render_timeline,
 )
+from memagent_graph.trace import Trace, Writes
 
 CHUNKS = [
     "Marta Okonjo sold the granary in 1716. ",
@@ -44,29 +47,23 @@ HOSTILE = (
 )
 
 
-def run(memories: list[str] = MEMORIES, chunks: list[str] = CHUNKS, **changes: Any) -> RunView:
-    updates: list[MemoryUpdate] = []
-    for index, (memory, chunk) in enumerate(zip(memories, chunks, strict=True)):
-        start = updates[-1].end_char if updates else 0
-        previous = updates[-1].memory if updates else ""
-        events = (EVENT,) if index == 4 else ()
-        updates.append(
-            MemoryUpdate(
-                index, start, start + len(chunk), 0, 0, 10, memory, memory != previous, None, 100, 20, 0.5, events
-            )
-        )
+def run(
+    memories: list[str] = MEMORIES,
+    chunks: list[str] = CHUNKS,
+    answer_events: tuple[ReadEvent, ...] = (),
+    **changes: Any,
+) -> RunView:
+    last = [str(len(memories) - 1)] if memories else []
     view = RunView(
         run_id="r1",
         question="Who built the lighthouse?",
         document={"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},
         model="some-model",
-        updates=tuple(updates),
+        strategy="overwrite",
+        trace=line(memories, chunks, events={4: EVENT}, answer=answered(*last, events=answer_events)),
         answer="Ilse Thornbury",
         raw_answer="Ilse Thornbury",
         stop_reason="answered",
-        answer_prompt_tokens=50,
-        answer_completion_tokens=5,
-        answer_seconds=1.0,
         rewards=(RewardView("exact", 1.0, "judge", 0.0),),
         sections=[SourceMark(0, "page 1"), SourceMark(100, "page 2")],
         chunk_text=lambda update: chunks[update.chunk_index],
@@ -87,9 +84,11 @@ def page_data(page: str) -> Any:
 
 
 def rebuilt(steps: list[dict[str, Any]]) -> list[str]:
-    """What page.js does: memories from differences, in UTF-16 units."""
-    memory, memories = b"", []
-    for step in steps:
+    """What page.js does: memories from differences to what they came from, in UTF-16 units."""
+    memories: list[str] = []
+    for index, step in enumerate(steps):
+        sources = step.get("from", [index - 1] if index else [])
+        memory = "\n".join(filter(None, (memories[source] for source in sources))).encode("utf-16-le", "surrogatepass")
         if "diff" in step:
             at, new = 0, b""
             for part in step["diff"]:
@@ -261,6 +260,186 @@ def test_equal_runs_are_said_to_be_the_same() -> None:
     comparison = compare_runs(run(), run(run_id="r2"))
     assert comparison.first_parting is None
     assert "The final memories are the same." in printed(render_comparison(comparison))
+
+
+FAN_OUT = fan_out(
+    [[GRANARY, GRANARY], ["Nor the year.", "Nor the year."], [LIGHTHOUSE, LIGHTHOUSE]],
+    f"{GRANARY}\n{LIGHTHOUSE}",
+    [CHUNKS[0], CHUNKS[1], CHUNKS[2], "Nothing again. ", CHUNKS[3], CHUNKS[4]],
+    answer="Ilse Thornbury",
+)
+
+
+def branched(trace: Trace = FAN_OUT, **changes: Any) -> RunView:
+    chunks = [CHUNKS[0], CHUNKS[1], CHUNKS[2], "Nothing again. ", CHUNKS[3], CHUNKS[4]]
+    return run(
+        trace=trace, strategy="segments", chunk_text=lambda update: chunks[update.chunk_index], sections=(), **changes
+    )
+
+
+def test_branches_that_ran_side_by_side_are_told_one_after_the_other_and_then_their_merge() -> None:
+    timeline = build_timeline(branched())
+    assert [step.name for step in timeline.steps] == [
+        *(f"chunk {chunk}, branch {chunk // 2}" for chunk in range(6)),
+        "merge of branches 0, 1, 2",
+    ]
+    merge = timeline.steps[-1]
+    assert merge.sources == (1, 3, 5)
+    assert merge.previous == f"{GRANARY}\nNor the year.\n{LIGHTHOUSE}"
+    assert [step.previous for step in timeline.steps[:6:2]] == ["", "", ""]
+    totals = timeline.totals
+    assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (6, 4, 750, 145)
+    assert list(timeline.lanes) == ["", "0", "1", "2"]
+    assert timeline.memory == f"{GRANARY}\n{LIGHTHOUSE}"
+
+
+def test_a_run_with_branches_is_drawn_on_the_terminal() -> None:
+    text = printed(render_timeline(build_timeline(branched())))
+    assert re.search(r"strategy +segments", text)
+    assert "6 chunks, 4 changed the memory, on 3 branches" in text
+    assert "chunk 1, branch 0: unchanged" in text
+    assert "merge of branches 0, 1, 2  +0 -3 words" in text
+    assert "“Ilse Thornbury built the lighthouse”  chunk 4, branch 2, characters" in text
+    assert "Nor the year.  chunk 2, branch 1 to merge of branches 0, 1, 2" in text
+    assert re.search(r"^trunk +█?", text, re.MULTILINE)
+    assert re.search(r"^2 +█·", text, re.MULTILINE)
+
+
+def test_a_dull_stretch_does_not_reach_over_branches() -> None:
+    trace = fan_out([["a", "a", "a"], ["b", "b", "b"]], "a\nb", ["x"] * 6)
+    text = printed(render_timeline(build_timeline(run(trace=trace, chunk_text=lambda _: None, sections=()))))
+    assert "chunks 1-2, branch 0: unchanged" in text
+    assert "chunks 4-5, branch 1: unchanged" in text
+    assert "merge of branches 0, 1  unchanged" in text
+
+
+def test_the_page_holds_the_memories_of_branches_and_links_to_each() -> None:
+    timeline = build_timeline(branched())
+    data = page_data(render_page(timeline))
+    assert data["branches"] == ["", "0", "1", "2"]
+    assert rebuilt(data["steps"]) == [step.update.memory for step in timeline.steps]
+    assert [step["anchor"] for step in data["steps"]] == [
+        *(f"chunk-{chunk}-{chunk // 2}" for chunk in range(6)),
+        "merge",
+    ]
+    assert data["steps"][-1]["from"] == [1, 3, 5]
+    assert data["lines"][1]["at"] == 4
+    assert data["lost"] == [{"text": "Nor the year.", "at": 2, "gone": 6}]
+
+
+def test_a_line_of_chunks_says_nothing_of_branches_in_the_page() -> None:
+    data = page_data(render_page(build_timeline(run())))
+    assert data["branches"] == [""]
+    assert not {"from", "name", "anchor", "branch", "kept"} & {key for step in data["steps"] for key in step}
+
+
+def gated() -> Trace:
+    """At each chunk a gate decides; at chunk 1 to keep the memory. Then chunk 0 is read again."""
+    first, second, third = spans(["a", "b", "c"])
+    ask = partial(step, role="gate", writes=Writes.DECISION, tokens=(10, 1))
+    return Trace(
+        (
+            ask("g0", "update", reads=first),
+            step("u0", "Ilse", "g0", reads=first),
+            ask("g1", "keep", "u0", reads=second),
+            ask("g2", "update", "g1", reads=third),
+            step("u2", "Ilse built it", "g2", reads=third),
+            ask("exit", "read on", "u2"),
+            step("again", "Ilse built it in 1743", "u2", reads=first, role="reread"),
+            answered("again"),
+        )
+    )
+
+
+def test_a_gates_decision_and_its_update_are_one_step_and_a_memory_that_it_kept_is_dull() -> None:
+    timeline = build_timeline(run(trace=gated(), chunk_text=lambda _: None, sections=()))
+    assert [(step.name, step.kept, step.previous) for step in timeline.steps] == [
+        ("chunk 0", False, ""),
+        ("chunk 1", True, "Ilse"),
+        ("chunk 2", False, "Ilse"),
+        ("chunk 0 (reread)", False, "Ilse built it"),
+    ]
+    assert timeline.steps[2].update.prompt_tokens == 110
+    assert timeline.totals.prompt_tokens == 3 * 100 + 4 * 10 + 50
+    text = printed(render_timeline(timeline))
+    assert "chunk 1: kept" in text
+    assert "chunk 0 (reread)  +3 -1 words" in text
+    assert "chunk 0, reworded at 2, 0 (reread); no verbatim quote" in text
+    assert [step.get("anchor") for step in page_data(render_page(timeline))["steps"]] == [None] * 3 + ["chunk-0--2"]
+
+
+def test_every_reading_of_a_chunk_is_shown_when_it_is_asked_for() -> None:
+    text = printed(render_timeline(build_timeline(run(trace=gated(), chunk_text=lambda _: "its text")), chunk=0))
+    assert text.count("Memory before") == 2
+    assert text.count("its text") == 1
+    assert "Ilse built it in 1743" in text
+    with pytest.raises(ValueError, match="it has read chunks 0 to 2"):
+        render_timeline(build_timeline(run(trace=gated())), chunk=7)
+
+
+def test_a_fork_of_the_trunk_shows_each_branch_against_the_memory_it_left_from() -> None:
+    first, second = spans(["a", "b"])
+    trace = Trace(
+        (
+            step("t", "Ilse", reads=first),
+            step("l", "Ilse built it", "t", reads=second, branch="left"),
+            step("r", "Per", "t", reads=second, branch="right"),
+            step("m", "Ilse built it", "l", "r", role="merge"),
+        )
+    )
+    timeline = build_timeline(run(trace=trace, chunk_text=lambda _: None, sections=()))
+    assert [(step.name, step.previous) for step in timeline.steps] == [
+        ("chunk 0", ""),
+        ("chunk 1, branch left", "Ilse"),
+        ("chunk 1, branch right", "Ilse"),
+        ("merge of branches left, right", "Ilse built it\nPer"),
+    ]
+    assert [line.line for line in timeline.provenance.lost] == ["Per"]
+    assert rebuilt(page_data(render_page(timeline))["steps"]) == [step.update.memory for step in timeline.steps]
+
+
+def test_hostile_names_of_branches_and_roles_stay_text() -> None:
+    span = spans(["a"])[0]
+    steps = step("0", "keeper", reads=span, branch=HOSTILE, role=HOSTILE), step("1", "keeper", reads=span, branch="1")
+    view = run(trace=Trace((*steps, step("2", "keeper", "0", "1", role=HOSTILE))), strategy=HOSTILE, sections=())
+    timeline = build_timeline(replace(view, chunk_text=lambda _: None))
+    page, plain_page = Tags(), Tags()
+    page.feed(render_page(timeline))
+    plain_page.feed(render_page(build_timeline(run())))
+    assert page.tags == plain_page.tags
+    fragment = Tags()
+    fragment.feed(render_notebook(timeline))
+    assert not {"script", "img", "svg/onload"} & set(fragment.tags)
+    assert not {"onerror", "onload"} & (page.attributes | fragment.attributes)
+    anchors = [step["anchor"] for step in page_data(render_page(timeline))["steps"]]
+    assert all(re.fullmatch(r"[\w%.~-]+", anchor) for anchor in anchors)
+    assert not set(printed(render_timeline(timeline))) & set("\x00\u2066")
+
+
+def test_a_notebook_has_a_strip_for_each_branch() -> None:
+    fragment = render_notebook(build_timeline(branched()))
+    assert fragment.count("<svg") == 4
+    assert 'aria-label="where memory changed on branch 2, over 2 steps"' in fragment
+    assert "segments" in fragment
+    assert render_notebook(build_timeline(run())).count("<svg") == 1
+
+
+def test_branches_are_compared_with_their_like() -> None:
+    other = fan_out(
+        [[GRANARY, GRANARY], ["Nor the year.", "The harbour froze."], [LIGHTHOUSE, LIGHTHOUSE]],
+        f"{GRANARY}\n{LIGHTHOUSE}",
+        ["x"] * 6,
+    )
+    comparison = compare_runs(branched(), branched(other))
+    assert comparison.parting is not None
+    assert comparison.parting.name == "chunk 3, branch 1"
+    assert (comparison.first_parting, comparison.in_common, comparison.same_chunks) == (3, 7, False)
+    text = printed(render_comparison(comparison))
+    assert "The memories part at chunk 3, branch 1 (the chunks have other bounds)." in text
+    assert "strategy" not in text
+    lined = printed(render_comparison(compare_runs(run(), branched())))
+    assert re.search(r"strategy +overwrite +segments", lined)
+    assert "The runs have no step in common" in lined
 
 
 def test_importing_the_package_does_not_import_the_timeline() -> None:

@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import Keys
 from support.scripts import part, perfect_reader
+from support.traces import answered, fan_out, line, spans, step
 
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
 from memagent_graph.evaluation.failures import Loss, NeedleLoss, analyse, logged_read
 from memagent_graph.evaluation.samples import Needle, Sample
-from memagent_graph.results import EventKind, MemoryUpdate, ReadEvent, UpdateRule
+from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.timeline import RunView
+from memagent_graph.trace import Trace
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "d", "size": 10, "media_type": "text/plain"}
 NEEDLE = Needle("The key is 4711.", "4711", 0.5)
@@ -25,15 +27,9 @@ def sample(*needles: Needle) -> Sample:
 
 
 def view(*memories: str, answer: str | None = "no idea", cut: int | None = None, **changes) -> RunView:
-    updates = [
-        MemoryUpdate(
-            chunk_index=place, start_char=0, end_char=1, start_byte=0, end_byte=1, chunk_tokens=1, memory=memory,
-            changed=place == 0 or memory != memories[place - 1], progress=None, prompt_tokens=1, completion_tokens=1,
-            seconds=0.0, events=(ReadEvent(EventKind.TRUNCATED, place, "cut off"),) if place == cut else (),
-        )
-        for place, memory in enumerate(memories)
-    ]  # fmt: skip
-    values = {"run_id": "r", "question": "What?", "document": DOCUMENT, "model": "m", "updates": tuple(updates),
+    events = {} if cut is None else {cut: ReadEvent(EventKind.TRUNCATED, cut, "cut off")}
+    values = {"run_id": "r", "question": "What?", "document": DOCUMENT, "model": "m", "strategy": "overwrite",
+              "trace": line(memories, ["x"] * len(memories), events=events),
               "answer": answer, "raw_answer": answer, "stop_reason": "answered", **changes}  # fmt: skip
     return RunView(**values)
 
@@ -60,15 +56,14 @@ def test_each_kind_of_loss_is_told_with_its_chunk(run, expected) -> None:
 
 
 def test_a_fact_that_was_written_beyond_the_budget_was_cut_not_forgotten() -> None:
-    told = analyse(sample(NEEDLE), view("a long", "story"), {0: "a long story of 4711", 1: "story"})
+    told = analyse(sample(NEEDLE), view("a long", "story"), {"0": "a long story of 4711", "1": "story"})
     assert told == (NeedleLoss(NEEDLE, Loss.CUT_BY_CAP, 0),)
 
 
 def test_a_fact_that_was_written_and_refused_by_a_rule_was_not_taken() -> None:
-    run = view("a short", "story")
     refused = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
-    first = replace(run.updates[0], events=(refused,))
-    told = analyse(sample(NEEDLE), replace(run, updates=(first, run.updates[1])), {0: "zebra 4711", 1: "story"})
+    run = view("a short", "story", trace=line(["a short", "story"], ["x", "x"], events={0: refused}))
+    told = analyse(sample(NEEDLE), run, {"0": "zebra 4711", "1": "story"})
     assert told == (NeedleLoss(NEEDLE, Loss.NOT_TAKEN, 0),)
 
 
@@ -92,6 +87,68 @@ def test_the_loss_follows_from_the_memories_that_held_the_fact(held) -> None:
         assert held[told.chunk_index - 1]
         assert not any(held[told.chunk_index :])
     assert told.written_at == (held.index(True) if any(held) else None)
+
+
+CHUNKS = ["So far nothing. ", "The key is 4711. And more. ", "And the rest of it."]
+SPLIT = ["So far nothing. The key is", " 4711. And more. ", "And the rest of it."]
+
+
+def read_view(chunks: list[str], *, cut: int | None = None, depth: float = 0.3) -> tuple[Sample, RunView]:
+    """A question and a read that never wrote the fact, with the texts that it read."""
+    run = view("nothing", "nothing", "nothing", cut=cut)
+    events = {} if cut is None else {cut: ReadEvent(EventKind.TRUNCATED, cut, "cut off")}
+    trace = line(["nothing"] * 3, chunks, events=events)
+    needle = Needle("The key is 4711.", "4711", depth)
+    return sample(needle), replace(run, trace=trace, chunk_text=lambda update: chunks[update.chunk_index])
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    ("chunks", "cut", "expected"),
+    [
+        (CHUNKS, 1, (Loss.CUT_BY_CAP, 1)),
+        (CHUNKS, 0, (Loss.NEVER_WRITTEN, None)),
+        (CHUNKS, None, (Loss.NEVER_WRITTEN, None)),
+        (SPLIT, None, (Loss.CUT_BY_CHUNK, 0)),
+        (SPLIT, 1, (Loss.CUT_BY_CHUNK, 0)),
+        (["a", "b", "c"], 1, (Loss.NEVER_WRITTEN, None)),
+    ],
+    ids=["budget ended at its chunk", "at another", "not at all", "chunk ended in it", "and budget", "not there"],
+)
+def test_a_fact_that_no_memory_held_is_looked_for_in_the_chunks(chunks, cut, expected, depth) -> None:
+    asked, run = read_view(chunks, cut=cut, depth=depth)
+    (told,) = analyse(asked, run)
+    assert (told.loss, told.chunk_index) == expected
+
+
+def test_of_a_needle_that_is_a_paragraph_the_sentence_with_the_answer_counts() -> None:
+    asked, run = read_view(["The town is old and has a wall, as one reads. ", "The key is 4711. ", "It is lost."])
+    paragraph = "The town is old and has a wall, as one reads. The key is 4711."
+    (told,) = analyse(replace(asked, needles=(Needle(paragraph, "4711", 0.0),)), run)
+    assert told.loss is Loss.NEVER_WRITTEN
+
+
+@pytest.mark.parametrize(
+    ("memories", "merged", "expected"),
+    [
+        ([["x", "x"], ["4711", "4711"]], "4711", (Loss.IN_MEMORY, None, 2)),
+        ([["x", "x"], ["4711", "4711"]], "x", (Loss.OVERWRITTEN, None, 2)),
+        ([["x", "x"], ["4711", "y"]], "x", (Loss.OVERWRITTEN, 3, 2)),
+        ([["4711", "4711"], ["4711", "y"]], "4711 x", (Loss.IN_MEMORY, None, 0)),
+        ([["x", "x"], ["y", "y"]], "4711", (Loss.IN_MEMORY, None, None)),
+        ([["x", "x"], ["y", "y"]], "z", (Loss.NEVER_WRITTEN, None, None)),
+    ],
+    ids=["kept", "lost at the merge", "lost on its branch", "kept by the other", "written by the merge", "never"],
+)
+def test_a_fact_is_held_if_any_branch_on_the_way_to_the_answer_holds_it(memories, merged, expected) -> None:
+    trace = fan_out(memories, merged, ["a", "b", "c", "d"])
+    assert analyse(sample(NEEDLE), view("x", trace=trace)) == (NeedleLoss(NEEDLE, *expected),)
+
+
+def test_a_branch_that_does_not_lead_to_the_answer_does_not_count() -> None:
+    first, second = spans(["a", "b"])
+    trace = Trace((step("l", "x", reads=first, branch="l"), step("r", "4711", reads=second, branch="r"), answered("l")))
+    assert analyse(sample(NEEDLE), view("x", trace=trace)) == (NeedleLoss(NEEDLE, Loss.NEVER_WRITTEN),)
 
 
 def forgetful(prompt: str) -> str:

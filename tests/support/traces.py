@@ -1,0 +1,122 @@
+"""Traces made by hand: a line of chunks, and steps on branches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+
+from memagent_graph.events import ReadEvent
+from memagent_graph.trace import Span, Trace, TraceStep, Writes
+
+
+def step(
+    id: str,  # noqa: A002
+    text: str | None,
+    *parents: str,
+    reads: Span | None = None,
+    branch: str = "",
+    role: str = "update",
+    writes: Writes = Writes.MEMORY,
+    events: tuple[ReadEvent, ...] = (),
+    tokens: tuple[int, int] = (100, 20),
+    seconds: float = 0.5,
+) -> TraceStep:
+    """One step; its slot is the chunk that it read."""
+    return TraceStep(
+        id=id,
+        node=role,
+        branch=branch,
+        role=role,
+        slot=reads.index if reads else 0,
+        writes=writes,
+        text=text,
+        reads=(reads,) if reads else (),
+        parents=parents,
+        prompt_tokens=tokens[0],
+        completion_tokens=tokens[1],
+        seconds=seconds,
+        model="some-model",
+        events=events,
+    )
+
+
+def spans(chunks: Sequence[str], tokens: int = 10) -> list[Span]:
+    """Where chunks lie in the text that they make up."""
+    found: list[Span] = []
+    for index, chunk in enumerate(chunks):
+        start, byte = (found[-1].end_char, found[-1].end_byte) if found else (0, 0)
+        size = len(chunk.encode("utf-8", "replace"))
+        found.append(Span(index, start, start + len(chunk), byte, byte + size, tokens))
+    return found
+
+
+def line(
+    memories: Sequence[str],
+    chunks: Sequence[str],
+    *,
+    events: Mapping[int, ReadEvent] | None = None,
+    answer: TraceStep | None = None,
+    tokens: tuple[int, int] = (100, 20),
+    seconds: Sequence[float] = (),
+    document_bytes: int | None = None,
+) -> Trace:
+    """The trace of a run that read chunk after chunk; its steps are called "0", "1" and so on.
+
+    Args:
+        memories: the memory after each chunk.
+        chunks: their texts.
+        events: what happened, by chunk.
+        answer: the step that answered; it comes from the last chunk's.
+        tokens: prompt and completion tokens of each step.
+        seconds: of each step; 0.5 where there are none.
+        document_bytes: the document's length.
+    """
+    steps = [
+        step(
+            str(index),
+            memory,
+            *([str(index - 1)] if index else []),
+            reads=span,
+            events=(events[index],) if events and index in events else (),
+            tokens=tokens,
+            seconds=seconds[index] if seconds else 0.5,
+        )
+        for index, (memory, span) in enumerate(zip(memories, spans(chunks), strict=True))
+    ]
+    return Trace((*steps, answer) if answer else tuple(steps), document_bytes)
+
+
+def answered(*parents: str, text: str = "", events: tuple[ReadEvent, ...] = (), seconds: float = 1.0) -> TraceStep:
+    """The step that answered."""
+    return step(
+        "answer", text, *parents, role="answer", writes=Writes.ANSWER, events=events, tokens=(50, 5), seconds=seconds
+    )
+
+
+def fan_out(memories: Sequence[Sequence[str]], merged: str, chunks: Sequence[str], *, answer: str = "") -> Trace:
+    """The trace of a run that read parts of a document on branches "0", "1" and so on, side by side, and merged them.
+
+    Args:
+        memories: by branch, the memory after each of its chunks. Steps are called "BRANCH.NUMBER".
+        merged: the memory that the step "merge" wrote from the last ones.
+        chunks: the document's chunks; each branch takes as many of them as it has memories.
+        answer: what the step "answer" wrote.
+    """
+    read = iter(spans(chunks))
+    lanes = [
+        [
+            step(
+                f"{lane}.{number}",
+                memory,
+                *([f"{lane}.{number - 1}"] if number else []),
+                reads=next(read),
+                branch=str(lane),
+            )
+            for number, memory in enumerate(each)
+        ]
+        for lane, each in enumerate(memories)
+    ]
+    # As a log has them: the branches take turns.
+    turns = [each for row in zip_longest(*lanes) for each in row if each is not None]
+    merge = step("merge", merged, *(lane[-1].id for lane in lanes), role="merge")
+    return Trace((*turns, merge, answered("merge", text=answer)), spans(chunks)[-1].end_byte)
