@@ -1,4 +1,4 @@
-"""What the command line shows a person: progress, results, findings, failures. Standard output is for results alone."""
+"""What the command line shows a person: progress, results, failures. Standard output is for results alone."""
 
 from __future__ import annotations
 
@@ -17,25 +17,20 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
-from memagent_graph.cli_json import print_json
-from memagent_graph.demo import DemoDocument, MemorySpan, is_right, memory_spans
-from memagent_graph.doctor import Finding, Health
+from memagent_graph.cli.output import print_json
 from memagent_graph.errors import MemAgentError
 from memagent_graph.results import MemoryUpdate, ReadResult, count_events
-
-_MARKS = {Health.GOOD: "[green]ok[/]", Health.NOTE: "[yellow]note[/]", Health.BAD: "[red]failed[/]"}
 
 
 class Console:
     """One command's output. With `as_json`, standard output carries one JSON object and nothing else."""
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
-        self._as_json = as_json
-        self._out = rich.console.Console(highlight=False, soft_wrap=True)
-        self._err = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
-        self._quiet = quiet or not self._err.is_terminal
+        self.as_json = as_json
+        self.out = rich.console.Console(highlight=False, soft_wrap=True)
+        self.err = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
+        self._quiet = quiet or not self.err.is_terminal
         self.resume_command: str | None = None
         """What goes on with the run, once it has begun; None where nothing would."""
 
@@ -72,32 +67,32 @@ class Console:
 
     def result(self, result: ReadResult, *, updates: bool = False) -> None:
         """The answer on standard output, and what there is to say about the read beside it."""
-        if self._as_json:
+        if self.as_json:
             print_json(result.to_dict(updates=updates))
             return
         if result.answer is not None:
-            self._out.print(result.answer, markup=False)
+            self.out.print(result.answer, markup=False)
         else:
-            self._err.print(f"[yellow]stopped by {result.stop_reason.value} after {result.chunks_read} chunks[/]")
-            self._err.print(f"memory so far: {escape(result.memory) or '(empty)'}")
+            self.err.print(f"[yellow]stopped by {result.stop_reason.value} after {result.chunks_read} chunks[/]")
+            self.err.print(f"memory so far: {escape(result.memory) or '(empty)'}")
         for kind, count in count_events(result.events).items():
-            self._err.print(f"[yellow]{kind.value}: {count}[/]")
+            self.err.print(f"[yellow]{kind.value}: {count}[/]")
         usage = result.usage
         saved = (
             f", about {usage.full_context_flops / usage.flops:.1f}x the arithmetic saved against one full-context call"
             if usage.flops and usage.full_context_flops and usage.full_context_flops > usage.flops
             else ""
         )
-        self._err.print(
+        self.err.print(
             f"[dim]{result.chunks_read} chunks, {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in "
             f"{usage.turns} turns, {usage.seconds:.1f} s{saved}; run {result.run_id}[/]"
         )
         if result.stop_reason.resumable and self.resume_command:
-            self._err.print(f"go on with: {escape(self.resume_command)}")
+            self.err.print(f"go on with: {escape(self.resume_command)}")
 
     def failure(self, error: MemAgentError, code: int) -> int:
         """Say what went wrong and what to do; returns `code`."""
-        if self._as_json:
+        if self.as_json:
             values = {
                 "type": type(error).__name__,
                 "message": error.message,
@@ -106,81 +101,28 @@ class Console:
                 "chunk_index": error.chunk_index,
             }
             print_json({"error": values})
-        self._err.print(f"[red]error:[/] {escape(error.message)}")
+        self.err.print(f"[red]error:[/] {escape(error.message)}")
         if error.hint:
-            self._err.print(f"[bold]what to do:[/] {escape(error.hint)}")
+            self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
         if error.run_id and self.resume_command:
             at = "" if error.chunk_index is None else f" at chunk {error.chunk_index}"
-            self._err.print(f"nothing is lost: the run stopped{at}; go on with: {escape(self.resume_command)}")
+            self.err.print(f"nothing is lost: the run stopped{at}; go on with: {escape(self.resume_command)}")
         return int(code)
 
     def interrupted(self, code: int) -> int:
         """Say that the read was interrupted; returns `code`."""
         how = f"; go on with: {escape(self.resume_command)}" if self.resume_command else ""
-        self._err.print(f"[yellow]interrupted[/]{how}")
+        self.err.print(f"[yellow]interrupted[/]{how}")
         return int(code)
-
-    def finding(self, finding: Finding) -> None:
-        """One line of `memagent doctor`."""
-        if self._as_json:
-            return
-        self._out.print(f"{_MARKS[finding.health]:>6}  [bold]{finding.subject}[/]: {escape(finding.detail)}")
-        if finding.remedy and finding.health is not Health.GOOD:
-            self._out.print(f"        {escape(finding.remedy)}")
-
-    def demo_begins(self, document: DemoDocument, chunk_tokens: int) -> None:
-        """What the demonstration is about to read."""
-        if self._as_json:
-            return
-        self._out.print(
-            f"A document of {document.tokens:,} tokens ({len(document.text):,} characters) of Python's language "
-            f"reference, with {len(document.questions)} facts planted and {document.foreign_facts} foreign ones, read "
-            f"{chunk_tokens} tokens at a time."
-        )
-
-    def demo_ends(self, document: DemoDocument, results: Sequence[ReadResult], seconds: float) -> None:
-        """Questions, answers, timelines and cost."""
-        right = [is_right(result.answer, each.fact) for result, each in zip(results, document.questions, strict=True)]
-        if self._as_json:
-            values = [
-                {**result.to_dict(), "expected": each.fact.value, "depth": each.depth, "right": ok}
-                for result, each, ok in zip(results, document.questions, right, strict=True)
-            ]
-            print_json({"results": values, "seconds": seconds})
-            return
-        for result, each, ok in zip(results, document.questions, right, strict=True):
-            table = Table.grid(padding=(0, 2))
-            table.add_row("[bold]question[/]", escape(each.fact.question))
-            table.add_row("planted", f"{escape(each.fact.statement)} [dim](at {each.depth:.0%})[/]")
-            verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(each.fact.value)}[/]"
-            table.add_row("answer", f"{escape(str(result.answer))}  {verdict}")
-            table.add_row("memory", _timeline(list(memory_spans(result.updates)), result.chunks_read))
-            self._out.print()
-            self._out.print(table)
-        usages = [result.usage for result in results]
-        tokens = sum(usage.prompt_tokens for usage in usages), sum(usage.completion_tokens for usage in usages)
-        self._out.print(
-            f"\n{sum(right)} of {len(right)} right. {tokens[0]:,} tokens in and {tokens[1]:,} out, in "
-            f"{sum(usage.turns for usage in usages)} turns and {seconds:.1f} s."
-        )
 
     def _progress(self, last: TextColumn | MofNCompleteColumn | str) -> Progress:
         column = TextColumn(last) if isinstance(last, str) else last
         return Progress(
             TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), column, TimeRemainingColumn(),
-            console=self._err, transient=True, disable=self._quiet,
+            console=self.err, transient=True, disable=self._quiet,
         )  # fmt: skip
 
 
 def _advance(progress: Progress, task: TaskID, update: MemoryUpdate, count: int, rate: float) -> None:
     total = None if update.progress is None else 1.0
     progress.update(task, completed=update.progress or 0.0, total=total, chunks=count, rate=rate)
-
-
-def _timeline(spans: Sequence[MemorySpan], chunks: int, width: int = 48) -> str:
-    """The memory over the document: a dot where it is as before, a bar where it changed, then what it said."""
-    cells = ["·"] * width
-    for span in spans[1:]:
-        cells[min(width - 1, span.first_chunk * width // max(chunks, 1))] = "█"
-    said = ", ".join(f"{escape(span.memory)} (chunks {span.first_chunk}-{span.last_chunk})" for span in spans[-4:])
-    return f"{''.join(cells)}  {said}"

@@ -7,12 +7,10 @@ paragraphs: those that are asked for, at stated depths, and as many foreign ones
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph.evaluation.prose import prose
-from memagent_graph.results import MemoryUpdate
 from memagent_graph.tokenizers import Tokenizer
 
 
@@ -66,30 +64,3 @@ def compose(tokenizer: Tokenizer, *, tokens: int = 100_000, questions: int = 4, 
         questions=tuple(PlantedQuestion(fact, text.index(fact.statement) / len(text)) for fact in asked),
         foreign_facts=len(foreign),
     )
-
-
-def is_right(answer: str | None, fact: Fact) -> bool:
-    """Whether an answer is the fact's value, letter case and outer spaces aside."""
-    return (answer or "").strip().casefold() == fact.value.strip().casefold()
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySpan:
-    """A stretch of chunks, both ends included, over which the memory stayed the same."""
-
-    first_chunk: int
-    last_chunk: int
-    memory: str
-
-
-def memory_spans(updates: Sequence[MemoryUpdate]) -> Iterator[MemorySpan]:
-    """The memory's history, one entry for each time it changed."""
-    first: MemoryUpdate | None = None
-    last: MemoryUpdate | None = None
-    for update in updates:
-        if first is not None and last is not None and update.memory != last.memory:
-            yield MemorySpan(first.chunk_index, last.chunk_index, last.memory)
-            first = None
-        first, last = first or update, update
-    if first is not None and last is not None:
-        yield MemorySpan(first.chunk_index, last.chunk_index, last.memory)

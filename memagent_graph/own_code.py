@@ -1,0 +1,99 @@
+"""A user's own code by name, as `module:Name` or `path/to/file.py:Name`: tasks, rewards, strategies.
+
+It runs only where the caller names it, never because a log, an export or a checkpoint does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from memagent_graph.errors import MemAgentError
+
+_OWN: Final = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*(?:\.\w+)*)")
+
+
+def names_own_code(text: str) -> bool:
+    """Whether a text has the form of a user's own code, and not of a built-in's name."""
+    return _OWN.fullmatch(text) is not None
+
+
+def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = "") -> Any:
+    """The object that a text names.
+
+    Modules are looked for in the current folder and on the Python path. A file is run once for as long as it stays the
+    same, so that what it defines can be pickled and compared.
+
+    Args:
+        text: `module:Name` or `path/to/file.py:Name`; a name may have dots.
+        what: what is wanted, with its article, as in "a task".
+        error: the class of what is raised.
+        hint: what to do where there is no such name and none that is like it.
+
+    Raises:
+        error: there is no such file, module or name, or the code raises an exception when it is imported.
+    """
+    found = _OWN.fullmatch(text)
+    if found is None:
+        raise error(f"{text!r} does not name {what}", hint="Write path/to/file.py:Name or module:Name.")
+    place = found["place"]
+    try:
+        value: Any = _file(place, what, error) if place.endswith(".py") else _module(place, what, error)
+    except MemAgentError:
+        raise
+    except Exception as failure:  # whatever a user's code raises when it is imported
+        raise error(
+            f"{place} cannot be imported: {type(failure).__name__}: {failure}", hint="Mend it, or name other code."
+        ) from failure
+    for part in found["name"].split("."):
+        if not hasattr(value, part):
+            names = [each for each in getattr(value, "__dict__", {}) if not each.startswith("_")]
+            near = difflib.get_close_matches(part, names, n=3)
+            meant = f"Did you mean {' or '.join(f'{place}:{each}' for each in near)}?"
+            raise error(f"{place} has no {part!r}", hint=meant if near else hint or f"Name {what} after the colon.")
+        value = getattr(value, part)
+    return value
+
+
+def _module(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:  # a console script's own folder is there in its place
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as failure:
+        if failure.name is None or not f"{name}.".startswith(f"{failure.name}."):
+            raise  # a module that this one needs
+        raise error(
+            f"there is no module {name!r} to take {what} from",
+            hint="Give the file instead, as path/to/file.py:Name, or see that the module can be imported.",
+        ) from failure
+
+
+def _file(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
+    path = Path(name).expanduser().resolve()
+    if not path.is_file():
+        raise error(f"there is no file {name} to take {what} from", hint="Check the path before the colon.")
+    stat = path.stat()
+    version = hashlib.sha256(f"{path}\0{stat.st_mtime_ns}\0{stat.st_size}".encode(errors="surrogateescape"))
+    module_name = f"memagent_own_{version.hexdigest()[:16]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look there for their module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
