@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -164,6 +164,7 @@ def _job(request: RL) -> RLJob:
     from memagent_training.rl.job import MeasureSettings, RLJob  # noqa: PLC0415
     from memagent_training.rl.reading import ReadingSettings  # noqa: PLC0415
 
+    reward: Any = chosen_reward(request.reward)  # a user's own takes a Sample and its ReadResult here
     # The environment's key is for somebody else's server alone.
     key = request.api_key if request.base_url is None else request.api_key or os.environ.get("OPENAI_API_KEY")
     return RLJob(
@@ -181,7 +182,7 @@ def _job(request: RL) -> RLJob:
             concurrency=request.concurrency,
         ),
         temperature=request.temperature,
-        reward=chosen_reward(request.reward),
+        reward=reward,
         evidence_share=request.evidence_share,
         steps_behind=request.steps_behind,
         advance_at=request.advance_at,
