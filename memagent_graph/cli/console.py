@@ -32,7 +32,7 @@ class Console:
         self.err = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
         self._quiet = quiet or not self.err.is_terminal
         self.resume_command: str | None = None
-        """What goes on with the run, once it has begun; None where nothing would."""
+        """The command that continues the run, once it has begun; None where nothing would."""
 
     async def follow(self, parts: AsyncIterator[MemoryUpdate | ReadResult]) -> ReadResult:
         """Show a read's progress until its result comes."""

@@ -61,9 +61,7 @@ def make_policy(name: str, request: PolicyRequest) -> Policy:
     try:
         policy = entries[name].load()(request)
         if not isinstance(policy, Policy):
-            raise TypeError(
-                f"its factory gives a value of type {type(policy).__name__}, which has no name and complete"
-            )
+            raise TypeError(f"its factory gives a value of type {type(policy).__name__}, not a Policy")
     except Exception as error:  # whatever another package raises
         raise failure_of(entries[name], "the policy", error, PolicyError) from error
     return policy

@@ -273,7 +273,7 @@ def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, wh
 
     told = memagent(arguments("--resume", **PASSES)).stderr
     assert f"passed over {newest}" in told
-    assert "going on from" in told
+    assert "continuing from" in told
     after = load_file(out / "model.safetensors")
     assert after.keys() == whole.keys()
     for name, weights in whole.items():
