@@ -1,17 +1,17 @@
-"""Which commands there are, and how one is made: from a frozen dataclass of its options and the function that acts.
+"""Which commands there are, and how one is made from the frozen dataclass of its options.
 
-A command's module has a function `register(app)`, whether it is in this package or named by another package's entry
-point in the group "memagent.commands". It is imported when the command, or the list of all, is asked for.
+A command's module is imported when the command, or the list of all, is asked for. Another package adds one by an entry
+point in the group "memagent.commands", which names a function `register(app)`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, get_type_hints
 
 import typer
 import typer.core
@@ -20,50 +20,62 @@ import typer.main
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-_BUILT_IN: Final = (
-    "read", "resume", "doctor", "demo", "show", "diff", "runs", "reward", "export", "import", "eval", "eval-report",
-    "mcp",
-)  # fmt: skip
-_MODULES: Final = {"import": "import_"}
-"""Of commands whose names cannot be modules' names."""
+_BUILT_IN: Final = {
+    "read": "read:Read",
+    "resume": "resume:Resume",
+    "doctor": "doctor:Doctor",
+    "demo": "demo:Demo",
+    "show": "show:Show",
+    "diff": "diff:Diff",
+    "runs": "runs:Runs",
+    "reward": "reward:GiveReward",
+    "export": "export:Export",
+    "import": "import_:Import",
+    "eval": "eval:Eval",
+    "eval-report": "eval_report:EvalReport",
+    "mcp": "mcp:Mcp",
+}
+"""Module and class of each command of this package."""
 
-Request = TypeVar("Request")
 
+class Command(Protocol):
+    """What a command is asked for: a frozen dataclass whose docstring is the command's help.
 
-def add_command(
-    app: typer.Typer, name: str, request: type[Request], act: Callable[[Request], None], **options: Any
-) -> None:
-    """Add a command to a command line.
-
-    Args:
-        app: where it is added.
-        name: what the user types.
-        request: a dataclass whose fields are the command's arguments and options, annotated as typer wants them. Those
-            of the class itself come first in the help, then those of the classes it inherits from, in their order.
-        act: what the command does with what was asked for; its docstring is the command's help.
-        options: further ones of `typer.Typer.command`.
+    Its fields are the arguments and options, annotated as typer wants them. Those of the class itself come first in the
+    help, then those of the classes it inherits from, in their order.
     """
-    made: Any = request
-    hints = get_type_hints(request, include_extras=True)
-    by_name = {each.name: each for each in fields(made)}
-    order = dict.fromkeys(name for kind in request.__mro__ for name in vars(kind).get("__annotations__", ()))
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def run(self) -> None:
+        """Do what was asked for, and leave with `typer.Exit` where the exit code is not 0."""
+        ...
+
+
+def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
+    """Add a command to a command line, by the name that the user types."""
+    hints = get_type_hints(command, include_extras=True)
+    by_name = {each.name: each for each in fields(command)}
+    order = dict.fromkeys(each for kind in command.__mro__ for each in vars(kind).get("__annotations__", ()))
     parameters = [
         inspect.Parameter(
-            name,
+            each,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if by_name[name].default is MISSING else by_name[name].default,
-            annotation=hints[name],
+            default=inspect.Parameter.empty if by_name[each].default is MISSING else by_name[each].default,
+            annotation=hints[each],
         )
-        for name in order
+        for each in order
+        if each in by_name
     ]
 
-    def command(**given: Any) -> None:
-        act(made(**given))
+    def callback(**given: Any) -> None:
+        command(**given).run()
 
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {name: hints[name] for name in order}
-    command.__doc__ = act.__doc__
-    app.command(name, **options)(command)
+    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    callback.__annotations__ = {each.name: each.annotation for each in parameters}
+    # A number may be negative, and must not be taken for an option.
+    has_numbers = {"ignore_unknown_options": True} if getattr(command, "takes_negative_numbers", False) else None
+    app.command(name, help=command.__doc__, context_settings=has_numbers)(callback)
 
 
 class CommandGroup(typer.core.TyperGroup):
@@ -89,8 +101,9 @@ class _Commands(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
             if name in _BUILT_IN:
-                module = _MODULES.get(name, name.replace("-", "_"))
-                self._loaded[name] = _made(import_module(f"memagent_graph.cli.{module}").register)
+                module, _, kind = _BUILT_IN[name].partition(":")
+                command = getattr(import_module(f"memagent_graph.cli.{module}"), kind)
+                self._loaded[name] = _made(lambda app: add_command(app, name, command))
             else:
                 self._loaded[name] = _made_elsewhere(self._added[name])
         return self._loaded[name]

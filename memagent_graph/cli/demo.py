@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Model, OnInvented, PolicyName, ProfileSpec
 from memagent_graph.cli.output import print_json
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """What `memagent demo` is asked for. It heeds no server of the environment."""
+    """Plant facts in real prose, read it with the embedded policy, and show what was found."""
 
     tokens: Annotated[int, typer.Option(min=5_000, help="Length of the document, at least.")] = 100_000
     questions: Annotated[int, typer.Option(min=1, max=50, help="How many facts to plant and ask for.")] = 4
@@ -37,52 +36,46 @@ class Demo:
     on_invented: OnInvented = None
     as_json: AsJSON = False
 
+    def run(self) -> None:
+        """Run the command."""
+        import asyncio  # noqa: PLC0415
+        from tempfile import TemporaryDirectory  # noqa: PLC0415
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "demo", Demo, demo)
+        from memagent_graph.cli.console import Console  # noqa: PLC0415
+        from memagent_graph.documents.store import Document  # noqa: PLC0415
+        from memagent_graph.evaluation.demo_document import compose  # noqa: PLC0415
+        from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
 
+        console = Console(as_json=self.as_json)
+        settings = ReaderSettings(
+            policy=self.policy,
+            model=self.model,
+            base_url=self.base_url,
+            profile=self.profile or ("embedded" if self.base_url else None),
+            on_invented=self.on_invented,
+        )
 
-def demo(request: Demo) -> None:
-    """Plant facts in real prose, read it with the embedded policy, and show what was found."""
-    import asyncio  # noqa: PLC0415
-    from tempfile import TemporaryDirectory  # noqa: PLC0415
+        async def run(folder: Path) -> None:
+            async with settings.make_reader(store=folder, run_log=False) as reader:
+                context = await reader.aprepare()
+                chunk_tokens = context.budget.chunk_tokens
+                document = compose(context.tokenizer, tokens=self.tokens, questions=self.questions, seed=self.seed)
+                reference = reader.store.add(Document.from_text(document.text, name="demo"))
+                if not self.as_json:
+                    console.out.print(
+                        f"A document of {document.tokens:,} tokens ({len(document.text):,} characters) of Python's "
+                        f"language reference, with {len(document.questions)} facts planted and "
+                        f"{document.foreign_facts} foreign ones, read {chunk_tokens} tokens at a time."
+                    )
+                streams = [reader.astream(reference, each.fact.question) for each in document.questions]
+                results, seconds = await console.follow_all(streams, chunks=-(-document.tokens // chunk_tokens))
+                if self.as_json:
+                    _print_as_json(document, results, seconds)
+                else:
+                    _print(document, results, seconds, console)
 
-    from memagent_graph.cli.console import Console  # noqa: PLC0415
-    from memagent_graph.documents.store import Document  # noqa: PLC0415
-    from memagent_graph.evaluation.demo_document import compose  # noqa: PLC0415
-    from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
-
-    console = Console(as_json=request.as_json)
-    settings = ReaderSettings(
-        policy=request.policy,
-        model=request.model,
-        base_url=request.base_url,
-        profile=request.profile or ("embedded" if request.base_url else None),
-        on_invented=request.on_invented,
-    )
-
-    async def run(folder: Path) -> None:
-        async with settings.make_reader(store=folder, run_log=False) as reader:
-            context = await reader.aprepare()
-            chunk_tokens = context.budget.chunk_tokens
-            document = compose(context.tokenizer, tokens=request.tokens, questions=request.questions, seed=request.seed)
-            reference = reader.store.add(Document.from_text(document.text, name="demo"))
-            if not request.as_json:
-                console.out.print(
-                    f"A document of {document.tokens:,} tokens ({len(document.text):,} characters) of Python's "
-                    f"language reference, with {len(document.questions)} facts planted and {document.foreign_facts} "
-                    f"foreign ones, read {chunk_tokens} tokens at a time."
-                )
-            streams = [reader.astream(reference, each.fact.question) for each in document.questions]
-            results, seconds = await console.follow_all(streams, chunks=-(-document.tokens // chunk_tokens))
-            if request.as_json:
-                _print_as_json(document, results, seconds)
-            else:
-                _print(document, results, seconds, console)
-
-    with failures_told(console), TemporaryDirectory() as folder:
-        asyncio.run(run(Path(folder)))
+        with failures_told(console), TemporaryDirectory() as folder:
+            asyncio.run(run(Path(folder)))
 
 
 def is_right(answer: str | None, fact: Fact) -> bool:

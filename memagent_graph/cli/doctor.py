@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
 from memagent_graph.cli.options import ApiKey, AsJSON, ReaderOptions, Timeout
 from memagent_graph.cli.output import print_json
@@ -21,43 +20,37 @@ _MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "failed": "[re
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor(ReaderOptions):
-    """What `memagent doctor` is asked for."""
+    """Check a policy: is the server there, what does it serve, does everything fit and agree?"""
 
     api_key: ApiKey = None
     timeout: Timeout = 60.0
     as_json: AsJSON = False
 
+    def run(self) -> None:
+        """Run the command."""
+        import asyncio  # noqa: PLC0415
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "doctor", Doctor, doctor)
+        from memagent_graph.cli.console import Console  # noqa: PLC0415
+        from memagent_graph.cli.examination import Health, examine  # noqa: PLC0415
 
+        console = Console(as_json=self.as_json)
 
-def doctor(request: Doctor) -> None:
-    """Check a policy: is the server there, what does it serve, does everything fit and agree?"""
-    import asyncio  # noqa: PLC0415
+        async def run() -> list[Finding]:
+            settings = replace(self.settings(), retries=0)
+            async with settings.make_reader(api_key=self.api_key, run_log=False) as reader:
+                findings = []
+                async for finding in examine(reader):
+                    if not self.as_json:
+                        _show(finding, console)
+                    findings.append(finding)
+                return findings
 
-    from memagent_graph.cli.console import Console  # noqa: PLC0415
-    from memagent_graph.cli.examination import Health, examine  # noqa: PLC0415
-
-    console = Console(as_json=request.as_json)
-
-    async def run() -> list[Finding]:
-        settings = replace(request.settings(), retries=0)
-        async with settings.make_reader(api_key=request.api_key, run_log=False) as reader:
-            findings = []
-            async for finding in examine(reader):
-                if not request.as_json:
-                    _show(finding, console)
-                findings.append(finding)
-            return findings
-
-    with failures_told(console):
-        findings = asyncio.run(run())
-    if request.as_json:
-        print_json({"findings": [asdict(finding) for finding in findings]})
-    if any(finding.health is Health.BAD for finding in findings):
-        raise typer.Exit(ExitCode.POLICY)
+        with failures_told(console):
+            findings = asyncio.run(run())
+        if self.as_json:
+            print_json({"findings": [asdict(finding) for finding in findings]})
+        if any(finding.health is Health.BAD for finding in findings):
+            raise typer.Exit(ExitCode.POLICY)
 
 
 def _show(finding: Finding, console: Console) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.eval_report import print_results
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
 from memagent_graph.cli.options import (
@@ -38,7 +37,7 @@ _FOLDER: Final = Path("memagent-eval")
 
 @dataclass(frozen=True, kw_only=True)
 class Eval(ReaderOptions):
-    """What `memagent eval` is asked for."""
+    """Measure a policy on long documents, beside what one would do without MemAgent: accuracy, costs, failures."""
 
     context: typer.Context
     tasks: Annotated[
@@ -112,49 +111,43 @@ class Eval(ReaderOptions):
     as_json: AsJSON = False
     quiet: Quiet = False
 
+    def run(self) -> None:
+        """Run the command."""
+        if self.list_names:
+            _print_names(as_json=self.as_json)
+            return
+        if not self.tasks:
+            raise typer.BadParameter("name at least one; --list names all", param_hint="'TASKS'")
+        import asyncio  # noqa: PLC0415
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "eval", Eval, evaluate)
+        from memagent_graph.evaluation.folder import write_outputs  # noqa: PLC0415
+        from memagent_graph.evaluation.harness import Ended  # noqa: PLC0415
+        from memagent_graph.evaluation.journal import require_no_results  # noqa: PLC0415
+        from memagent_graph.evaluation.outcomes import Outcome  # noqa: PLC0415
+        from memagent_graph.evaluation.request import carry_out  # noqa: PLC0415
 
-
-def evaluate(request: Eval) -> None:
-    """Measure a policy on long documents, beside what one would do without MemAgent: accuracy, costs, failures."""
-    if request.list_names:
-        _print_names(as_json=request.as_json)
-        return
-    if not request.tasks:
-        raise typer.BadParameter("name at least one; --list names all", param_hint="'TASKS'")
-    import asyncio  # noqa: PLC0415
-
-    from memagent_graph.evaluation.folder import write_outputs  # noqa: PLC0415
-    from memagent_graph.evaluation.harness import Ended  # noqa: PLC0415
-    from memagent_graph.evaluation.journal import require_no_results  # noqa: PLC0415
-    from memagent_graph.evaluation.outcomes import Outcome  # noqa: PLC0415
-    from memagent_graph.evaluation.request import carry_out  # noqa: PLC0415
-
-    out = request.out
-    with failures_told(as_json=request.as_json):
-        evaluation = _evaluation(request, request.tasks)
-        if not request.resume:
-            require_no_results(out)
-        try:
-            ended = asyncio.run(carry_out(evaluation))
-        except ValueError as error:
-            raise EvaluationError(str(error)) from error
-        except PolicyError:
-            _tell_how_to_go_on(out)
-            raise
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            _tell_how_to_go_on(out, "interrupted; ")
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
-        results = write_outputs(out, evaluation.log_path)
-    print_results(results, out, evaluation.log_path, ended.value, as_json=request.as_json)
-    if ended is not Ended.DONE:
-        typer.echo(f"stopped at {ended.value.replace('_', ' ')}; {_go_on(out)}", err=True)
-        raise typer.Exit(ExitCode.STOPPED)
-    if all(row.outcome is Outcome.FAILED for row in results.rows):
-        raise typer.Exit(ExitCode.POLICY)
+        out = self.out
+        with failures_told(as_json=self.as_json):
+            evaluation = _evaluation(self, self.tasks)
+            if not self.resume:
+                require_no_results(out)
+            try:
+                ended = asyncio.run(carry_out(evaluation))
+            except ValueError as error:
+                raise EvaluationError(str(error)) from error
+            except PolicyError:
+                _tell_how_to_go_on(out)
+                raise
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                _tell_how_to_go_on(out, "interrupted; ")
+                raise typer.Exit(ExitCode.INTERRUPTED) from None
+            results = write_outputs(out, evaluation.log_path)
+        print_results(results, out, evaluation.log_path, ended.value, as_json=self.as_json)
+        if ended is not Ended.DONE:
+            typer.echo(f"stopped at {ended.value.replace('_', ' ')}; {_go_on(out)}", err=True)
+            raise typer.Exit(ExitCode.STOPPED)
+        if all(row.outcome is Outcome.FAILED for row in results.rows):
+            raise typer.Exit(ExitCode.POLICY)
 
 
 def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import print_json
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalReport:
-    """What `memagent eval-report` is asked for."""
+    """Make tables and plots again from an evaluation's results, finished or not, or compare two evaluations."""
 
     folder: Annotated[Path, typer.Argument(help="A folder that `memagent eval` wrote to.")]
     other: Annotated[
@@ -28,32 +27,26 @@ class EvalReport:
     ] = None
     as_json: AsJSON = False
 
+    def run(self) -> None:
+        """Run the command."""
+        from memagent_graph.evaluation.comparisons import comparison, render_comparison  # noqa: PLC0415
+        from memagent_graph.evaluation.folder import RUNS, write_outputs  # noqa: PLC0415
+        from memagent_graph.evaluation.journal import load_results  # noqa: PLC0415
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "eval-report", EvalReport, eval_report)
-
-
-def eval_report(request: EvalReport) -> None:
-    """Make tables and plots again from an evaluation's results, finished or not, or compare two evaluations."""
-    from memagent_graph.evaluation.comparisons import comparison, render_comparison  # noqa: PLC0415
-    from memagent_graph.evaluation.folder import RUNS, write_outputs  # noqa: PLC0415
-    from memagent_graph.evaluation.journal import load_results  # noqa: PLC0415
-
-    folder, other = request.folder, request.other
-    with failures_told(as_json=request.as_json):
-        if other is None:
-            log = folder / RUNS if (folder / RUNS).exists() else None
-            results = write_outputs(folder, log)
-            ended = "unfinished" if results.missing else "done"
-            print_results(results, folder, log, ended, as_json=request.as_json)
-            return
-        first, second = load_results(folder), load_results(other)
-        names = (str(folder), str(other))
-        if request.as_json:
-            print_json({"first": names[0], "second": names[1], "comparisons": comparison(first, second, names)})
-        else:
-            sys.stdout.write(render_comparison(first, second, names))
+        folder, other = self.folder, self.other
+        with failures_told(as_json=self.as_json):
+            if other is None:
+                log = folder / RUNS if (folder / RUNS).exists() else None
+                results = write_outputs(folder, log)
+                ended = "unfinished" if results.missing else "done"
+                print_results(results, folder, log, ended, as_json=self.as_json)
+                return
+            first, second = load_results(folder), load_results(other)
+            names = (str(folder), str(other))
+            if self.as_json:
+                print_json({"first": names[0], "second": names[1], "comparisons": comparison(first, second, names)})
+            else:
+                sys.stdout.write(render_comparison(first, second, names))
 
 
 def print_results(results: Results, folder: Path, log: Path | None, ended: str, *, as_json: bool) -> None:

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import counted, plain, print_json, size
@@ -17,7 +16,7 @@ from memagent_graph.cli.run_choice import RunChoice, open_existing
 
 @dataclass(frozen=True, kw_only=True)
 class Export(RunChoice):
-    """What `memagent export` is asked for."""
+    """Write runs to one file: to train on, to look at, or to import elsewhere."""
 
     destination: Annotated[Path, typer.Argument(help="The file: .parquet (extra `export`) or .jsonl.")]
     format: Annotated[
@@ -36,38 +35,32 @@ class Export(RunChoice):
     log: Log = None
     as_json: AsJSON = False
 
+    def run(self) -> None:
+        """Run the command."""
+        from memagent_graph.run_log.exchange import export_runs  # noqa: PLC0415
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "export", Export, export)
-
-
-def export(request: Export) -> None:
-    """Write runs to one file: to train on, to look at, or to import elsewhere."""
-    from memagent_graph.run_log.exchange import export_runs  # noqa: PLC0415
-
-    if request.skip_incomplete and not request.for_training:
-        raise typer.BadParameter("only with --for-training", param_hint="'--skip-incomplete'")
-    chosen = request.filter()
-    with failures_told(as_json=request.as_json):
-        report = export_runs(
-            open_existing(request.log),
-            request.destination,
-            chosen=chosen,
-            format=request.format,
-            superseded=not request.no_superseded,
-            for_training=request.for_training,
-            skip_incomplete=request.skip_incomplete,
-            overwrite=request.overwrite,
+        if self.skip_incomplete and not self.for_training:
+            raise typer.BadParameter("only with --for-training", param_hint="'--skip-incomplete'")
+        chosen = self.filter()
+        with failures_told(as_json=self.as_json):
+            report = export_runs(
+                open_existing(self.log),
+                self.destination,
+                chosen=chosen,
+                format=self.format,
+                superseded=not self.no_superseded,
+                for_training=self.for_training,
+                skip_incomplete=self.skip_incomplete,
+                overwrite=self.overwrite,
+            )
+        if self.as_json:
+            print_json({"file": str(self.destination), **asdict(report)})
+            return
+        typer.echo(
+            f"{counted(report.runs, 'run')} with {counted(report.conversations, 'conversation')} and "
+            f"{counted(report.rewards, 'reward')} in {plain(str(self.destination))}, {size(report.bytes)}",
+            err=True,
         )
-    if request.as_json:
-        print_json({"file": str(request.destination), **asdict(report)})
-        return
-    typer.echo(
-        f"{counted(report.runs, 'run')} with {counted(report.conversations, 'conversation')} and "
-        f"{counted(report.rewards, 'reward')} in {plain(str(request.destination))}, {size(report.bytes)}",
-        err=True,
-    )
-    if report.incomplete:
-        named = ", ".join(map(plain, report.incomplete))
-        typer.echo(f"left out {len(report.incomplete)} that cannot be trained on: {named}", err=True)
+        if report.incomplete:
+            named = ", ".join(map(plain, report.incomplete))
+            typer.echo(f"left out {len(report.incomplete)} that cannot be trained on: {named}", err=True)

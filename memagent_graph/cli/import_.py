@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import counted, print_json
@@ -17,7 +16,7 @@ from memagent_graph.errors import RunLogError
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """What `memagent import` is asked for."""
+    """Enter the runs of an exported file into the log."""
 
     source: Annotated[Path, typer.Argument(help="A file that `memagent export` wrote.")]
     replace: Annotated[bool, typer.Option("--replace", help="Replace runs that the log has with other content.")] = (
@@ -26,28 +25,22 @@ class Import:
     log: Log = None
     as_json: AsJSON = False
 
+    def run(self) -> None:
+        """Run the command."""
+        from memagent_graph.run_log import RunLog  # noqa: PLC0415
+        from memagent_graph.run_log.exchange import import_runs  # noqa: PLC0415
+        from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "import", Import, import_)
-
-
-def import_(request: Import) -> None:
-    """Enter the runs of an exported file into the log."""
-    from memagent_graph.run_log import RunLog  # noqa: PLC0415
-    from memagent_graph.run_log.exchange import import_runs  # noqa: PLC0415
-    from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
-
-    with failures_told(as_json=request.as_json):
-        if not request.source.exists():
-            raise RunLogError(f"there is no file {request.source}", hint="Check the path.")
-        report = import_runs(RunLog(request.log or default_run_log()), request.source, replace=request.replace)
-    if request.as_json:
-        print_json(asdict(report))
-        return
-    there = f"; {counted(report.skipped, 'run')} there already" if report.skipped else ""
-    typer.echo(
-        f"{counted(report.runs, 'run')} with {counted(report.conversations, 'conversation')} and "
-        f"{counted(report.rewards, 'reward')} imported{there}",
-        err=True,
-    )
+        with failures_told(as_json=self.as_json):
+            if not self.source.exists():
+                raise RunLogError(f"there is no file {self.source}", hint="Check the path.")
+            report = import_runs(RunLog(self.log or default_run_log()), self.source, replace=self.replace)
+        if self.as_json:
+            print_json(asdict(report))
+            return
+        there = f"; {counted(report.skipped, 'run')} there already" if report.skipped else ""
+        typer.echo(
+            f"{counted(report.runs, 'run')} with {counted(report.conversations, 'conversation')} and "
+            f"{counted(report.rewards, 'reward')} imported{there}",
+            err=True,
+        )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
 from memagent_graph.cli.options import (
     Checkpoints,
@@ -31,7 +30,12 @@ _MAX_BYTES: Final = 256 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Mcp(ReaderOptions):
-    """What `memagent mcp` is asked for."""
+    """Serve MemAgent to agents that speak the Model Context Protocol.
+
+    Files can be read below --root; where the client names roots of its own, below both. Without --root, those
+    below the roots that a client over standard input and output names; one that names none, and any over HTTP, can only
+    pass text.
+    """
 
     root: Annotated[
         list[Path] | None,
@@ -99,29 +103,18 @@ class Mcp(ReaderOptions):
             limits=Limits(self.max_chunks, self.max_tokens, self.max_seconds),
         )
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "mcp", Mcp, mcp)
-
-
-def mcp(request: Mcp) -> None:
-    """Serve MemAgent to agents that speak the Model Context Protocol.
-
-    Files can be read below --root; where the client names roots of its own, below both. Without --root, those
-    below the roots that a client over standard input and output names; one that names none, and any over HTTP, can only
-    pass text.
-    """
-    with failures_told():
-        if request.http:
-            _check_address(request.host, allow_remote=request.allow_remote, names=request.server_name or [])
-            _serve_http(request)
-        else:
-            if (request.host, request.port, request.allow_remote, request.server_name) != (_HOST, _PORT, False, None):
-                raise typer.BadParameter(
-                    "--host, --port, --allow-remote and --server-name need it too", param_hint="'--http'"
-                )
-            _serve_stdio(request)
+    def run(self) -> None:
+        """Run the command."""
+        with failures_told():
+            if self.http:
+                _check_address(self.host, allow_remote=self.allow_remote, names=self.server_name or [])
+                _serve_http(self)
+            else:
+                if (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
+                    raise typer.BadParameter(
+                        "--host, --port, --allow-remote and --server-name need it too", param_hint="'--http'"
+                    )
+                _serve_stdio(self)
 
 
 def _serve_stdio(request: Mcp) -> None:

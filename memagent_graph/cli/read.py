@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.options import (
     Concurrency,
     OnInvented,
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Read(ReaderOptions, RunOptions):
-    """What `memagent read` is asked for."""
+    """Read a document with a question in mind."""
 
     document: Annotated[str, typer.Argument(help="The document's path, or - for standard input.")]
     question: Annotated[str, typer.Option("--question", "-q", help="What to find out.")]
@@ -78,32 +77,26 @@ class Read(ReaderOptions, RunOptions):
             retries=self.retries,
         )
 
+    def run(self) -> None:
+        """Run the command."""
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "read", Read, read)
+        async def run(console: Console) -> ReadResult:
+            from memagent_graph.documents.store import Document, DocumentStore  # noqa: PLC0415
+            from memagent_graph.reading.state import new_run_id  # noqa: PLC0415
+            from memagent_graph.storage.paths import default_store  # noqa: PLC0415
 
+            source = (
+                Document.from_file(sys.stdin.buffer, encoding=self.encoding)
+                if self.document == "-"
+                else Document.from_path(Path(self.document), encoding=self.encoding)
+            )
+            name = self.run_id or new_run_id()
+            # The document comes first: that it cannot be read is found out at once, and a policy may take seconds.
+            reference = DocumentStore(default_store()).add(source, replace_undecodable=self.replace_undecodable)
+            async with self.make_reader(self.settings(), is_logged=not self.no_log) as reader:
+                if not self.no_log:
+                    console.resume_command = self.resume_command(name)
+                stream = reader.astream(reference, self.question, run_id=name, limits=self.limits)
+                return await console.follow(stream)
 
-def read(request: Read) -> None:
-    """Read a document with a question in mind."""
-
-    async def run(console: Console) -> ReadResult:
-        from memagent_graph.documents.store import Document, DocumentStore  # noqa: PLC0415
-        from memagent_graph.reading.state import new_run_id  # noqa: PLC0415
-        from memagent_graph.storage.paths import default_store  # noqa: PLC0415
-
-        source = (
-            Document.from_file(sys.stdin.buffer, encoding=request.encoding)
-            if request.document == "-"
-            else Document.from_path(Path(request.document), encoding=request.encoding)
-        )
-        name = request.run_id or new_run_id()
-        # The document comes first: it costs little to find out that it cannot be read, and a policy may take seconds.
-        reference = DocumentStore(default_store()).add(source, replace_undecodable=request.replace_undecodable)
-        async with request.make_reader(request.settings(), is_logged=not request.no_log) as reader:
-            if not request.no_log:
-                console.resume_command = request.resume_command(name)
-            stream = reader.astream(reference, request.question, run_id=name, limits=request.limits)
-            return await console.follow(stream)
-
-    request.finish(run)
+        self.finish(run)

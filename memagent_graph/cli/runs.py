@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import console, counted, plain, print_json, size
@@ -29,7 +28,7 @@ _WIDTH_WITHOUT_TERMINAL: Final = 240
 
 @dataclass(frozen=True, kw_only=True)
 class Runs(RunChoice):
-    """What `memagent runs` is asked for."""
+    """List the runs in the log, newest first, or delete them."""
 
     run_ids: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Only these.")] = None
     newest: Annotated[
@@ -41,30 +40,24 @@ class Runs(RunChoice):
     log: Log = None
     as_json: AsJSON = False
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "runs", Runs, runs)
-
-
-def runs(request: Runs) -> None:
-    """List the runs in the log, newest first, or delete them."""
-    named = request.run_ids or ()
-    chosen = request.filter(named, newest=None if request.as_json or request.delete or named else _LISTED)
-    with failures_told(as_json=request.as_json):
-        log = open_existing(request.log)
-        for run_id in named:
-            log.get(run_id)  # an unknown one is an error
-        records = list(log.runs(chosen))
-        if request.delete:
-            _delete(log, records, request)
-            return
-        totals = log.totals(record.run_id for record in records)
-        if request.as_json:
-            values = [{**asdict(record), **asdict(totals[record.run_id])} for record in records]
-            print_json({"log": str(log.path), "bytes": log.size_bytes, "runs": values})
-        else:
-            _print_table(log, records, totals)
+    def run(self) -> None:
+        """Run the command."""
+        named = self.run_ids or ()
+        chosen = self.filter(named, newest=None if self.as_json or self.delete or named else _LISTED)
+        with failures_told(as_json=self.as_json):
+            log = open_existing(self.log)
+            for run_id in named:
+                log.get(run_id)  # an unknown one is an error
+            records = list(log.runs(chosen))
+            if self.delete:
+                _delete(log, records, self)
+                return
+            totals = log.totals(record.run_id for record in records)
+            if self.as_json:
+                values = [{**asdict(record), **asdict(totals[record.run_id])} for record in records]
+                print_json({"log": str(log.path), "bytes": log.size_bytes, "runs": values})
+            else:
+                _print_table(log, records, totals)
 
 
 def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import console, print_json
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """What `memagent show` is asked for."""
+    """Show how a run's memory came to be, chunk by chunk, and what supports its answer."""
 
     run_id: Annotated[str | None, typer.Argument(metavar="RUN", help="The run.", show_default="the newest")] = None
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page to this file instead.")] = None
@@ -31,23 +30,17 @@ class Show:
     log: Log = None
     as_json: AsJSON = False
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "show", Show, show)
-
-
-def show(request: Show) -> None:
-    """Show how a run's memory came to be, chunk by chunk, and what supports its answer."""
-    with failures_told(as_json=request.as_json):
-        log = open_existing(request.log)
-        view = view_of(log, request.run_id or _newest(log))
-        if request.as_json:
-            _print_view_as_json(view)
-        elif request.html is not None:
-            _write_page(view, request.html)
-        else:
-            _print_timeline(view, request.chunk)
+    def run(self) -> None:
+        """Run the command."""
+        with failures_told(as_json=self.as_json):
+            log = open_existing(self.log)
+            view = view_of(log, self.run_id or _newest(log))
+            if self.as_json:
+                _print_view_as_json(view)
+            elif self.html is not None:
+                _write_page(view, self.html)
+            else:
+                _print_timeline(view, self.chunk)
 
 
 def view_of(log: RunLog, run_id: str) -> RunView:

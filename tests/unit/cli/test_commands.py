@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import FrozenInstanceError, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import pytest
 import typer
@@ -53,24 +53,24 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Greeting(Shared):
+    """Greet somebody."""
+
+    asked: ClassVar[list[Greeting]] = []
     name: Annotated[str, typer.Argument(help="Who.")]
     times: Annotated[int, typer.Option(min=1, help="How often.")] = 2
 
+    def run(self) -> None:
+        self.asked.append(self)
 
-def test_a_command_is_a_frozen_request_and_the_function_that_acts() -> None:
-    asked: list[Greeting] = []
 
-    def greet(request: Greeting) -> None:
-        """Greet somebody."""
-        asked.append(request)
-
+def test_a_command_is_a_frozen_dataclass_that_is_run() -> None:
     greeting = typer.Typer()
-    add_command(greeting, "greet", Greeting, greet)
+    add_command(greeting, "greet", Greeting)
     run = CliRunner().invoke
     assert run(greeting, ["Ada", "--loud"]).exit_code == 0
-    assert asked == [Greeting(name="Ada", loud=True, times=2)]
+    assert Greeting.asked == [Greeting(name="Ada", loud=True, times=2)]
     with pytest.raises(FrozenInstanceError):
-        asked[0].times = 3  # type: ignore[misc]
+        Greeting.asked[0].times = 3  # type: ignore[misc]
     told = run(greeting, ["--help"]).output
     assert "Greet somebody." in told and "How often." in told
     assert told.index("--times") < told.index("--loud"), "a command's own options come first"

@@ -54,7 +54,11 @@ _WARNING: Final = r"(transformers|trl|torch|accelerate|peft|datasets|huggingface
 
 @dataclass(frozen=True, kw_only=True)
 class RL(ReadingOptions):
-    """What `memagent rl` is asked for. Defaults are the job's."""
+    """Improve a policy on questions that it reads itself: collect, train, serve the new weights, and again.
+
+    On several devices: accelerate launch --config_file fsdp2.yaml -m memagent_graph rl ..., with a file from
+    training/configs/accelerate.
+    """
 
     task: Annotated[list[str], typer.Option(help="An evaluation task whose questions are asked. Repeatable.")]
     lengths: Annotated[str, typer.Option(help="The documents' lengths, shortest first, as in 500,1000,2000 or 8k.")]
@@ -128,27 +132,17 @@ class RL(ReadingOptions):
     quiet: Quiet = False
     as_json: AsJSON = False
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "rl", RL, rl)
-
-
-def rl(request: RL) -> None:
-    """Improve a policy on questions that it reads itself: collect, train, serve the new weights, and again.
-
-    On several devices: accelerate launch --config_file fsdp2.yaml -m memagent_graph rl ..., with a file from
-    training/configs/accelerate.
-    """
-    interrupted = f"interrupted; {_go_on(request.out)}"
-    with failures_told(as_json=request.as_json, interrupted=interrupted, option_names=_OPTION_NAMES, codes=_CODES):
-        require_extra()
-        # Libraries print what they do, and standard output is for results alone.
-        with contextlib.redirect_stdout(sys.stderr), _calm_libraries():
-            finished = _finished(_job(request), quiet=request.quiet)
-        leave_the_others()
-        if is_main_process():
-            _show(finished, as_json=request.as_json)
+    def run(self) -> None:
+        """Run the command."""
+        interrupted = f"interrupted; {_go_on(self.out)}"
+        with failures_told(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES, codes=_CODES):
+            require_extra()
+            # Libraries print what they do, and standard output is for results alone.
+            with contextlib.redirect_stdout(sys.stderr), _calm_libraries():
+                finished = _finished(_job(self), quiet=self.quiet)
+            leave_the_others()
+            if is_main_process():
+                _show(finished, as_json=self.as_json)
 
 
 def _job(request: RL) -> RLJob:
@@ -332,3 +326,8 @@ def _show(finished: Finished, *, as_json: bool) -> None:
         typer.echo(f"the policy that was measured best is in {finished.best}", err=True)
     typer.echo(f'read with it: memagent read DOCUMENT --question "..." --model {finished.policy}', err=True)
     typer.echo(str(finished.policy))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to a command line."""
+    add_command(app, "rl", RL)

@@ -43,7 +43,11 @@ _OPTION_NAMES: Final[OptionNames] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """What `memagent train` is asked for."""
+    """Improve the policy that made logged runs, by their rewards (Multi-Conv DAPO).
+
+    On several devices: accelerate launch --config_file fsdp2.yaml -m memagent_graph train ..., with a file from
+    training/configs/accelerate.
+    """
 
     runs: Annotated[Path, typer.Argument(help="A run log, or a file that `memagent export` wrote.")]
     model: Annotated[str, typer.Option(help='The policy that wrote the runs: a folder, a hub id, or "embedded".')]
@@ -99,26 +103,16 @@ class Train:
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no weights, write nothing.")] = False
     as_json: AsJSON = False
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "train", Train, train)
-
-
-def train(request: Train) -> None:
-    """Improve the policy that made logged runs, by their rewards (Multi-Conv DAPO).
-
-    On several devices: accelerate launch --config_file fsdp2.yaml -m memagent_graph train ..., with a file from
-    training/configs/accelerate.
-    """
-    interrupted = f"interrupted; continue with the same command and --resume, if {request.out} has a checkpoint"
-    with failures_told(as_json=request.as_json, interrupted=interrupted, option_names=_OPTION_NAMES):
-        require_extra()
-        prepared = _prepared(request)
-        if request.dry_run:
-            _show_plan(prepared, as_json=request.as_json)
-        else:
-            _show_policy(_trained(prepared), as_json=request.as_json)
+    def run(self) -> None:
+        """Run the command."""
+        interrupted = f"interrupted; continue with the same command and --resume, if {self.out} has a checkpoint"
+        with failures_told(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES):
+            require_extra()
+            prepared = _prepared(self)
+            if self.dry_run:
+                _show_plan(prepared, as_json=self.as_json)
+            else:
+                _show_policy(_trained(prepared), as_json=self.as_json)
 
 
 def _job(request: Train) -> TrainingJob:
@@ -214,3 +208,8 @@ def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
 
 def _as_options(text: str) -> str:
     return as_options(text, _OPTION_NAMES)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to a command line."""
+    add_command(app, "train", Train)
