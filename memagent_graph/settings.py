@@ -10,12 +10,13 @@ from typing import Any
 
 from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
-from memagent_graph.errors import PolicyError, RunError
-from memagent_graph.events import UpdateRule
+from memagent_graph.errors import RunError
+from memagent_graph.policies.registry import PolicyRequest, make_policy
 from memagent_graph.policies.server_url import without_password
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits, UpdateRules
+from memagent_graph.results import UpdateRule
 from memagent_graph.run_log import RunLog
 
 
@@ -23,12 +24,16 @@ from memagent_graph.run_log import RunLog
 class ReaderSettings:
     """Everything but the document, the question and the key. None leaves a choice to the policy, or to the default."""
 
+    policy: str | None = None
+    """A name that `memagent_graph.policies.registry` knows; None leaves it to `model` and `base_url`."""
     model: str | None = None
     """A name on the server; without a server a folder or hub id, or "embedded"."""
     base_url: str | None = None
     tokenizer: str | None = None
     profile: str | None = None
     """A folder with `memagent.json`, or "embedded": budgets and prompts that the policy was trained with."""
+    strategy: str | None = None
+    """The way of reading: a strategy's name, or a user's own as `file.py:Name`."""
     layout: str | None = None
     answer_format: str | None = None
     update_template: str | None = None
@@ -72,54 +77,69 @@ class ReaderSettings:
     def for_log(self) -> dict[str, Any]:
         """The settings that differ from the defaults, JSON-ready, without a user name or password in the URL."""
         values = {name: value for name, value in asdict(self).items() if value != getattr(_DEFAULTS, name)}
-        values.setdefault("model", self.model or ("embedded" if self.is_local else None))
+        values.setdefault("model", "embedded" if self.policy_name == "embedded" else None)
         if self.base_url:
             values["base_url"] = without_password(self.base_url)
         return values
 
     @property
-    def is_local(self) -> bool:
-        """Whether the policy runs in this process."""
-        if self.base_url is not None:
-            return False
-        if self.model in {None, "embedded"} or Path(str(self.model)).expanduser().is_dir():
-            return True
-        return "/" in str(self.model) and not os.environ.get("OPENAI_BASE_URL")  # a hub id, or a folder misspelt
+    def policy_name(self) -> str:
+        """The policy's name in the registry: the one given, or the one that model and server stand for."""
+        if self.policy is not None:
+            return self.policy
+        if self.base_url is None:
+            if self.model in {None, "embedded"}:
+                return "embedded"
+            is_folder = Path(str(self.model)).expanduser().is_dir()
+            # With a slash it is a hub id, or a folder misspelt.
+            if is_folder or ("/" in str(self.model) and not os.environ.get("OPENAI_BASE_URL")):
+                return "local"
+        return "server"
 
     def with_server_of_environment(self) -> ReaderSettings:
-        """These settings with OPENAI_BASE_URL in force, where they name neither a server nor a local model."""
+        """These settings with OPENAI_BASE_URL in force, where they name neither a server nor another policy."""
         url = os.environ.get("OPENAI_BASE_URL")
-        if url and self.base_url is None and not (self.model and self.is_local):
+        is_open = self.policy is None and self.model is None
+        if url and self.base_url is None and (is_open or self.policy_name == "server"):
             return replace(self, base_url=url)
         return self
+
+    def with_other(
+        self,
+        *,
+        policy: str | None = None,
+        model: str | None = None,
+        base_url: str | None = None,
+        strategy: str | None = None,
+    ) -> ReaderSettings:
+        """These settings with another policy or strategy, where one is given.
+
+        A policy is given by its name, with the model and server that it is to have, or by model or server alone.
+        """
+        if policy is not None:
+            changed = replace(self, policy=policy, model=model, base_url=base_url)
+        elif model is not None or base_url is not None:
+            changed = replace(self, policy=None, model=model or self.model, base_url=base_url or self.base_url)
+        else:
+            changed = self
+        return replace(changed, strategy=strategy or self.strategy)
 
     def make_policy(self, api_key: str | None = None) -> Policy:
         """The policy that these settings name.
 
         Raises:
             MissingExtraError: a local policy without the extra "local".
-            PolicyError: a local policy that cannot be loaded.
+            PolicyError: a policy that is not there, or that cannot be loaded.
         """
-        from memagent_graph.policies import LocalPolicy, OpenAICompatiblePolicy  # noqa: PLC0415
-
-        if self.is_local:
-            if self.model in {None, "embedded"}:
-                return LocalPolicy.embedded()
-            return LocalPolicy(str(self.model))
-        has_server = self.base_url or os.environ.get("OPENAI_BASE_URL")
-        if not (has_server or api_key or os.environ.get("OPENAI_API_KEY")):
-            raise PolicyError(
-                f"{self.model} is no folder here, and no server is named that might have it",
-                hint="Name its server (--base-url), a folder, or a hub id; with OPENAI_API_KEY, OpenAI's own is asked.",
-            )
-        return OpenAICompatiblePolicy(
-            self.model,
+        request = PolicyRequest(
+            model=self.model,
             base_url=self.base_url,
             api_key=api_key,
-            max_concurrency=self.concurrency,
-            read_timeout=self.timeout,
-            max_retries=self.retries,
+            concurrency=self.concurrency,
+            timeout=self.timeout,
+            retries=self.retries,
         )
+        return make_policy(self.policy_name, request)
 
     def make_reader(
         self,
@@ -138,6 +158,7 @@ class ReaderSettings:
         asked = {each.name: getattr(self, each.name) for each in fields(Budget) if getattr(self, each.name) is not None}
         parts = ("layout", "answer_format", "update_template", "answer_template", "empty_memory")
         wording = {name: value for name in parts if (value := getattr(self, name))}
+        strategy: dict[str, Any] = {} if self.strategy is None else {"strategy": self.strategy}
         return MemAgent(
             self.make_policy(api_key),
             profile=self.profile or None,
@@ -160,6 +181,7 @@ class ReaderSettings:
             run_log=run_log,
             settings=self.for_log(),
             replace_undecodable=self.replace_undecodable,
+            **strategy,
         )
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams, load_tokenizer
-from memagent_graph.demo import compose
 from memagent_graph.errors import PolicyError, PolicyRequestError
+from memagent_graph.evaluation.demo_document import compose
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.prose import reference_topics
 from memagent_graph.policies.profile import load_profile

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from memagent_graph.errors import EvaluationError
@@ -20,6 +16,7 @@ from memagent_graph.evaluation.tasks.lists import LISTS, list_task
 from memagent_graph.evaluation.tasks.needles import SHAPES, needle_task
 from memagent_graph.evaluation.tasks.passages import PASSAGE_TASKS, passage_task
 from memagent_graph.evaluation.tasks.variables import variables_task
+from memagent_graph.own_code import load_own, names_own_code
 
 _GENERATED: dict[str, Callable[[str, TaskSettings], Task]] = {
     **dict.fromkeys(SHAPES, needle_task),
@@ -46,7 +43,7 @@ def load_task(name: str, settings: TaskSettings) -> Task:
     """
     if name in _GENERATED:
         return _GENERATED[name](name, settings)
-    if ":" in name:
+    if names_own_code(name):
         return _own_task(name, settings)
     if name in data_task_names():
         return load_data_task(name, data_path(name, name, settings), settings)
@@ -71,17 +68,7 @@ def data_files(name: str, settings: TaskSettings) -> list[Path]:
 
 
 def _own_task(name: str, settings: TaskSettings) -> Task:
-    place, _, attribute = name.rpartition(":")
-    module = _module_from_file(Path(place)) if place.endswith(".py") else _module(place)
-    try:
-        found = getattr(module, attribute)
-    except AttributeError as error:
-        public = [each for each in vars(module) if not each.startswith("_")]
-        near = difflib.get_close_matches(attribute, public, n=1)
-        raise EvaluationError(
-            f"{place} has no {attribute!r}",
-            hint=f"Did you mean {place}:{near[0]}?" if near else "Name the task's class after the colon.",
-        ) from error
+    found = load_own(name, what="a task", error=EvaluationError, hint="Name the task's class after the colon.")
     task = _instance(found, settings, name) if isinstance(found, type) else found
     missing = [part for part in _PARTS if not hasattr(task, part)]
     if missing:
@@ -106,34 +93,3 @@ def _instance(kind: type, settings: TaskSettings, name: str) -> Any:
         f"{name} cannot be made: its constructor takes {signature}",
         hint="Let it take the TaskSettings, or nothing.",
     )
-
-
-def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise EvaluationError(
-            f"there is no module {name!r} to take a task from: {error}",
-            hint="Give the file instead, as path/to/file.py:Name, or see that the module can be imported.",
-        ) from error
-
-
-def _module_from_file(path: Path) -> ModuleType:
-    """Import a file under a name of its own, once per path."""
-    if not path.is_file():
-        raise EvaluationError(f"there is no file {path} to take a task from", hint="Check the path before the colon.")
-    name = f"memagent_tasks_{path.resolve()}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise EvaluationError(f"{path} cannot be imported", hint="A task's file is Python source ending in .py.")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up while the class is made.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module

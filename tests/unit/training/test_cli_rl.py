@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import time
@@ -15,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.added_package import add_package
 from typer.testing import CliRunner
 
-from memagent_graph import cli_rl, cli_training
 from memagent_graph.cli import app
+from memagent_graph.cli.exit_codes import ExitCode
+from memagent_graph.entry_points import POLICIES
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.evaluation.statistics import wilson
-from memagent_graph.exit_codes import ExitCode
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training import rl
 from memagent_training.collect import CollectSettings
+from memagent_training.commands import rl as rl_command
+from memagent_training.commands import training_process
 from memagent_training.errors import TrainingError
 from memagent_training.rl.collapse import CollapsedError
 from memagent_training.rl.dashboard import Dashboard
@@ -102,6 +107,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         *("--profile", "embedded", "--layout", "section_first", "--answer-format", "plain", "--empty-memory", "none"),
         *("--update-template", "u.txt", "--answer-template", "a.txt", "--context-window", "900", "--chunk-tokens", "5"),
         *("--question-tokens", "6", "--memory-tokens", "7", "--answer-tokens", "8", "--boundary", "sentence"),
+        *("--strategy", "ours.py:Ours"),
         *("--server-option", "--max-model-len 4096", "--server-option=--dtype='float 32'", "--server-timeout", "30"),
         least=False,
     )
@@ -113,7 +119,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         measure=MeasureSettings(every=3, lengths=(4096,), count=9, temperatures=(0.0, 1.0)), small=True,
         haystack=Path("hay"), seed=11, base_url="http://server/v1", api_key="secret",
         server_options=("--max-model-len", "4096", "--dtype=float 32"), server_timeout=30.0, sync_tolerance=0.5,
-        lora_rank=8, resume=True,
+        lora_rank=8, resume=True, strategy="ours.py:Ours",
         reading=ReadingSettings(
             profile="embedded", layout="section_first", answer_format="plain", empty_memory="none",
             update_template="u.txt", answer_template="a.txt", context_window=900, chunk_tokens=5, question_tokens=6,
@@ -124,38 +130,11 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
 
 def test_every_field_of_the_job_that_a_command_line_can_give_has_an_option(loop) -> None:
     plain = {each.name for kind in (RLJob, CollectSettings, ReadingSettings) for each in dataclasses.fields(kind)}
-    options = set(cli_rl.rl.__annotations__) - {"return"}
+    options = {each.name for each in dataclasses.fields(rl_command.RL)}
     named_otherwise = {"tasks": "task", "server_options": "server_option", "lora_rank": "lora"}
     apart = {"collect", "measure", "reading", "collapse", "retries"}
     assert {named_otherwise.get(name, name) for name in plain - apart} <= options
     assert {f"measure_{each.name}" for each in dataclasses.fields(MeasureSettings)} <= options
-
-
-def test_the_defaults_that_help_names_are_the_job_s(loop) -> None:
-    import typer.main
-
-    command: Any = typer.main.get_command(app)
-    shown = {
-        each.name: each.show_default for each in command.commands["rl"].params if isinstance(each.show_default, str)
-    }
-    for each in dataclasses.fields(ReadingSettings):  # of which other commands' tests tell
-        shown.pop(each.name, None)
-    job = RLJob(tasks=(), lengths=(), out=Path())
-    values = {name: getattr(job, name) for name in shown if hasattr(job, name)}
-    values |= {name: getattr(job.collect, name) for name in shown if hasattr(job.collect, name)}
-    values |= {
-        name: getattr(job.measure, name.removeprefix("measure_"))
-        for name in ("measure_every", "measure_count", "measure_temperatures")
-    }
-    values["measure_temperatures"] = ",".join(map(str, values["measure_temperatures"]))
-    in_words = {name: shown[name] for name, value in values.items() if value is None or value == ()}
-    assert {name: shown[name] for name in values.keys() - in_words.keys()} == {
-        name: str(value) for name, value in values.items() if name not in in_words
-    }
-    assert in_words == {
-        "haystack": "Python's docs", "base_url": "starts its own", "api_key": "$OPENAI_API_KEY",
-    }  # fmt: skip
-    assert len(shown) == len(values) + 1 and "measure_lengths" in shown
 
 
 def test_the_key_of_the_environment_is_for_somebody_else_s_server_alone(loop, monkeypatch) -> None:
@@ -173,6 +152,22 @@ def test_a_reward_of_the_user_s_own_arrives_as_a_function(loop) -> None:
     assert "Did you mean short" in memagent("--reward", "judging.py:shirt", code=ExitCode.USAGE).stderr
     Path("judging.py").write_text("short = 3\n")
     assert "takes a Sample and its ReadResult" in memagent("--reward", "judging.py:short", code=ExitCode.USAGE).stderr
+
+
+def test_a_policy_by_name_is_trained_from_the_weights_that_it_runs_on(loop, tmp_path, monkeypatch) -> None:
+    memagent("--policy", "embedded")
+    assert loop.job.model == "embedded"
+    weights = shutil.copytree(EMBEDDED_FOLDER, tmp_path / "weights")
+    code = "from memagent_graph import LocalPolicy, ScriptedPolicy\n"
+    code += f"def ours(request):\n    return LocalPolicy({str(weights)!r})\n"
+    code += "def scripted(request):\n    return ScriptedPolicy([])\n"
+    entries = {name: f"policies_for_rl:{name}" for name in ("ours", "scripted")}
+    monkeypatch.syspath_prepend(add_package(tmp_path / "site", "policies_for_rl", code, {POLICIES: entries}))
+    memagent("--policy", "ours")
+    assert loop.job.model == str(weights)
+    told = memagent("--policy", "scripted", code=ExitCode.USAGE).stderr
+    assert "'scripted' has no weights in this process" in told and "--model" in told
+    assert "there is no policy 'nobody'" in memagent("--policy", "nobody", code=ExitCode.POLICY).stderr
 
 
 # Who watches
@@ -307,7 +302,7 @@ def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(loo
     assert not waited
     monkeypatch.setenv("LOCAL_RANK", "1")
     memagent(code=ExitCode.USAGE)
-    assert waited == [cli_training.PATIENCE]
+    assert waited == [training_process.PATIENCE]
 
 
 # Refusals
@@ -382,11 +377,11 @@ def test_without_the_extra_it_is_named(loop, monkeypatch) -> None:
 def test_help_names_every_option(loop, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     told = memagent("--help", least=False).stdout
-    for name in cli_rl.rl.__annotations__.keys() - {"return", "settings", "as_json"}:
+    for name in {each.name for each in dataclasses.fields(rl_command.RL)} - {"settings", "as_json"}:
         assert f"--{name.replace('_', '-')}" in told, name
     assert "--set" in told and "--json" in told
 
 
 def test_the_command_line_itself_needs_no_torch() -> None:
-    code = "import sys, memagent_graph.cli_rl; assert not {'torch', 'trl', 'transformers'} & set(sys.modules)"
+    code = "import sys, memagent_training.commands.rl; assert not {'torch', 'trl', 'transformers'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

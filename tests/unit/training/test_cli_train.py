@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from support.training_log import comparable, write_log
 from typer.testing import CliRunner
 
-from memagent_graph import cli_training
 from memagent_graph.cli import app
-from memagent_graph.exit_codes import ExitCode
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training import recomputed
+from memagent_training.commands import training_process
 from memagent_training.rollouts import RolloutGroup
 
 ROOT = Path(__file__).parents[3]
@@ -225,7 +225,8 @@ def test_without_the_extra_it_is_named(arguments, monkeypatch) -> None:
 
 
 def test_the_command_line_itself_needs_no_torch() -> None:
-    code = "import sys, memagent_graph.cli_train; assert not {'torch', 'trl', 'transformers'} & set(sys.modules)"
+    heavy = "{'torch', 'trl', 'transformers'}"
+    code = f"import sys, memagent_training.commands.train; assert not {heavy} & set(sys.modules)"
     assert process(["timeit", "-n1", "-r1", code]).wait() == 0
 
 
@@ -272,7 +273,7 @@ def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, wh
 
     told = memagent(arguments("--resume", **PASSES)).stderr
     assert f"passed over {newest}" in told
-    assert "going on from" in told
+    assert "continuing from" in told
     after = load_file(out / "model.safetensors")
     assert after.keys() == whole.keys()
     for name, weights in whole.items():
@@ -339,4 +340,4 @@ def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(mon
     assert not waited
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert "cannot be read" in memagent(failing, ExitCode.USAGE).stderr
-    assert waited == [cli_training.PATIENCE]
+    assert waited == [training_process.PATIENCE]

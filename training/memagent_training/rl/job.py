@@ -91,6 +91,8 @@ class RLJob:
     """1 collects an iteration while the one before is trained on; the rollouts are then one version old."""
     advance_at: float = 0.8
     """The mean reward of the longest length so far at which the next one is added."""
+    strategy: str | None = None
+    """The way of reading, where it is not the paper's: a strategy's name, or a user's own as `file.py:Name`."""
     reading: ReadingSettings = field(default_factory=ReadingSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     collapse: CollapseSettings = field(default_factory=CollapseSettings)
@@ -142,6 +144,7 @@ class PreparedLoop:
         profile = self.base.profile
         reading = {"read_with": _read_with(profile)} if profile else {}
         collecting = {name: value for name, value in asdict(job.collect).items() if name != "concurrency"}
+        strategy = {} if job.strategy is None else {"strategy": job.strategy}
         schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
         return {
             "settings": {**decisive(self.config), **schedule},
@@ -158,6 +161,7 @@ class PreparedLoop:
                 "small": job.small,
                 "haystack": None if job.haystack is None else str(job.haystack),
                 "loop_seed": job.seed,
+                **strategy,
                 **reading,
             },
         }

@@ -7,7 +7,7 @@ import logging
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams, UpdateRule, UpdateRules
 from memagent_graph.errors import PolicyUnreachableError
@@ -153,7 +153,8 @@ class Serving:
         return server.is_running and await asyncio.to_thread(server.is_healthy)
 
     def _reader(self, temperature: float, run_log: RunLog | bool, logprobs: bool | None = None) -> MemAgent:
-        base = self._prepared.base
+        base, strategy = self._prepared.base, self._prepared.job.strategy
+        chosen: dict[str, Any] = {} if strategy is None else {"strategy": strategy}
         return MemAgent(
             self._policy,
             profile=base.profile or load_profile(base.folder),
@@ -162,4 +163,5 @@ class Serving:
             rules=UpdateRules(invented=UpdateRule.ACCEPT),  # rewards are for what the policy wrote itself
             run_log=run_log,
             store=self._prepared.job.out / "documents",
+            **chosen,
         )

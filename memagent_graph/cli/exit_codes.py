@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,6 +21,9 @@ from memagent_graph.errors import (
     RunError,
     TokenizerError,
 )
+
+if TYPE_CHECKING:
+    from memagent_graph.cli.console import Console
 
 
 class ExitCode(IntEnum):
@@ -50,11 +54,11 @@ def exit_code(error: MemAgentError) -> ExitCode:
 
 
 @contextmanager
-def failures_told(*, as_json: bool = False) -> Iterator[None]:
+def failures_told(console: Console | None = None, *, as_json: bool = False) -> Iterator[None]:
     """Say what goes wrong within, and leave with its exit code."""
     try:
         yield
     except MemAgentError as error:
-        from memagent_graph.console import Console  # noqa: PLC0415  it is not needed where all goes well
+        from memagent_graph.cli.console import Console  # noqa: PLC0415  it is not needed where all is well
 
-        raise typer.Exit(Console(as_json=as_json).failure(error, exit_code(error))) from None
+        raise typer.Exit((console or Console(as_json=as_json)).failure(error, exit_code(error))) from None

@@ -13,22 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from memagent_graph import run_log
-from memagent_graph.cli_runs import point_in_time, register
+from memagent_graph.cli import app
+from memagent_graph.cli.run_choice import point_in_time
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome, RunLog
 from memagent_graph.run_log.schema import connect
 from memagent_graph.storage.paths import default_run_log
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
-WHOLE = "import typer; from memagent_graph.cli_runs import register; app = typer.Typer(); register(app); app()"
 
 
 def memagent(*arguments: object, code: int = 0) -> Any:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    register(app)
     done = CliRunner().invoke(app, [str(each) for each in arguments])
     assert done.exit_code == code, (done.output, done.exception)
     assert "Traceback" not in done.output
@@ -207,7 +204,7 @@ def test_without_a_terminal_nothing_is_deleted_unless_told_twice(log) -> None:
 def test_on_a_terminal_deleting_asks_first(log, own_home, typed, left, code) -> None:
     write_run(log, "a")
     leader, follower = pty.openpty()
-    command = [sys.executable, "-c", WHOLE, "runs", "--delete"]
+    command = [sys.executable, "-m", "memagent_graph", "runs", "--delete"]
     with subprocess.Popen(command, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         os.write(leader, f"{typed}\n".encode())
         output, errors = process.communicate(timeout=60)

@@ -7,10 +7,7 @@ paragraphs: those that are asked for, at stated depths, and as many foreign ones
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 
 from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph.evaluation.prose import prose
@@ -68,31 +65,3 @@ def compose(tokenizer: Tokenizer, *, tokens: int = 100_000, questions: int = 4, 
         questions=tuple(PlantedQuestion(fact, text.index(fact.statement) / len(text)) for fact in asked),
         foreign_facts=len(foreign),
     )
-
-
-def is_right(answer: str | None, fact: Fact) -> bool:
-    """Whether an answer is the fact's value, letter case and outer spaces aside."""
-    return (answer or "").strip().casefold() == fact.value.strip().casefold()
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySpan:
-    """A stretch of chunks on one branch, both ends included, over which the memory stayed the same."""
-
-    first_chunk: int
-    last_chunk: int
-    memory: str
-    branch: str = ""
-
-
-def memory_spans(updates: Sequence[MemoryUpdate]) -> Iterator[MemorySpan]:
-    """The memory's history, branch after branch: one entry for each time it changed. Merges, which read no chunk, are
-    left out."""
-    read: dict[str, list[tuple[int, str]]] = {}
-    for update in updates:
-        if update.chunk_index is not None:
-            read.setdefault(update.branch, []).append((update.chunk_index, update.memory))
-    for branch, chunks in read.items():
-        for memory, same in groupby(chunks, key=itemgetter(1)):
-            numbers = [chunk for chunk, _ in same]
-            yield MemorySpan(numbers[0], numbers[-1], memory, branch)

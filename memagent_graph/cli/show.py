@@ -1,18 +1,18 @@
-"""The command line's part for looking at runs: `memagent show | diff`."""
+"""`memagent show`."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memagent_graph.cli_json import print_json
-from memagent_graph.cli_options import AsJSON, Log
-from memagent_graph.cli_runs import open_existing
+from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.options import AsJSON, Log
+from memagent_graph.cli.output import console, print_json
+from memagent_graph.cli.run_choice import open_existing
 from memagent_graph.errors import DocumentError, RunError, RunNotFoundError
-from memagent_graph.exit_codes import failures_told
 
 if TYPE_CHECKING:
     from memagent_graph.documents import DocumentRef, DocumentStore
@@ -20,63 +20,31 @@ if TYPE_CHECKING:
     from memagent_graph.timeline import RunView
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command("show")(show)
-    app.command("diff")(diff)
-
-
-def show(
-    run_id: Annotated[str | None, typer.Argument(metavar="RUN", help="The run.", show_default="the newest")] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write a self-contained page to this file instead.")
-    ] = None,
-    chunk: Annotated[int | None, typer.Option(min=0, help="One chunk in full, counted from 0.")] = None,
-    log: Log = None,
-    as_json: AsJSON = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Show:
     """Show how a run's memory came to be, chunk by chunk, and what supports its answer."""
-    with failures_told(as_json=as_json):
-        opened = open_existing(log)
-        view = _view(opened, run_id or _newest(opened))
-        if as_json:
-            _print_view_as_json(view)
-        elif html is not None:
-            _write_page(view, html)
-        else:
-            _print_timeline(view, chunk)
+
+    run_id: Annotated[str | None, typer.Argument(metavar="RUN", help="The run.", show_default="the newest")] = None
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained page to this file instead.")] = None
+    chunk: Annotated[int | None, typer.Option(min=0, help="One chunk in full, counted from 0.")] = None
+    log: Log = None
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        with failures_told(as_json=self.as_json):
+            log = open_existing(self.log)
+            view = view_of(log, self.run_id or _newest(log))
+            if self.as_json:
+                _print_view_as_json(view)
+            elif self.html is not None:
+                _write_page(view, self.html)
+            else:
+                _print_timeline(view, self.chunk)
 
 
-def diff(
-    run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="One run.")],
-    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The other.")],
-    log: Log = None,
-) -> None:
-    """Compare two runs: settings, answers, where their memories part, and what they cost."""
-    import rich.console  # noqa: PLC0415
-
-    from memagent_graph.timeline import compare_runs, render_comparison  # noqa: PLC0415
-
-    with failures_told():
-        opened = open_existing(log)
-        comparison = compare_runs(
-            _view(opened, run_a),
-            _view(opened, run_b),
-            settings_a=dict(opened.get(run_a).settings),
-            settings_b=dict(opened.get(run_b).settings),
-        )
-        rich.console.Console(highlight=False).print(render_comparison(comparison))
-
-
-def _newest(log: RunLog) -> str:
-    from memagent_graph.run_log import RunFilter  # noqa: PLC0415
-
-    for record in log.runs(RunFilter(newest=1)):
-        return record.run_id
-    raise RunNotFoundError(f"{log.path} holds no runs yet", hint="Read something first: memagent read FILE -q QUESTION")
-
-
-def _view(log: RunLog, run_id: str) -> RunView:
+def view_of(log: RunLog, run_id: str) -> RunView:
+    """A run with its document, as far as that is kept."""
     from memagent_graph.timeline.sources import view_of_run  # noqa: PLC0415
 
     return view_of_run(log, run_id, _store_of(log.get(run_id).document, log))
@@ -95,6 +63,14 @@ def _store_of(document: DocumentRef, log: RunLog) -> DocumentStore:
     return beside
 
 
+def _newest(log: RunLog) -> str:
+    from memagent_graph.run_log import RunFilter  # noqa: PLC0415
+
+    for record in log.runs(RunFilter(newest=1)):
+        return record.run_id
+    raise RunNotFoundError(f"{log.path} holds no runs yet", hint="Read something first: memagent read FILE -q QUESTION")
+
+
 def _write_page(view: RunView, path: Path) -> None:
     from memagent_graph.timeline import build_timeline, render_page  # noqa: PLC0415
 
@@ -107,15 +83,13 @@ def _write_page(view: RunView, path: Path) -> None:
 
 
 def _print_timeline(view: RunView, chunk: int | None) -> None:
-    import rich.console  # noqa: PLC0415
-
     from memagent_graph.timeline import build_timeline, render_timeline  # noqa: PLC0415
 
     try:
         shown = render_timeline(build_timeline(view), chunk=chunk)
     except ValueError as error:
         raise RunError(str(error), hint="Chunks are counted from 0.", run_id=view.run_id) from error
-    rich.console.Console(highlight=False).print(shown)
+    console().print(shown)
 
 
 def _print_view_as_json(view: RunView) -> None:

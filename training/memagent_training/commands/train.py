@@ -1,17 +1,21 @@
-"""The command line's part for training: `memagent train`."""
+"""`memagent train`."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from memagent_graph.cli_json import print_json
-from memagent_graph.cli_training import (
+from memagent_graph.cli.commands import add_command
+from memagent_graph.cli.exit_codes import ExitCode
+from memagent_graph.cli.options import AsJSON
+from memagent_graph.cli.output import console, print_json
+from memagent_training.commands.training_process import (
     LoRARank,
     OptionNames,
     Settings,
@@ -21,7 +25,6 @@ from memagent_graph.cli_training import (
     leave_the_others,
     require_extra,
 )
-from memagent_graph.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from memagent_training.training_job import PreparedJob, TrainedPolicy, TrainingJob
@@ -38,128 +41,127 @@ _OPTION_NAMES: Final[OptionNames] = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("train")(train)
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Improve the policy that made logged runs, by their rewards (Multi-Conv DAPO).
 
+    On several devices: accelerate launch --config_file fsdp2.yaml -m memagent_graph train ..., with a file from
+    training/configs/accelerate.
+    """
 
-def train(
-    runs: Annotated[Path, typer.Argument(help="A run log, or a file that `memagent export` wrote.")],
-    model: Annotated[str, typer.Option(help='The policy that wrote the runs: a folder, a hub id, or "embedded".')],
-    out: Annotated[Path, typer.Option(help="Folder for checkpoints and the trained policy.")] = Path("trained-policy"),
-    preset: Annotated[str, typer.Option(help="memagent-paper, dapo, or a YAML file of settings.")] = "memagent-paper",
-    settings: Settings = None,
+    runs: Annotated[Path, typer.Argument(help="A run log, or a file that `memagent export` wrote.")]
+    model: Annotated[str, typer.Option(help='The policy that wrote the runs: a folder, a hub id, or "embedded".')]
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints and the trained policy.")] = Path("trained-policy")
+    preset: Annotated[str, typer.Option(help="memagent-paper, dapo, or a YAML file of settings.")] = "memagent-paper"
+    settings: Settings = None
     reward: Annotated[
         str,
         typer.Option(
             help="A logged reward's name; with --gold boxed_exact_match, lenient_match, token_f1, string_match or "
             "string_match_part; or your own, as module:function or file.py:function."
         ),
-    ] = "reward",
+    ] = "reward"
     step_reward: Annotated[
         str | None,
         typer.Option(
             help="Of single conversations: a logged one's name, boxed_format, plain_format, with --gold "
             "evidence_in_memory, or your own. Needs --set step_reward_share=..."
         ),
-    ] = None,
-    gold: Annotated[
-        Path | None, typer.Option(help='JSON lines: {"question" or "run_id": ..., "answers": [...]}.')
-    ] = None,
+    ] = None
+    gold: Annotated[Path | None, typer.Option(help='JSON lines: {"question" or "run_id": ..., "answers": [...]}.')] = (
+        None
+    )
     groups: Annotated[
         Path | None,
         typer.Option(help="JSON object or CSV: the group of each run.", show_default="by question and document"),
-    ] = None,
+    ] = None
     partial_groups: Annotated[
         bool, typer.Option("--partial-groups", help="Keep the rest of a group of which a run is refused.")
-    ] = False,
+    ] = False
     policy_versions: Annotated[
         str | None, typer.Option(help="Weights that may have written the runs, oldest first, with commas between.")
-    ] = None,
+    ] = None
     max_staleness: Annotated[
         int | None, typer.Option(min=0, help="How many of those versions a run may lie behind the last.")
-    ] = None,
+    ] = None
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Leave out runs with a longer conversation.", show_default="the window")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="The fingerprint to train on, where the runs have several.")
-    ] = None,
+    ] = None
+    tokenizer: Annotated[str | None, typer.Option(help="The fingerprint to train on, where the runs have several.")] = (
+        None
+    )
     template: Annotated[
         str | None, typer.Option(help="The prompts' fingerprint to train on, where the runs have several.")
-    ] = None,
+    ] = None
     trust_tokenizer: Annotated[
         bool, typer.Option("--trust-tokenizer", help="The runs are this model's though its tokenizer is another.")
-    ] = False,
-    lora: LoRARank = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no weights, write nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
-) -> None:
-    """Improve the policy that made logged runs, by their rewards (Multi-Conv DAPO).
+    ] = False
+    lora: LoRARank = None
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest whole checkpoint in --out.")] = (
+        False
+    )
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no weights, write nothing.")] = False
+    as_json: AsJSON = False
 
-    On several devices: accelerate launch --config_file fsdp2.yaml -m memagent_graph train ..., with a file from
-    training/configs/accelerate.
-    """
-    given = dict(locals())
-    interrupted = f"interrupted; go on with the same command and --resume, if {out} has a checkpoint"
-    with failures_told(as_json=as_json, interrupted=interrupted, option_names=_OPTION_NAMES):
-        require_extra()
-        prepared = _prepared(given)
-        if dry_run:
-            _show_plan(prepared, as_json=as_json)
-        else:
-            _show_policy(_trained(prepared), as_json=as_json)
+    def run(self) -> None:
+        """Run the command."""
+        interrupted = f"interrupted; continue with the same command and --resume, if {self.out} has a checkpoint"
+        with failures_told(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES):
+            require_extra()
+            prepared = _prepared(self)
+            if self.dry_run:
+                _show_plan(prepared, as_json=self.as_json)
+            else:
+                _show_policy(_trained(prepared), as_json=self.as_json)
 
 
-def _job(given: dict[str, Any]) -> TrainingJob:
+def _job(request: Train) -> TrainingJob:
     from memagent_training.answer_matching import GoldAnswers  # noqa: PLC0415
     from memagent_training.chosen_rewards import chosen_reward, chosen_step_reward  # noqa: PLC0415
     from memagent_training.job_settings import parse_settings  # noqa: PLC0415
     from memagent_training.training_job import TrainingJob, read_groups  # noqa: PLC0415
 
-    gold = None if given["gold"] is None else GoldAnswers.load(given["gold"])
-    versions = given["policy_versions"]
-    step_reward = given["step_reward"]
+    gold = None if request.gold is None else GoldAnswers.load(request.gold)
+    versions, step_reward = request.policy_versions, request.step_reward
     # Gold answers may be there for the step reward alone, beside a logged reward.
-    is_default = given["reward"] == "reward" and step_reward is not None
+    is_default = request.reward == "reward" and step_reward is not None
     return TrainingJob(
-        runs=given["runs"],
-        model=given["model"],
-        out=given["out"],
-        preset=given["preset"],
-        settings=parse_settings(given["settings"] or ()),
-        reward=chosen_reward(given["reward"], None if is_default else gold),
+        runs=request.runs,
+        model=request.model,
+        out=request.out,
+        preset=request.preset,
+        settings=parse_settings(request.settings or ()),
+        reward=chosen_reward(request.reward, None if is_default else gold),
         step_reward=None if step_reward is None else chosen_step_reward(step_reward, gold),
-        groups=None if given["groups"] is None else read_groups(given["groups"]),
-        whole_groups=not given["partial_groups"],
-        max_tokens=given["max_tokens"],
+        groups=None if request.groups is None else read_groups(request.groups),
+        whole_groups=not request.partial_groups,
+        max_tokens=request.max_tokens,
         policy_versions=None if versions is None else [each.strip() for each in versions.split(",")],
-        max_staleness=given["max_staleness"],
-        tokenizer=given["tokenizer"],
-        template=given["template"],
-        trust_tokenizer=given["trust_tokenizer"],
-        lora_rank=given["lora"],
-        resume=given["resume"],
+        max_staleness=request.max_staleness,
+        tokenizer=request.tokenizer,
+        template=request.template,
+        trust_tokenizer=request.trust_tokenizer,
+        lora_rank=request.lora,
+        resume=request.resume,
     )
 
 
-def _prepared(given: dict[str, Any]) -> PreparedJob:
+def _prepared(request: Train) -> PreparedJob:
     from memagent_training.training_job import prepare  # noqa: PLC0415
 
-    prepared = prepare(_job(given))
+    prepared = prepare(_job(request))
     if not is_main_process():
         return prepared
-    if not given["dry_run"]:
+    if not request.dry_run:
         for line in prepared.replay.report.summary():
             typer.echo(_as_options(line), err=True)
     for folder in prepared.checkpoints.passed_over:
         typer.echo(f"passed over {folder}, which was not written to its end", err=True)
     newest = prepared.checkpoints.newest
     if newest is not None:
-        typer.echo(f"going on from {newest}", err=True)
-    elif given["resume"]:
-        typer.echo(f"there is no whole checkpoint in {given['out']}; beginning with step 0", err=True)
+        typer.echo(f"continuing from {newest}", err=True)
+    elif request.resume:
+        typer.echo(f"there is no whole checkpoint in {request.out}; beginning with step 0", err=True)
     return prepared
 
 
@@ -176,18 +178,13 @@ def _trained(prepared: PreparedJob) -> TrainedPolicy:
 def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     if not is_main_process():
         return
-    import rich.console  # noqa: PLC0415
-
     from memagent_training.dry_run import plan, rendered  # noqa: PLC0415
 
     found = plan(prepared)
     if as_json:
         print_json(found.to_dict())
     else:
-        console = rich.console.Console(highlight=False)
-        if not console.is_terminal:
-            console = rich.console.Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
-        console.print(rendered(found, _as_options))
+        console(_WIDTH_WITHOUT_TERMINAL).print(rendered(found, _as_options))
     if found.obstacle is not None:
         raise typer.Exit(ExitCode.USAGE)
 
@@ -211,3 +208,8 @@ def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
 
 def _as_options(text: str) -> str:
     return as_options(text, _OPTION_NAMES)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to a command line."""
+    add_command(app, "train", Train)

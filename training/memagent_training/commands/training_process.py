@@ -1,4 +1,4 @@
-"""What the command line's trainings have in common: how they refuse, how they fail, and which process speaks."""
+"""What the commands that train have in common: how they refuse, how they fail, and which process speaks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
+from memagent_graph.cli.exit_codes import ExitCode, exit_code
 from memagent_graph.errors import MemAgentError, MissingExtraError
-from memagent_graph.exit_codes import ExitCode, exit_code
 
 PATIENCE: Final = 15.0
 """Seconds that a machine's other processes wait with a failure. Nearly always the first one has failed, too, and says
@@ -77,7 +77,7 @@ def failures_told(
             warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
             yield
     except MemAgentError as error:
-        from memagent_graph.console import Console  # noqa: PLC0415  it is not needed where all goes well
+        from memagent_graph.cli.console import Console  # noqa: PLC0415  it is not needed where all is well
 
         if os.environ.get("LOCAL_RANK", "0") != "0":
             time.sleep(PATIENCE)

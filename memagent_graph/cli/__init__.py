@@ -1,0 +1,35 @@
+"""The command line: `memagent read | resume | doctor | demo | ...`, each command in a module of its own.
+
+Exit codes: 0 answered, 2 wrong usage, 3 the document, 4 the policy or its server, 5 stopped at a limit and resumable,
+6 no such run or another one, 7 settings that do not fit, 8 read to the end without an answer, 9 a policy that
+collapsed while it was trained, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+
+import typer
+
+from memagent_graph.cli.commands import CommandGroup
+
+app = typer.Typer(
+    name="memagent",
+    cls=CommandGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def memagent() -> None:
+    """Read documents of any length with a language model of small context."""
+
+
+def main() -> None:
+    """The `memagent` command."""
+    # Threads that spin while they wait slow a local policy down manifold wherever something else is running.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    app()

@@ -1,0 +1,128 @@
+"""What the command line shows a person: progress, results, failures. Standard output is for results alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import rich.console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from memagent_graph.cli.output import print_json
+from memagent_graph.errors import MemAgentError
+from memagent_graph.results import MemoryUpdate, ReadResult, count_events
+
+
+class Console:
+    """One command's output. With `as_json`, standard output carries one JSON object and nothing else."""
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json = as_json
+        self.out = rich.console.Console(highlight=False, soft_wrap=True)
+        self.err = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
+        self._quiet = quiet or not self.err.is_terminal
+        self.resume_command: str | None = None
+        """The command that continues the run, once it has begun; None where nothing would."""
+
+    async def follow(self, parts: AsyncIterator[MemoryUpdate | ReadResult]) -> ReadResult:
+        """Show a read's progress until its result comes."""
+        with self._progress("{task.fields[chunks]} chunks, {task.fields[rate]:.1f}/s") as progress:
+            task = progress.add_task("reading", total=None, chunks=0, rate=0.0)
+            begin = time.monotonic()
+            count = 0
+            async for part in parts:
+                if isinstance(part, ReadResult):
+                    return part
+                count += 1
+                _advance(progress, task, part, count, count / max(time.monotonic() - begin, 1e-9))
+        raise AssertionError("a read ends with its result")
+
+    async def follow_all(
+        self, streams: Sequence[AsyncIterator[MemoryUpdate | ReadResult]], *, chunks: int
+    ) -> tuple[list[ReadResult], float]:
+        """Show the progress of several reads at once; their results, in order, and the seconds they took."""
+        begin = time.monotonic()
+        with self._progress(MofNCompleteColumn()) as progress:
+            task = progress.add_task("reading", total=chunks * len(streams))
+
+            async def drain(stream: AsyncIterator[MemoryUpdate | ReadResult]) -> ReadResult:
+                async for part in stream:
+                    if isinstance(part, ReadResult):
+                        return part
+                    progress.advance(task)
+                raise AssertionError("a read ends with its result")
+
+            results = await asyncio.gather(*map(drain, streams))
+        return results, time.monotonic() - begin
+
+    def result(self, result: ReadResult, *, updates: bool = False) -> None:
+        """The answer on standard output, and what there is to say about the read beside it."""
+        if self.as_json:
+            print_json(result.to_dict(updates=updates))
+            return
+        if result.answer is not None:
+            self.out.print(result.answer, markup=False)
+        else:
+            self.err.print(f"[yellow]stopped by {result.stop_reason.value} after {result.chunks_read} chunks[/]")
+            self.err.print(f"memory so far: {escape(result.memory) or '(empty)'}")
+        for kind, count in count_events(result.events).items():
+            self.err.print(f"[yellow]{kind.value}: {count}[/]")
+        usage = result.usage
+        saved = (
+            f", about {usage.full_context_flops / usage.flops:.1f}x the arithmetic saved against one full-context call"
+            if usage.flops and usage.full_context_flops and usage.full_context_flops > usage.flops
+            else ""
+        )
+        self.err.print(
+            f"[dim]{result.chunks_read} chunks, {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in "
+            f"{usage.turns} turns, {usage.seconds:.1f} s{saved}; run {result.run_id}[/]"
+        )
+        if result.stop_reason.resumable and self.resume_command:
+            self.err.print(f"go on with: {escape(self.resume_command)}")
+
+    def failure(self, error: MemAgentError, code: int) -> int:
+        """Say what went wrong and what to do; returns `code`."""
+        if self.as_json:
+            values = {
+                "type": type(error).__name__,
+                "message": error.message,
+                "hint": error.hint,
+                "run_id": error.run_id,
+                "chunk_index": error.chunk_index,
+            }
+            print_json({"error": values})
+        self.err.print(f"[red]error:[/] {escape(error.message)}")
+        if error.hint:
+            self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
+        if error.run_id and self.resume_command:
+            at = "" if error.chunk_index is None else f" at chunk {error.chunk_index}"
+            self.err.print(f"nothing is lost: the run stopped{at}; go on with: {escape(self.resume_command)}")
+        return int(code)
+
+    def interrupted(self, code: int) -> int:
+        """Say that the read was interrupted; returns `code`."""
+        how = f"; go on with: {escape(self.resume_command)}" if self.resume_command else ""
+        self.err.print(f"[yellow]interrupted[/]{how}")
+        return int(code)
+
+    def _progress(self, last: TextColumn | MofNCompleteColumn | str) -> Progress:
+        column = TextColumn(last) if isinstance(last, str) else last
+        return Progress(
+            TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), column, TimeRemainingColumn(),
+            console=self.err, transient=True, disable=self._quiet,
+        )  # fmt: skip
+
+
+def _advance(progress: Progress, task: TaskID, update: MemoryUpdate, count: int, rate: float) -> None:
+    total = None if update.progress is None else 1.0
+    progress.update(task, completed=update.progress or 0.0, total=total, chunks=count, rate=rate)

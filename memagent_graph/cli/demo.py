@@ -1,0 +1,152 @@
+"""`memagent demo`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.options import AsJSON, Model, OnInvented, PolicyName, ProfileSpec
+from memagent_graph.cli.output import print_json
+
+if TYPE_CHECKING:
+    from memagent_graph.cli.console import Console
+    from memagent_graph.evaluation.demo_document import DemoDocument
+    from memagent_graph.evaluation.planted_facts import Fact
+    from memagent_graph.results import MemoryUpdate, ReadResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Plant facts in real prose, read it with the embedded policy, and show what was found."""
+
+    tokens: Annotated[int, typer.Option(min=5_000, help="Length of the document, at least.")] = 100_000
+    questions: Annotated[int, typer.Option(min=1, max=50, help="How many facts to plant and ask for.")] = 4
+    seed: Annotated[int, typer.Option(help="Seed of the facts and of their places.")] = 7
+    policy: PolicyName = None
+    model: Model = None
+    base_url: Annotated[
+        str | None, typer.Option(help="A server's API; without it, the model runs in this process.")
+    ] = None
+    profile: ProfileSpec = None
+    on_invented: OnInvented = None
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        import asyncio  # noqa: PLC0415
+        from tempfile import TemporaryDirectory  # noqa: PLC0415
+
+        from memagent_graph.cli.console import Console  # noqa: PLC0415
+        from memagent_graph.documents.store import Document  # noqa: PLC0415
+        from memagent_graph.evaluation.demo_document import compose  # noqa: PLC0415
+        from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+
+        console = Console(as_json=self.as_json)
+        settings = ReaderSettings(
+            policy=self.policy,
+            model=self.model,
+            base_url=self.base_url,
+            profile=self.profile or ("embedded" if self.base_url else None),
+            on_invented=self.on_invented,
+        )
+
+        async def run(folder: Path) -> None:
+            async with settings.make_reader(store=folder, run_log=False) as reader:
+                context = await reader.aprepare()
+                chunk_tokens = context.budget.chunk_tokens
+                document = compose(context.tokenizer, tokens=self.tokens, questions=self.questions, seed=self.seed)
+                reference = reader.store.add(Document.from_text(document.text, name="demo"))
+                if not self.as_json:
+                    console.out.print(
+                        f"A document of {document.tokens:,} tokens ({len(document.text):,} characters) of Python's "
+                        f"language reference, with {len(document.questions)} facts planted and "
+                        f"{document.foreign_facts} foreign ones, read {chunk_tokens} tokens at a time."
+                    )
+                streams = [reader.astream(reference, each.fact.question) for each in document.questions]
+                results, seconds = await console.follow_all(streams, chunks=-(-document.tokens // chunk_tokens))
+                if self.as_json:
+                    _print_as_json(document, results, seconds)
+                else:
+                    _print(document, results, seconds, console)
+
+        with failures_told(console), TemporaryDirectory() as folder:
+            asyncio.run(run(Path(folder)))
+
+
+def is_right(answer: str | None, fact: Fact) -> bool:
+    """Whether an answer is the fact's value, letter case and outer spaces aside."""
+    return (answer or "").strip().casefold() == fact.value.strip().casefold()
+
+
+def _print_as_json(document: DemoDocument, results: Sequence[ReadResult], seconds: float) -> None:
+    values = [
+        {
+            **result.to_dict(),
+            "expected": each.fact.value,
+            "depth": each.depth,
+            "right": is_right(result.answer, each.fact),
+        }
+        for result, each in zip(results, document.questions, strict=True)
+    ]
+    print_json({"results": values, "seconds": seconds})
+
+
+def _print(document: DemoDocument, results: Sequence[ReadResult], seconds: float, console: Console) -> None:
+    """Questions, answers, timelines and cost."""
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    right = 0
+    for result, each in zip(results, document.questions, strict=True):
+        ok = is_right(result.answer, each.fact)
+        right += ok
+        table = Table.grid(padding=(0, 2))
+        table.add_row("[bold]question[/]", escape(each.fact.question))
+        table.add_row("planted", f"{escape(each.fact.statement)} [dim](at {each.depth:.0%})[/]")
+        verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(each.fact.value)}[/]"
+        table.add_row("answer", f"{escape(str(result.answer))}  {verdict}")
+        table.add_row("memory", escape(_timeline(list(_memory_spans(result.updates)), result.chunks_read)))
+        console.out.print()
+        console.out.print(table)
+    usages = [result.usage for result in results]
+    tokens = sum(usage.prompt_tokens for usage in usages), sum(usage.completion_tokens for usage in usages)
+    console.out.print(
+        f"\n{right} of {len(results)} right. {tokens[0]:,} tokens in and {tokens[1]:,} out, in "
+        f"{sum(usage.turns for usage in usages)} turns and {seconds:.1f} s."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _MemorySpan:
+    """A stretch of chunks, both ends included, over which the memory stayed the same."""
+
+    first_chunk: int
+    last_chunk: int
+    memory: str
+
+
+def _memory_spans(updates: Sequence[MemoryUpdate]) -> Iterator[_MemorySpan]:
+    """The memory's history, one entry for each time it changed."""
+    first: MemoryUpdate | None = None
+    last: MemoryUpdate | None = None
+    for update in updates:
+        if first is not None and last is not None and update.memory != last.memory:
+            yield _MemorySpan(first.chunk_index, last.chunk_index, last.memory)
+            first = None
+        first, last = first or update, update
+    if first is not None and last is not None:
+        yield _MemorySpan(first.chunk_index, last.chunk_index, last.memory)
+
+
+def _timeline(spans: Sequence[_MemorySpan], chunks: int, width: int = 48) -> str:
+    """The memory over the document: a dot where it is as before, a bar where it changed, then what it said."""
+    cells = ["·"] * width
+    for span in spans[1:]:
+        cells[min(width - 1, span.first_chunk * width // max(chunks, 1))] = "█"
+    said = ", ".join(f"{span.memory} (chunks {span.first_chunk}-{span.last_chunk})" for span in spans[-4:])
+    return f"{''.join(cells)}  {said}"

@@ -1,0 +1,37 @@
+"""`memagent diff`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.options import Log
+from memagent_graph.cli.output import console
+from memagent_graph.cli.run_choice import open_existing
+from memagent_graph.cli.show import view_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diff:
+    """Compare two runs: settings, answers, where their memories part, and what they cost."""
+
+    run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="One run.")]
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The other.")]
+    log: Log = None
+
+    def run(self) -> None:
+        """Run the command."""
+        from memagent_graph.timeline import compare_runs, render_comparison  # noqa: PLC0415
+
+        with failures_told():
+            log = open_existing(self.log)
+            comparison = compare_runs(
+                view_of(log, self.run_a),
+                view_of(log, self.run_b),
+                settings_a=dict(log.get(self.run_a).settings),
+                settings_b=dict(log.get(self.run_b).settings),
+            )
+            console().print(render_comparison(comparison))

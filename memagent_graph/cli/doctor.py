@@ -1,0 +1,61 @@
+"""`memagent doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.options import ApiKey, AsJSON, ReaderOptions, Timeout
+from memagent_graph.cli.output import print_json
+
+if TYPE_CHECKING:
+    from memagent_graph.cli.console import Console
+    from memagent_graph.cli.examination import Finding
+
+_MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "failed": "[red]failed[/]"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor(ReaderOptions):
+    """Check a policy: is the server there, what does it serve, does everything fit and agree?"""
+
+    api_key: ApiKey = None
+    timeout: Timeout = 60.0
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        import asyncio  # noqa: PLC0415
+
+        from memagent_graph.cli.console import Console  # noqa: PLC0415
+        from memagent_graph.cli.examination import Health, examine  # noqa: PLC0415
+
+        console = Console(as_json=self.as_json)
+
+        async def run() -> list[Finding]:
+            settings = replace(self.settings(), retries=0)
+            async with settings.make_reader(api_key=self.api_key, run_log=False) as reader:
+                findings = []
+                async for finding in examine(reader):
+                    if not self.as_json:
+                        _show(finding, console)
+                    findings.append(finding)
+                return findings
+
+        with failures_told(console):
+            findings = asyncio.run(run())
+        if self.as_json:
+            print_json({"findings": [asdict(finding) for finding in findings]})
+        if any(finding.health is Health.BAD for finding in findings):
+            raise typer.Exit(ExitCode.POLICY)
+
+
+def _show(finding: Finding, console: Console) -> None:
+    from rich.markup import escape  # noqa: PLC0415
+
+    console.out.print(f"{_MARKS[finding.health]:>6}  [bold]{finding.subject}[/]: {escape(finding.detail)}")
+    if finding.remedy and finding.health != "ok":
+        console.out.print(f"        {escape(finding.remedy)}")

@@ -1,0 +1,235 @@
+"""`memagent eval`."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from memagent_graph.cli.eval_report import print_results
+from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.options import (
+    ApiKey,
+    AsJSON,
+    Haystack,
+    MaxSeconds,
+    MaxTokensTotal,
+    OnInvented,
+    Quiet,
+    ReaderOptions,
+    Retries,
+    Small,
+    Temperature,
+    TopP,
+)
+from memagent_graph.cli.output import print_json
+from memagent_graph.errors import EvaluationError, PolicyError
+from memagent_graph.policies.server_url import without_password
+
+if TYPE_CHECKING:
+    from memagent_graph.evaluation.request import EvaluationRequest
+
+_FOLDER: Final = Path("memagent-eval")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval(ReaderOptions):
+    """Measure a policy on long documents, beside what one would do without MemAgent: accuracy, costs, failures."""
+
+    context: typer.Context
+    tasks: Annotated[
+        list[str] | None, typer.Argument(metavar="TASKS", help="What to measure; your own: path/to/file.py:Name.")
+    ] = None
+    list_names: Annotated[bool, typer.Option("--list", help="Name the tasks and systems there are.")] = False
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Document lengths, in the tasks' unit (tokens, passages). 1k is 1024, 1M is 1024k.",
+            show_default="8k,32k,128k; passages: 50,200,800; data files: all theirs",
+        ),
+    ] = None
+    count: Annotated[
+        int,
+        typer.Option(
+            "--n",
+            "-n",
+            min=1,
+            help="Questions of each task at each length; of a data file that has fewer, without --lengths, all.",
+        ),
+    ] = 128
+    systems: Annotated[str, typer.Option(help="What is measured; others are compared with the first.")] = "memagent"
+    api_key: ApiKey = None
+    answer_tokens: Annotated[
+        int | None,
+        typer.Option(help="Bound of the answer; more where a task needs more.", show_default="the policy's, or 1024"),
+    ] = None
+    on_invented: OnInvented = None
+    retrieved_chunks: Annotated[
+        int | None, typer.Option(min=1, help="Chunks that retrieval shows.", show_default="as many as fit")
+    ] = None
+    small: Small = False
+    haystack: Haystack = None
+    data: Annotated[Path | None, typer.Option(help="Data files of the tasks that need some: a file or folder.")] = None
+    seed: Annotated[int, typer.Option(help="Seed of the tasks, and of sampling where it is not greedy.")] = 0
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    logprobs: Annotated[
+        bool,
+        typer.Option(
+            "--logprobs",
+            help="Ask for token ids and log-probs and log them, so that the runs can be trained on; without it the log "
+            "has their texts alone.",
+        ),
+    ] = False
+    concurrency: Annotated[int, typer.Option(min=1, help="Questions, and requests, in flight.")] = 128
+    retries: Retries = 4
+    max_questions: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many questions; can be resumed.")
+    ] = None
+    max_tokens_total: MaxTokensTotal = None
+    max_seconds: MaxSeconds = None
+    out: Annotated[Path, typer.Option(help="Folder for results, report, plots and run log.")] = _FOLDER
+    resume: Annotated[bool, typer.Option("--resume", help="Continue with what is in the folder, or add to it.")] = False
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --resume: ask again what counts as failed.")
+    ] = False
+    log: Annotated[
+        Path | None, typer.Option(help="SQLite file for the run log.", show_default="runs.sqlite in the folder")
+    ] = None
+    no_checkpoints: Annotated[
+        bool, typer.Option("--no-checkpoints", help="Resume to the question only, not to the chunk.")
+    ] = False
+    keep_documents: Annotated[
+        bool,
+        typer.Option(
+            "--keep-documents", help="Keep the texts in the folder, so that `memagent show` has the chunks, too."
+        ),
+    ] = False
+    as_json: AsJSON = False
+    quiet: Quiet = False
+
+    def run(self) -> None:
+        """Run the command."""
+        if self.list_names:
+            _print_names(as_json=self.as_json)
+            return
+        if not self.tasks:
+            raise typer.BadParameter("name at least one; --list names all", param_hint="'TASKS'")
+        import asyncio  # noqa: PLC0415
+
+        from memagent_graph.evaluation.folder import write_outputs  # noqa: PLC0415
+        from memagent_graph.evaluation.harness import Ended  # noqa: PLC0415
+        from memagent_graph.evaluation.journal import require_no_results  # noqa: PLC0415
+        from memagent_graph.evaluation.outcomes import Outcome  # noqa: PLC0415
+        from memagent_graph.evaluation.request import carry_out  # noqa: PLC0415
+
+        out = self.out
+        with failures_told(as_json=self.as_json):
+            evaluation = _evaluation(self, self.tasks)
+            if not self.resume:
+                require_no_results(out)
+            try:
+                ended = asyncio.run(carry_out(evaluation))
+            except ValueError as error:
+                raise EvaluationError(str(error)) from error
+            except PolicyError:
+                _tell_how_to_go_on(out)
+                raise
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                _tell_how_to_go_on(out, "interrupted; ")
+                raise typer.Exit(ExitCode.INTERRUPTED) from None
+            results = write_outputs(out, evaluation.log_path)
+        print_results(results, out, evaluation.log_path, ended.value, as_json=self.as_json)
+        if ended is not Ended.DONE:
+            typer.echo(f"stopped at {ended.value.replace('_', ' ')}; {_go_on(out)}", err=True)
+            raise typer.Exit(ExitCode.STOPPED)
+        if all(row.outcome is Outcome.FAILED for row in results.rows):
+            raise typer.Exit(ExitCode.POLICY)
+
+
+def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
+    """The evaluation that was asked for.
+
+    Raises:
+        EvaluationError: lengths that cannot be read, or no system.
+    """
+    from memagent_graph.evaluation.harness import EvaluationLimits  # noqa: PLC0415
+    from memagent_graph.evaluation.planning import parse_lengths  # noqa: PLC0415
+    from memagent_graph.evaluation.request import EvaluationRequest  # noqa: PLC0415
+
+    systems = tuple(dict.fromkeys(filter(None, (each.strip() for each in request.systems.split(",")))))
+    if not systems:
+        raise EvaluationError("no system was named", hint="Name at least one, as in --systems memagent.")
+    return EvaluationRequest(
+        tasks=tuple(tasks),
+        systems=systems,
+        lengths=None if request.lengths is None else parse_lengths(request.lengths),
+        count=request.count,
+        reader=replace(
+            request.settings(),
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=request.seed,
+            logprobs=request.logprobs,
+            on_invented=request.on_invented,
+            concurrency=request.concurrency,
+            retries=request.retries,
+        ),
+        out=request.out,
+        command=_typed(request.context),
+        api_key=request.api_key,
+        seed=request.seed,
+        small=request.small,
+        haystack=request.haystack,
+        data=request.data,
+        retrieved_chunks=request.retrieved_chunks,
+        limits=EvaluationLimits(request.max_questions, request.max_tokens_total, request.max_seconds),
+        log=request.log,
+        resume=request.resume,
+        retry_failed=request.retry_failed,
+        checkpoints=not request.no_checkpoints,
+        keep_documents=request.keep_documents,
+        quiet=request.quiet or request.as_json,
+    )
+
+
+def _print_names(*, as_json: bool) -> None:
+    from memagent_graph.evaluation.systems import system_names  # noqa: PLC0415
+    from memagent_graph.evaluation.tasks import task_names  # noqa: PLC0415
+
+    if as_json:
+        print_json({"tasks": task_names(), "systems": system_names()})
+        return
+    for kind, names in (("tasks", task_names()), ("systems", system_names())):
+        typer.echo(f"{kind}:\n" + "\n".join(f"  {name}" for name in names))
+
+
+def _tell_how_to_go_on(folder: Path, why: str = "") -> None:
+    """What to do about an evaluation that ended early. Other errors say it themselves, or are no reason to go on."""
+    from memagent_graph.evaluation.journal import JOURNAL  # noqa: PLC0415
+
+    if (folder / JOURNAL).exists():
+        typer.echo(f"{why}{_go_on(folder)}", err=True)
+
+
+def _go_on(folder: Path) -> str:
+    return f"nothing in {folder} is lost; go on with the same command and --resume"
+
+
+def _typed(context: typer.Context) -> str:
+    """What was typed, without keys."""
+    words = ["memagent", "eval", *(context.params["tasks"] or ())]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        given = context.get_parameter_source(name)
+        if given is None or given.name != "COMMANDLINE" or name in {"tasks", "api_key"}:
+            continue
+        value = context.params[name]
+        option = max(parameter.opts, key=len)
+        if name == "base_url":
+            value = without_password(value)
+        words += [option] if value is True else [option, str(value)]
+    return shlex.join(words)

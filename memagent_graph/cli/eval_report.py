@@ -1,0 +1,69 @@
+"""`memagent eval-report`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.options import AsJSON
+from memagent_graph.cli.output import print_json
+
+if TYPE_CHECKING:
+    from memagent_graph.evaluation.results import Results
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalReport:
+    """Make tables and plots again from an evaluation's results, finished or not, or compare two evaluations."""
+
+    folder: Annotated[Path, typer.Argument(help="A folder that `memagent eval` wrote to.")]
+    other: Annotated[
+        Path | None, typer.Argument(help="Another one, to be compared on the questions that both have.")
+    ] = None
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        from memagent_graph.evaluation.comparisons import comparison, render_comparison  # noqa: PLC0415
+        from memagent_graph.evaluation.folder import RUNS, write_outputs  # noqa: PLC0415
+        from memagent_graph.evaluation.journal import load_results  # noqa: PLC0415
+
+        folder, other = self.folder, self.other
+        with failures_told(as_json=self.as_json):
+            if other is None:
+                log = folder / RUNS if (folder / RUNS).exists() else None
+                results = write_outputs(folder, log)
+                ended = "unfinished" if results.missing else "done"
+                print_results(results, folder, log, ended, as_json=self.as_json)
+                return
+            first, second = load_results(folder), load_results(other)
+            names = (str(folder), str(other))
+            if self.as_json:
+                print_json({"first": names[0], "second": names[1], "comparisons": comparison(first, second, names)})
+            else:
+                sys.stdout.write(render_comparison(first, second, names))
+
+
+def print_results(results: Results, folder: Path, log: Path | None, ended: str, *, as_json: bool) -> None:
+    """The report, or the figures as JSON."""
+    from memagent_graph.evaluation.report import render_report, summary  # noqa: PLC0415
+
+    if as_json:
+        values = {
+            "evaluation": results.evaluation,
+            "folder": str(folder),
+            "ended": ended,
+            "rows": len(results.rows),
+            "missing": results.missing,
+            "settings": results.settings,
+            "results": summary(results),
+        }
+        print_json(values)
+        return
+    sys.stdout.write(render_report(results, log=log))
+    typer.echo(f"table, report and plots are in {folder}", err=True)

@@ -1,0 +1,66 @@
+"""`memagent export`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.options import AsJSON, Log
+from memagent_graph.cli.output import counted, plain, print_json, size
+from memagent_graph.cli.run_choice import RunChoice, open_existing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(RunChoice):
+    """Write runs to one file: to train on, to look at, or to import elsewhere."""
+
+    destination: Annotated[Path, typer.Argument(help="The file: .parquet (extra `export`) or .jsonl.")]
+    format: Annotated[
+        Literal["parquet", "jsonl"] | None, typer.Option(help="The file's format.", show_default="by its suffix")
+    ] = None
+    for_training: Annotated[
+        bool, typer.Option("--for-training", help="Refuse runs without token ids and log-probs.")
+    ] = False
+    skip_incomplete: Annotated[
+        bool, typer.Option("--skip-incomplete", help="With --for-training: leave such runs out instead.")
+    ] = False
+    no_superseded: Annotated[
+        bool, typer.Option("--no-superseded", help="Leave out what a resume or an edit replaced.")
+    ] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False
+    log: Log = None
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        from memagent_graph.run_log.exchange import export_runs  # noqa: PLC0415
+
+        if self.skip_incomplete and not self.for_training:
+            raise typer.BadParameter("only with --for-training", param_hint="'--skip-incomplete'")
+        chosen = self.filter()
+        with failures_told(as_json=self.as_json):
+            report = export_runs(
+                open_existing(self.log),
+                self.destination,
+                chosen=chosen,
+                format=self.format,
+                superseded=not self.no_superseded,
+                for_training=self.for_training,
+                skip_incomplete=self.skip_incomplete,
+                overwrite=self.overwrite,
+            )
+        if self.as_json:
+            print_json({"file": str(self.destination), **asdict(report)})
+            return
+        typer.echo(
+            f"{counted(report.runs, 'run')} with {counted(report.conversations, 'conversation')} and "
+            f"{counted(report.rewards, 'reward')} in {plain(str(self.destination))}, {size(report.bytes)}",
+            err=True,
+        )
+        if report.incomplete:
+            named = ", ".join(map(plain, report.incomplete))
+            typer.echo(f"left out {len(report.incomplete)} that cannot be trained on: {named}", err=True)

@@ -1,0 +1,184 @@
+"""`memagent mcp`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.options import (
+    Checkpoints,
+    Concurrency,
+    OnInvented,
+    ReaderOptions,
+    ReplaceUndecodable,
+    Retries,
+)
+
+if TYPE_CHECKING:
+    from mcp.server.fastmcp import FastMCP
+
+    from memagent_graph.reader import MemAgent
+
+_HOST: Final = "127.0.0.1"
+_PORT: Final = 8765
+_MAX_BYTES: Final = 256 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mcp(ReaderOptions):
+    """Serve MemAgent to agents that speak the Model Context Protocol.
+
+    Files can be read below --root; where the client names roots of its own, below both. Without --root, those
+    below the roots that a client over standard input and output names; one that names none, and any over HTTP, can only
+    pass text.
+    """
+
+    root: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, help="Files below this folder may be read. Repeatable.", show_default="none"),
+    ] = None
+    http: Annotated[bool, typer.Option("--http", help="Serve over HTTP instead of standard input and output.")] = False
+    host: Annotated[str, typer.Option(help="With --http: the address to listen on.")] = _HOST
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --http; 0 takes any that is free.")] = _PORT
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="With --http: listen to other machines. Nobody has to log in.")
+    ] = False
+    server_name: Annotated[
+        list[str] | None,
+        typer.Option(help="With --allow-remote: a name that clients call this host. Repeatable.", show_default="none"),
+    ] = None
+    max_bytes: Annotated[int, typer.Option(min=1, help="The largest document.")] = _MAX_BYTES
+    max_chunks: Annotated[int | None, typer.Option(min=1, help="Chunks that one question may cost.")] = None
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that one question may cost.")] = None
+    max_seconds: Annotated[float | None, typer.Option(min=0.001, help="Seconds that one question may take.")] = None
+    base_url: Annotated[
+        str | None,
+        typer.Option(help="The policy server's API; its key is OPENAI_API_KEY.", show_default="$OPENAI_BASE_URL"),
+    ] = None
+    on_invented: OnInvented = None
+    replace_undecodable: ReplaceUndecodable = False
+    concurrency: Concurrency = 128
+    retries: Retries = 4
+    checkpoints: Checkpoints = None
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="SQLite file for the run log. Clients see every run in it.", show_default="user's data folder"
+        ),
+    ] = None
+    no_log: Annotated[
+        bool, typer.Option("--no-log", help="Keep no log; clients then cannot ask again, nor list and show runs.")
+    ] = False
+
+    def make_reader(self) -> MemAgent:
+        """The reader that serves."""
+        from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
+
+        settings = replace(
+            self.settings(),
+            on_invented=self.on_invented,
+            replace_undecodable=self.replace_undecodable,
+            concurrency=self.concurrency,
+            retries=self.retries,
+        )
+        return settings.make_reader(
+            checkpoints=self.checkpoints or default_checkpoints(),
+            run_log=False if self.no_log else self.log or True,
+        )
+
+    def make_server(self, reader: MemAgent) -> FastMCP[Any]:
+        """The server, which trusts the roots that a client names only where nobody else can be that client."""
+        from memagent_graph.reading.state import Limits  # noqa: PLC0415
+        from memagent_mcp import make_server  # noqa: PLC0415
+
+        return make_server(
+            reader,
+            roots=self.root or (),
+            trust_client_roots=not self.http,
+            max_bytes=self.max_bytes,
+            limits=Limits(self.max_chunks, self.max_tokens, self.max_seconds),
+        )
+
+    def run(self) -> None:
+        """Run the command."""
+        with failures_told():
+            if self.http:
+                _check_address(self.host, allow_remote=self.allow_remote, names=self.server_name or [])
+                _serve_http(self)
+            else:
+                if (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
+                    raise typer.BadParameter(
+                        "--host, --port, --allow-remote and --server-name need it too", param_hint="'--http'"
+                    )
+                _serve_stdio(self)
+
+
+def _serve_stdio(request: Mcp) -> None:
+    import asyncio  # noqa: PLC0415
+
+    from memagent_mcp.transports import reserve_standard_output, serve_stdio  # noqa: PLC0415
+
+    output = reserve_standard_output()
+
+    async def serve() -> None:
+        async with request.make_reader() as reader:
+            await serve_stdio(request.make_server(reader), output)
+
+    asyncio.run(serve())
+
+
+def _serve_http(request: Mcp) -> None:
+    import asyncio  # noqa: PLC0415
+
+    from memagent_mcp.transports import listen, serve_http, url_of  # noqa: PLC0415
+
+    async def serve() -> None:
+        listener = listen(request.host, request.port)
+        with listener:
+            async with request.make_reader() as reader:
+                server = request.make_server(reader)
+                typer.echo(f"serving at {url_of(listener)}; end with Ctrl-C", err=True)
+                if request.allow_remote:
+                    typer.echo(
+                        "warning: nobody has to log in; whoever reaches this address can read below the roots, see the "
+                        "runs in the log, and use the policy",
+                        err=True,
+                    )
+                await serve_http(server, listener, [*(request.server_name or []), *_as_name(request.host)])
+
+    try:
+        asyncio.run(serve())
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
+    from memagent_mcp.transports import is_local  # noqa: PLC0415
+
+    if is_local(host):
+        return
+    if not allow_remote:
+        raise typer.BadParameter(
+            f"{host} lets other machines in, and nobody has to log in; add --allow-remote if that is meant",
+            param_hint="'--host'",
+        )
+    if not names and not _as_name(host):
+        raise typer.BadParameter(
+            f"{host} is every address of this machine; say with --server-name what clients call it, and none is "
+            "answered that calls it otherwise",
+            param_hint="'--server-name'",
+        )
+
+
+def _as_name(host: str) -> list[str]:
+    """The address as clients may call it: none for 0.0.0.0 and ::, which stand for all addresses."""
+    import ipaddress  # noqa: PLC0415
+
+    try:
+        return [] if ipaddress.ip_address(host).is_unspecified else [host]
+    except ValueError:
+        return [host]

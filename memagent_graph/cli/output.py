@@ -1,0 +1,45 @@
+"""What commands print: one JSON object, plain lines of text that came from elsewhere, counts, sizes, tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """Print it on standard output, in ASCII: no terminal's encoding and no file name that is not text breaks it."""
+    sys.stdout.write(json.dumps(values) + "\n")
+
+
+def plain(text: str, longest: int | None = None) -> str:
+    """A text in one line, without characters that move the cursor, colour, or turn the direction of writing."""
+    shown = "".join(character if character.isprintable() else " " for character in text)
+    return shown if longest is None or len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def counted(count: int, what: str) -> str:
+    """As in "1 run", "1,200 runs"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def size(count: int) -> str:
+    """Bytes in the unit that suits."""
+    for unit_size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= unit_size:
+            return f"{count / unit_size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def console(width_without_terminal: int | None = None) -> Console:
+    """Standard output for tables, of this width where it is not a terminal."""
+    import rich.console  # noqa: PLC0415
+
+    made = rich.console.Console(highlight=False)
+    if width_without_terminal is None or made.is_terminal:
+        return made
+    return rich.console.Console(highlight=False, width=width_without_terminal)

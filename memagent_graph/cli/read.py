@@ -1,0 +1,102 @@
+"""`memagent read`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memagent_graph.cli.options import (
+    Concurrency,
+    OnInvented,
+    ReaderOptions,
+    ReplaceUndecodable,
+    Retries,
+    Rule,
+    Temperature,
+    TopP,
+)
+from memagent_graph.cli.running import RunOptions
+
+if TYPE_CHECKING:
+    from memagent_graph.cli.console import Console
+    from memagent_graph.results import ReadResult
+    from memagent_graph.settings import ReaderSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read(ReaderOptions, RunOptions):
+    """Read a document with a question in mind."""
+
+    document: Annotated[str, typer.Argument(help="The document's path, or - for standard input.")]
+    question: Annotated[str, typer.Option("--question", "-q", help="What to find out.")]
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None
+    logprobs: Annotated[
+        bool | None,
+        typer.Option(
+            "--logprobs/--no-logprobs",
+            help="Ask for token ids and log-probs.",
+            show_default="if logged, and the policy has them",
+        ),
+    ] = None
+    on_truncated: Annotated[Rule, typer.Option(help="What to do with a memory that was cut off or is too long.")] = (
+        "accept"
+    )
+    on_empty: Annotated[Rule, typer.Option(help="With an empty one.")] = "keep_previous"
+    on_refused: Annotated[Rule, typer.Option(help="With a refusal.")] = "keep_previous"
+    on_invented: OnInvented = None
+    replace_undecodable: ReplaceUndecodable = False
+    concurrency: Concurrency = 128
+    retries: Retries = 4
+    run_id: Annotated[str | None, typer.Option(help="An id of your own for the run; one of that id is replaced.")] = (
+        None
+    )
+    no_log: Annotated[
+        bool, typer.Option("--no-log", help="Keep no log; `memagent resume` then cannot find the run.")
+    ] = False
+
+    def settings(self) -> ReaderSettings:
+        """The reader that was asked for, with its sampling and its rules."""
+        return replace(
+            super().settings(),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            logprobs=self.logprobs,
+            on_truncated=self.on_truncated,
+            on_empty=self.on_empty,
+            on_refused=self.on_refused,
+            on_invented=self.on_invented,
+            replace_undecodable=self.replace_undecodable,
+            concurrency=self.concurrency,
+            retries=self.retries,
+        )
+
+    def run(self) -> None:
+        """Run the command."""
+
+        async def run(console: Console) -> ReadResult:
+            from memagent_graph.documents.store import Document, DocumentStore  # noqa: PLC0415
+            from memagent_graph.reading.state import new_run_id  # noqa: PLC0415
+            from memagent_graph.storage.paths import default_store  # noqa: PLC0415
+
+            source = (
+                Document.from_file(sys.stdin.buffer, encoding=self.encoding)
+                if self.document == "-"
+                else Document.from_path(Path(self.document), encoding=self.encoding)
+            )
+            name = self.run_id or new_run_id()
+            # The document comes first: that it cannot be read is found out at once, and a policy may take seconds.
+            reference = DocumentStore(default_store()).add(source, replace_undecodable=self.replace_undecodable)
+            async with self.make_reader(self.settings(), is_logged=not self.no_log) as reader:
+                if not self.no_log:
+                    console.resume_command = self.resume_command(name)
+                stream = reader.astream(reference, self.question, run_id=name, limits=self.limits)
+                return await console.follow(stream)
+
+        self.finish(run)

@@ -1,0 +1,48 @@
+"""`memagent resume`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memagent_graph.cli.running import RunOptions
+
+if TYPE_CHECKING:
+    from memagent_graph.cli.console import Console
+    from memagent_graph.results import ReadResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume(RunOptions):
+    """Continue a run that was killed, failed, or stopped at a limit."""
+
+    run_id: Annotated[str, typer.Argument(help="The run, as `memagent read` named it.")]
+    document: Annotated[Path | None, typer.Option(help="The document again, if its stored text is gone.")] = None
+    policy: Annotated[str | None, typer.Option(help="Another policy, by its name.", show_default="the run's")] = None
+    model: Annotated[str | None, typer.Option(help="Another policy.", show_default="the run's")] = None
+    base_url: Annotated[str | None, typer.Option(help="Where its server is now.", show_default="the run's")] = None
+    strategy: Annotated[str | None, typer.Option(help="Another way of reading.", show_default="the run's")] = None
+
+    def run(self) -> None:
+        """Run the command."""
+
+        async def run(console: Console) -> ReadResult:
+            from memagent_graph.documents.store import Document  # noqa: PLC0415
+            from memagent_graph.run_log import RunLog  # noqa: PLC0415
+            from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+            from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
+
+            record = RunLog(self.log or default_run_log()).get(self.run_id)
+            settings = ReaderSettings.from_log(record.settings, self.run_id).with_other(
+                policy=self.policy, model=self.model, base_url=self.base_url, strategy=self.strategy
+            )
+            async with self.make_reader(settings.with_server_of_environment()) as reader:
+                console.resume_command = self.resume_command(self.run_id)
+                path = self.document
+                source = None if path is None else Document.from_path(path, encoding=self.encoding)
+                return await console.follow(reader.astream_resume(self.run_id, document=source, limits=self.limits))
+
+        self.finish(run)

@@ -1,0 +1,54 @@
+"""`memagent reward`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import typer
+
+from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.options import AsJSON, Log
+from memagent_graph.cli.output import plain, print_json
+from memagent_graph.cli.run_choice import open_existing
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiveReward:
+    """Give a run, or one of its conversations, a reward."""
+
+    takes_negative_numbers: ClassVar = True
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run.")]
+    value: Annotated[float, typer.Argument(help="How good it was.")]
+    name: Annotated[str, typer.Option(help="What was judged.")] = "reward"
+    source: Annotated[str, typer.Option(help="Who judged.")] = "person"
+    note: Annotated[str | None, typer.Option(help="Why.")] = None
+    conversation: Annotated[int | None, typer.Option(help="One of its conversations, by its id in the log.")] = None
+    log: Log = None
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        with failures_told(as_json=self.as_json):
+            open_existing(self.log).reward(
+                self.run_id,
+                self.value,
+                name=self.name,
+                source=self.source,
+                conversation=self.conversation,
+                note=self.note,
+            )
+        if self.as_json:
+            print_json(
+                {
+                    "run_id": self.run_id,
+                    "conversation": self.conversation,
+                    "name": self.name,
+                    "value": self.value,
+                    "source": self.source,
+                    "note": self.note,
+                }
+            )
+        else:
+            of = "run" if self.conversation is None else f"conversation {self.conversation} of run"
+            typer.echo(f"{plain(self.name)} of {of} {plain(self.run_id)}: {self.value:g}", err=True)

@@ -1,0 +1,98 @@
+"""Which runs of the log a command is about."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from memagent_graph.errors import RunLogError
+
+if TYPE_CHECKING:
+    from memagent_graph.run_log import RunFilter, RunLog
+
+_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([mhdw])")
+_SECONDS: Final = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def point_in_time(text: str) -> float:
+    """Seconds since 1970 from an ISO date or time (local, unless it names a zone), or an age: 90m, 12h, 7d, 2w.
+
+    Raises:
+        typer.BadParameter: it is neither.
+    """
+    age = _AGE.fullmatch(text.strip().lower())
+    if age:
+        return time.time() - float(age[1]) * _SECONDS[age[2]]
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise typer.BadParameter(f"{text!r} is neither an ISO date, as in 2026-11-21, nor an age, as in 7d") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunChoice:
+    """Options that choose runs; a run is chosen that fits them all."""
+
+    question: Annotated[str | None, typer.Option(help="Only runs with this in their question.")] = None
+    document: Annotated[str | None, typer.Option(help="Only runs with this in their document's name.")] = None
+    model: Annotated[
+        str | None, typer.Option(help="Only runs with this in the name of a policy that wrote in them.")
+    ] = None
+    stop_reason: Annotated[
+        str | None, typer.Option(help="Only runs that ended so: answered, no_answer, max_chunks, ...")
+    ] = None
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Only runs that have not ended.")] = False
+    with_reward: Annotated[
+        str | None, typer.Option("--reward", metavar="NAME", help="Only runs with a reward so named.")
+    ] = None
+    since: Annotated[
+        float | None,
+        typer.Option(
+            parser=point_in_time, metavar="WHEN", help="Only runs begun since: an ISO date, or an age as in 7d."
+        ),
+    ] = None
+    until: Annotated[
+        float | None, typer.Option(parser=point_in_time, metavar="WHEN", help="Only runs begun before.")
+    ] = None
+    newest: Annotated[int | None, typer.Option(min=1, help="Only so many, the newest.", show_default="all")] = None
+
+    def filter(self, run_ids: Sequence[str] = (), *, newest: int | None = None) -> RunFilter:
+        """What the log is asked for.
+
+        Args:
+            run_ids: only these runs, where there are any.
+            newest: how many, where the user does not say.
+        """
+        from memagent_graph.run_log import RunFilter  # noqa: PLC0415
+
+        if self.unfinished and self.stop_reason:
+            raise typer.BadParameter("a run that has not ended has no stop reason", param_hint="'--unfinished'")
+        return RunFilter(
+            run_ids=run_ids or None,
+            question=self.question,
+            document=self.document,
+            policy=self.model,
+            stop_reason="unfinished" if self.unfinished else self.stop_reason,
+            reward=self.with_reward,
+            since=self.since,
+            until=self.until,
+            newest=self.newest or newest,
+        )
+
+
+def open_existing(path: Path | None) -> RunLog:
+    """The log, which is not made where there is none."""
+    from memagent_graph.run_log import RunLog  # noqa: PLC0415
+    from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
+
+    path = path or default_run_log()
+    if not path.exists():
+        raise RunLogError(f"there is no run log at {path}", hint="`memagent read` writes one; --log names another.")
+    return RunLog(path)

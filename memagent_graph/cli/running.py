@@ -1,0 +1,82 @@
+"""What `memagent read` and `memagent resume` have in common: where a run is kept, where it stops, and how it ends."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.options import ApiKey, AsJSON, Checkpoints, Log, MaxSeconds, MaxTokensTotal, Quiet
+from memagent_graph.errors import MemAgentError
+
+if TYPE_CHECKING:
+    from memagent_graph.cli.console import Console
+    from memagent_graph.reader import MemAgent
+    from memagent_graph.reading.state import Limits
+    from memagent_graph.results import ReadResult
+    from memagent_graph.settings import ReaderSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is carried out, whether it begins or continues."""
+
+    api_key: ApiKey = None
+    encoding: Annotated[str | None, typer.Option(help="The document's charset.", show_default="detected")] = None
+    max_chunks: Annotated[int | None, typer.Option(min=1, help="Stop after this many chunks; can be resumed.")] = None
+    max_tokens_total: MaxTokensTotal = None
+    max_seconds: MaxSeconds = None
+    checkpoints: Checkpoints = None
+    log: Log = None
+    updates: Annotated[bool, typer.Option("--updates", help="Add the memory after every chunk to the JSON.")] = False
+    as_json: AsJSON = False
+    quiet: Quiet = False
+
+    @property
+    def limits(self) -> Limits:
+        """Where the call stops."""
+        from memagent_graph.reading.state import Limits  # noqa: PLC0415
+
+        return Limits(max_chunks=self.max_chunks, max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds)
+
+    def make_reader(self, settings: ReaderSettings, *, is_logged: bool = True) -> MemAgent:
+        """A reader that keeps its runs where they are to be kept."""
+        from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
+
+        return settings.make_reader(
+            api_key=self.api_key,
+            checkpoints=self.checkpoints or default_checkpoints(),
+            run_log=(self.log or True) if is_logged else False,
+        )
+
+    def resume_command(self, run_id: str) -> str:
+        """What continues a run that is kept in these files, or in those of the home folder."""
+        words = ["memagent", "resume", run_id]
+        for option, path in (("--checkpoints", self.checkpoints), ("--log", self.log)):
+            words += [option, str(path)] if path else []
+        return shlex.join(words)
+
+    def finish(self, run: Callable[[Console], Coroutine[Any, Any, ReadResult]]) -> None:
+        """Run to the end, print the outcome, and leave with the exit code that says how it went."""
+        import asyncio  # noqa: PLC0415
+
+        from memagent_graph.cli.console import Console  # noqa: PLC0415
+        from memagent_graph.results import StopReason  # noqa: PLC0415
+
+        console = Console(as_json=self.as_json, quiet=self.quiet)
+        with failures_told(console):
+            try:
+                result = asyncio.run(run(console))
+            except ValueError as error:
+                raise typer.Exit(console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                raise typer.Exit(console.interrupted(ExitCode.INTERRUPTED)) from None
+        console.result(result, updates=self.updates)
+        if result.stop_reason is StopReason.NO_ANSWER:
+            raise typer.Exit(ExitCode.NO_ANSWER)
+        if result.stop_reason.resumable:
+            raise typer.Exit(ExitCode.STOPPED)

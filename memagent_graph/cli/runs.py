@@ -1,0 +1,128 @@
+"""`memagent runs`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.options import AsJSON, Log
+from memagent_graph.cli.output import console, counted, plain, print_json, size
+from memagent_graph.cli.run_choice import RunChoice, open_existing
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from memagent_graph.run_log import RunLog, RunRecord, RunTotals
+
+_LISTED: Final = 20
+"""How many runs are listed unless the user says otherwise."""
+_SHOWN_CHARACTERS: Final = 60
+_WIDTH_WITHOUT_TERMINAL: Final = 240
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs(RunChoice):
+    """List the runs in the log, newest first, or delete them."""
+
+    run_ids: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Only these.")] = None
+    newest: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only so many, the newest.", show_default=f"{_LISTED}; all for --json and --delete"),
+    ] = None
+    delete: Annotated[bool, typer.Option("--delete", help="Delete these runs and give the space back.")] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False
+    log: Log = None
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        named = self.run_ids or ()
+        chosen = self.filter(named, newest=None if self.as_json or self.delete or named else _LISTED)
+        with failures_told(as_json=self.as_json):
+            log = open_existing(self.log)
+            for run_id in named:
+                log.get(run_id)  # an unknown one is an error
+            records = list(log.runs(chosen))
+            if self.delete:
+                _delete(log, records, self)
+                return
+            totals = log.totals(record.run_id for record in records)
+            if self.as_json:
+                values = [{**asdict(record), **asdict(totals[record.run_id])} for record in records]
+                print_json({"log": str(log.path), "bytes": log.size_bytes, "runs": values})
+            else:
+                _print_table(log, records, totals)
+
+
+def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
+    if records and not request.yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("deleting asks first, and there is no terminal to ask", param_hint="'--yes'")
+        named = f" ({plain(records[0].run_id)})" if len(records) == 1 else ""
+        typer.confirm(
+            f"Delete {counted(len(records), 'run')}{named} from {plain(str(log.path))}?", abort=True, err=True
+        )
+    before = log.size_bytes
+    deleted = log.delete(record.run_id for record in records) if records else 0
+    freed = max(before - log.size_bytes, 0)
+    if request.as_json:
+        print_json({"deleted": deleted, "bytes_freed": freed})
+        return
+    typer.echo(f"{counted(deleted, 'run')} deleted, {size(freed)} given back", err=True)
+    if unused := log.unused_bytes if deleted else 0:
+        typer.echo(
+            f"{size(unused)} could not be given back and are left for new runs: the next deletion tries again, "
+            "with room on the disk for a copy of the log",
+            err=True,
+        )
+
+
+def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> None:
+    shown = console(_WIDTH_WITHOUT_TERMINAL)
+    if records:
+        shown.print(_table(records, totals))
+    count, conversations = log.counts()
+    shown.print(
+        f"{len(records):,} of {counted(count, 'run')} with {counted(conversations, 'conversation')}, "
+        f"{size(log.size_bytes)}, in {plain(str(log.path))}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> Table:
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("run", no_wrap=True)
+    table.add_column("begun", no_wrap=True)
+    table.add_column("document", overflow="ellipsis", no_wrap=True)
+    table.add_column("question", overflow="ellipsis", no_wrap=True)
+    table.add_column("ended", no_wrap=True)
+    for name in ("turns", "tokens in", "out"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("ids")
+    table.add_column("rewards", overflow="ellipsis", no_wrap=True)
+    for record in records:
+        total = totals[record.run_id]
+        cells = (
+            record.run_id,
+            datetime.fromtimestamp(record.began).strftime("%Y-%m-%d %H:%M"),
+            record.document["name"],
+            record.question,
+            record.stop_reason or "not yet",
+            f"{total.conversations:,}",
+            f"{total.prompt_tokens:,}",
+            f"{total.completion_tokens:,}",
+            "yes" if total.conversations == total.with_ids > 0 else "some" if total.with_ids else "no",
+            ", ".join(f"{name} {value:g}" for name, value in total.rewards.items()),
+        )
+        table.add_row(*(Text(plain(cell, _SHOWN_CHARACTERS)) for cell in cells))
+    return table

@@ -1,0 +1,109 @@
+"""Policies by name: those that come with the package, and those that other packages add by entry point.
+
+A package adds one in its pyproject.toml::
+
+    [project.entry-points."memagent.policies"]
+    mine = "my_package:make_policy"
+
+where `make_policy` takes a `PolicyRequest` and returns a `Policy`. `memagent read --policy mine` then reads with it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from memagent_graph.entry_points import POLICIES, added, failure_of
+from memagent_graph.errors import PolicyError
+from memagent_graph.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyRequest:
+    """What a policy is made from. A factory takes what it has a use for."""
+
+    model: str | None = None
+    """A name on the server, a folder or a hub id."""
+    base_url: str | None = None
+    """The server's API."""
+    api_key: str | None = None
+    concurrency: int = 128
+    """Requests in flight at most."""
+    timeout: float = 300.0
+    """Seconds that one completion may take."""
+    retries: int = 4
+    """How often a failed request is sent again."""
+
+
+PolicyFactory: TypeAlias = Callable[[PolicyRequest], Policy]
+
+
+def make_policy(name: str, request: PolicyRequest) -> Policy:
+    """The policy of a name.
+
+    Raises:
+        PolicyError: there is none of this name, or it cannot be made; names the package that it is from.
+        MissingExtraError: a local policy without the extra "local".
+    """
+    if name in _BUILT_IN:
+        return _BUILT_IN[name](request)
+    entries = added(POLICIES)
+    if name not in entries:
+        names = policy_names()
+        near = difflib.get_close_matches(name, names, n=1)
+        raise PolicyError(
+            f"there is no policy {name!r}",
+            hint=f"{f'Did you mean {near[0]}? ' if near else ''}Policies are: {', '.join(names)}.",
+        )
+    try:
+        policy = entries[name].load()(request)
+        if not isinstance(policy, Policy):
+            raise TypeError(f"its factory gives a value of type {type(policy).__name__}, not a Policy")
+    except Exception as error:  # whatever another package raises
+        raise failure_of(entries[name], "the policy", error, PolicyError) from error
+    return policy
+
+
+def policy_names() -> tuple[str, ...]:
+    """The names that `make_policy` knows: those that come with the package, then those that were added."""
+    return tuple(dict.fromkeys((*_BUILT_IN, *added(POLICIES))))
+
+
+def _embedded(request: PolicyRequest) -> Policy:
+    from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
+
+    return LocalPolicy.embedded()
+
+
+def _local(request: PolicyRequest) -> Policy:
+    from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
+
+    if request.model is None:
+        raise PolicyError("a local policy was asked for, but no model", hint="Name a folder or a hub id with --model.")
+    return LocalPolicy(request.model)
+
+
+def _server(request: PolicyRequest) -> Policy:
+    from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415
+
+    has_server = request.base_url or os.environ.get("OPENAI_BASE_URL")
+    if not (has_server or request.api_key or os.environ.get("OPENAI_API_KEY")):
+        model = f"{request.model} is no folder here, and " if request.model else ""
+        raise PolicyError(
+            f"{model}no server is named that might have it",
+            hint="Name its server (--base-url), a folder, or a hub id; with OPENAI_API_KEY, OpenAI's own is asked.",
+        )
+    return OpenAICompatiblePolicy(
+        request.model,
+        base_url=request.base_url,
+        api_key=request.api_key,
+        max_concurrency=request.concurrency,
+        read_timeout=request.timeout,
+        max_retries=request.retries,
+    )
+
+
+_BUILT_IN: Final[Mapping[str, PolicyFactory]] = {"embedded": _embedded, "local": _local, "server": _server}

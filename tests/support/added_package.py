@@ -1,0 +1,31 @@
+"""A package that adds something by entry points, as an installer leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def add_package(
+    folder: Path, name: str, code: str, entries: Mapping[str, Mapping[str, str]], *, version: str = "1.2"
+) -> Path:
+    """Write a module and its distribution's metadata.
+
+    Args:
+        folder: what is to be put on the Python path.
+        name: the module's and the distribution's.
+        code: the module's source.
+        entries: the entry points' objects by group and name.
+        version: the distribution's.
+    """
+    metadata = folder / f"{name}-{version}.dist-info"
+    metadata.mkdir(parents=True)
+    (folder / f"{name}.py").write_text(code)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = [
+        line
+        for group, named in entries.items()
+        for line in (f"[{group}]", *(f"{each} = {place}" for each, place in named.items()))
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return folder

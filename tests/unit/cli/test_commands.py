@@ -1,0 +1,281 @@
+"""Commands of this package and of others, and the options by which packages and files are named."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import pytest
+import typer
+from support.added_package import add_package
+from support.scripts import document_with
+from typer.testing import CliRunner
+
+from memagent_graph.cli import app
+from memagent_graph.cli.commands import add_command
+from memagent_graph.cli.exit_codes import ExitCode
+from memagent_graph.entry_points import COMMANDS, POLICIES
+from memagent_graph.errors import PolicyError
+from memagent_graph.run_log import RunLog
+from memagent_graph.settings import ReaderSettings
+from memagent_graph.storage.paths import default_run_log
+
+ROOT = Path(__file__).parents[3]
+BUILT_IN = ["read", "resume", "doctor", "demo", "show", "diff", "runs", "reward", "export", "import", "eval",
+            "eval-report", "mcp"]  # fmt: skip
+
+
+def memagent(*arguments: object, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    assert done.exit_code == code, (done.output, done.exception)
+    assert "Traceback" not in done.output
+    return done
+
+
+def options_of(name: str) -> set[str]:
+    group: Any = typer.main.get_command(app)
+    return {option for parameter in group.commands[name].params for option in parameter.opts}
+
+
+# How a command is made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    loud: Annotated[bool, typer.Option("--loud", help="Shout.")] = False
+    times: Annotated[int, typer.Option(min=1)] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greeting(Shared):
+    """Greet somebody."""
+
+    asked: ClassVar[list[Greeting]] = []
+    name: Annotated[str, typer.Argument(help="Who.")]
+    times: Annotated[int, typer.Option(min=1, help="How often.")] = 2
+
+    def run(self) -> None:
+        self.asked.append(self)
+
+
+def test_a_command_is_a_frozen_dataclass_that_is_run() -> None:
+    greeting = typer.Typer()
+    add_command(greeting, "greet", Greeting)
+    run = CliRunner().invoke
+    assert run(greeting, ["Ada", "--loud"]).exit_code == 0
+    assert Greeting.asked == [Greeting(name="Ada", loud=True, times=2)]
+    with pytest.raises(FrozenInstanceError):
+        Greeting.asked[0].times = 3  # type: ignore[misc]
+    told = run(greeting, ["--help"]).output
+    assert "Greet somebody." in told and "How often." in told
+    assert told.index("--times") < told.index("--loud"), "a command's own options come first"
+    assert run(greeting, []).exit_code == ExitCode.USAGE
+    assert run(greeting, ["Ada", "--times", "0"]).exit_code == ExitCode.USAGE
+
+
+# Which commands there are
+
+
+def test_help_names_every_command() -> None:
+    told = memagent("--help").stdout
+    assert [name for name in re.findall(r"^│ ([a-z-]+) ", told, re.M) if name in BUILT_IN] == BUILT_IN
+
+
+def test_a_command_misspelt_is_refused_with_the_one_that_was_meant() -> None:
+    assert "Did you mean 'resume'" in memagent("resum", code=ExitCode.USAGE).stderr
+
+
+ADDED = """
+import typer
+
+def greet(name: str) -> None:
+    "Greet somebody."
+    typer.echo(f"Hello {name}")
+
+def register(app):
+    app.command("greet")(greet)
+
+def register_nothing(app):
+    pass
+
+def fail(app):
+    raise RuntimeError("out of order")
+"""
+
+
+@pytest.fixture
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    places = {"greet": "register", "broken": "fail", "empty": "register_nothing", "absent": "absent", "read": "fail"}
+    commands = {name: f"commands_of_mine:{place}" for name, place in places.items()}
+    folder = add_package(
+        tmp_path / "site", "commands_of_mine", ADDED, {COMMANDS: {**commands, "gone": "no_such_module:register"}}
+    )
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def test_a_package_adds_a_command(added) -> None:
+    assert memagent("greet", "Ada").stdout == "Hello Ada\n"
+    assert "Greet somebody." in memagent("--help").stdout
+    assert "Greet somebody." in memagent("greet", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("broken", "RuntimeError: out of order"),
+        ("empty", "RuntimeError"),
+        ("absent", "AttributeError"),
+        ("gone", "No module named 'no_such_module'"),
+    ],
+)
+def test_a_command_that_cannot_be_loaded_says_so_and_no_other_is_harmed(added, tmp_path, name, words) -> None:
+    for arguments in ([], ["some", "--option", "1"], ["--help"]):
+        told = memagent(name, *arguments, code=ExitCode.SETTINGS).stderr
+        assert f"the command '{name}' of the package commands_of_mine 1.2 fails" in told and words in told
+        assert "what to do: Update or remove the package commands_of_mine 1.2" in told
+    assert "Cannot be loaded" in memagent("--help").stdout
+    assert "does not exist" in memagent("read", tmp_path / "missing.txt", "-q", "x", code=ExitCode.DOCUMENT).stderr
+
+
+def test_other_packages_are_looked_for_only_where_their_commands_are_asked_for(monkeypatch) -> None:
+    def not_now(group: str) -> Any:
+        raise AssertionError(group)
+
+    monkeypatch.setattr("memagent_graph.entry_points.added", not_now)
+    memagent("read", "--help")
+
+
+# What it costs, and what it needs
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["read", "--help"], ["eval", "--help"], ["mcp", "--help"]])
+def test_help_imports_nothing_heavy(arguments) -> None:
+    code = (
+        "import sys; from memagent_graph.cli import app; app(standalone_mode=False, args=sys.argv[1:]); heavy = "
+        "{'torch', 'transformers', 'trl', 'langgraph', 'langchain_core', 'openai', 'tiktoken', 'httpx', 'mcp'};"
+        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=False, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--help" in done.stdout
+
+
+def test_the_reader_s_package_imports_nothing_of_training() -> None:
+    importing = re.compile(r"^\s*(from|import)\s+memagent_training\b", re.M)
+    assert not [path for path in (ROOT / "memagent_graph").rglob("*.py") if importing.search(path.read_text())]
+
+
+# Policies and strategies by name
+
+
+def test_every_command_that_takes_a_model_takes_a_policy_by_name() -> None:
+    with_model = {name for name in BUILT_IN if "--model" in options_of(name)} - {"runs", "export"}
+    assert with_model == {"read", "resume", "doctor", "demo", "eval", "mcp"}
+    assert all("--policy" in options_of(name) for name in with_model)
+    assert all("--strategy" in options_of(name) for name in with_model - {"demo"})
+    assert "--strategy" not in options_of("demo")
+
+
+class ReaderAskedForError(PolicyError):
+    """In place of a reader."""
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[ReaderSettings]:
+    """The settings that readers were to be made from."""
+    found: list[ReaderSettings] = []
+
+    def make_reader(self: ReaderSettings, **options: Any) -> Any:
+        found.append(self)
+        raise ReaderAskedForError("made")
+
+    monkeypatch.setattr(ReaderSettings, "make_reader", make_reader)
+    return found
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["read", "{file}", "-q", "x"], ["eval", "niah_single_1", "--out", "{file}.out"], ["mcp"], ["doctor"]],
+)
+def test_the_options_that_describe_a_reader_arrive_in_its_settings(made, tmp_path, command) -> None:
+    file = tmp_path / "book.txt"
+    file.write_text("text")
+    options = {
+        "policy": "mine", "model": "m", "base_url": "http://server/v1", "tokenizer": "t", "profile": "p",
+        "strategy": "own.py:Gate", "layout": "section_first", "answer_format": "plain", "update_template": "u",
+        "answer_template": "a", "empty_memory": "none", "context_window": 900, "question_tokens": 6,
+        "memory_tokens": 7, "chunk_tokens": 5, "answer_tokens": 8, "boundary": "sentence", "timeout": 11.0,
+    }  # fmt: skip
+    typed = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    memagent(*(part.format(file=file) for part in command), *typed, code=ExitCode.POLICY)
+    [settings] = made
+    assert {name: getattr(settings, name) for name in options} == options
+
+
+def test_what_only_a_read_is_told_arrives_too(made, tmp_path) -> None:
+    (tmp_path / "book.txt").write_text("text")
+    options = {
+        "temperature": 0.5, "top_p": 0.9, "seed": 3, "on_truncated": "retry", "on_empty": "accept",
+        "on_refused": "retry", "on_invented": "keep_previous", "concurrency": 2, "retries": 1,
+    }  # fmt: skip
+    typed = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    memagent("read", tmp_path / "book.txt", "-q", "x", *typed, "--logprobs", "--replace-undecodable", code=4)
+    assert made == [ReaderSettings(**options, logprobs=True, replace_undecodable=True)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], ReaderSettings(policy="mine", strategy="own.py:Gate", seed=5)),
+        (["--strategy", "refine"], ReaderSettings(policy="mine", strategy="refine", seed=5)),
+        (["--model", "embedded"], ReaderSettings(model="embedded", strategy="own.py:Gate", seed=5)),
+        (["--policy", "other"], ReaderSettings(policy="other", strategy="own.py:Gate", seed=5)),
+    ],
+)
+def test_a_run_is_resumed_with_the_policy_and_strategy_in_its_log_unless_others_are_named(
+    made, options, expected
+) -> None:
+    log = RunLog(default_run_log())
+    document = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
+    settings = ReaderSettings(policy="mine", strategy="own.py:Gate", seed=5)
+    log.wait(log.begin("r", "?", document, settings.for_log()))
+    log.close()
+    memagent("resume", "r", *options, code=ExitCode.POLICY)
+    assert made == [expected]
+
+
+POLICY = """
+import sys
+sys.path.insert(0, {tests!r})
+from memagent_graph import ScriptedPolicy
+from support.scripts import perfect_reader
+
+def make(request):
+    return ScriptedPolicy(perfect_reader)
+"""
+
+
+def test_a_policy_of_another_package_reads_and_its_run_is_resumed_from_the_log_alone(
+    added, tmp_path, monkeypatch
+) -> None:
+    code = POLICY.format(tests=str(ROOT / "tests"))
+    site = add_package(tmp_path / "more", "perfect_policy", code, {POLICIES: {"perfect": "perfect_policy:make"}})
+    monkeypatch.syspath_prepend(site)
+    book = tmp_path / "book.txt"
+    book.write_text(document_with({0.3: "The key of harbor is 4711."}, words=1500))
+    small = ["--tokenizer", "embedded", "--context-window", 900, "--question-tokens", 50, "--memory-tokens", 60,
+             "--chunk-tokens", 100, "--answer-tokens", 60]  # fmt: skip
+    question = ["-q", "What is the key of harbor?", "--policy", "perfect", *small]
+    stopped = json.loads(memagent("read", book, *question, "--run-id", "r", "--max-chunks", 2, "--json", code=5).stdout)
+    assert stopped["answer"] is None
+    assert memagent("resume", "r").stdout == "4711\n"
+    told = memagent("read", book, "-q", "x", "--policy", "perfekt", code=ExitCode.POLICY).stderr
+    assert "there is no policy 'perfekt'" in told and "Did you mean perfect?" in told

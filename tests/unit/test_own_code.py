@@ -1,0 +1,114 @@
+"""A user's own code, by file or module and name."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent_graph.errors import EvaluationError, MemAgentError
+from memagent_graph.own_code import load_own, names_own_code
+
+CODE = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Judge:
+    strictness: int = 3
+
+    @staticmethod
+    def of_nobody():
+        return Judge(0)
+"""
+
+
+def load(text: str, **options: Any) -> Any:
+    return load_own(text, **{"what": "a judge", "error": EvaluationError, **options})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own_judges.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_judges", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", ["own_judges.py", "./own_judges.py", "{folder}/own_judges.py", "own_judges"])
+def test_code_is_found_by_file_and_as_a_module_of_the_current_folder(folder, place) -> None:
+    place = place.format(folder=folder)
+    assert load(f"{place}:Judge")().strictness == 3
+    assert load(f"{place}:Judge.of_nobody")().strictness == 0
+
+
+def test_a_file_in_the_home_folder_is_found(folder, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    assert load("~/own_judges.py:Judge")().strictness == 3
+
+
+def test_a_file_is_run_once_until_it_changes_and_what_it_defines_can_be_pickled(folder) -> None:
+    first = load("own_judges.py:Judge")
+    assert load(f"{folder}/own_judges.py:Judge") is first
+    assert pickle.loads(pickle.dumps(first(7))) == first(7)
+    (folder / "own_judges.py").write_text(CODE.replace("= 3", "= 44"))
+    assert load("own_judges.py:Judge")().strictness == 44
+    assert pickle.loads(pickle.dumps(first(7))) == first(7), "what was made before stays whole"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("own_judges.py:Jugde", "own_judges.py has no 'Jugde'", "Did you mean own_judges.py:Judge?"),
+        ("own_judges.py:Judge.of_nobdy", "has no 'of_nobdy'", "of_nobody"),
+        ("own_judges.py:Qqqq", "has no 'Qqqq'", "Name a judge after the colon"),
+        ("elsewhere.py:Judge", "there is no file elsewhere.py to take a judge from", "Check the path"),
+        ("no_such_module:Judge", "there is no module 'no_such_module' to take a judge from", "path/to/file.py:Name"),
+        ("Judge", "'Judge' does not name a judge", "module:Name"),
+        ("own_judges.py:", "does not name a judge", "module:Name"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_to_do(folder, text, message, hint) -> None:
+    with pytest.raises(EvaluationError) as caught:
+        load(text)
+    assert message in caught.value.message and hint in str(caught.value.hint)
+
+
+def test_the_caller_s_error_and_hint_are_used(folder) -> None:
+    class JudgeError(MemAgentError):
+        pass
+
+    with pytest.raises(JudgeError, match="Name a class that judges"):
+        load("own_judges.py:Qqqq", error=JudgeError, hint="Name a class that judges.")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def judge(:", "SyntaxError"),
+        ("import not_installed_here", "ModuleNotFoundError: No module named 'not_installed_here'"),
+    ],
+)
+@pytest.mark.parametrize("place", ["own_broken.py", "own_broken"])
+def test_code_that_fails_when_it_is_imported_is_named_with_its_error_and_can_be_mended(
+    folder, monkeypatch, code, message, place
+) -> None:
+    (folder / "own_broken.py").write_text(code)
+    with pytest.raises(EvaluationError, match=r"own_broken.* cannot be imported") as caught:
+        load(f"{place}:judge")
+    assert message in caught.value.message
+    (folder / "own_broken.py").write_text("judge = 'mended, at last'")
+    monkeypatch.delitem(sys.modules, "own_broken", raising=False)
+    assert load(f"{place}:judge") == "mended, at last"
+    sys.modules.pop("own_broken", None)
+
+
+def test_own_code_is_told_from_names() -> None:
+    assert all(map(names_own_code, ["a.py:B", "a.b:C", "a.b:C.d", rf"C:{os.sep}a.py:B"]))
+    assert not any(map(names_own_code, ["a", "a:", ":a", "a:1", "a.py", "exact match", "a:b c"]))

@@ -1,0 +1,333 @@
+"""`memagent rl`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from memagent_graph.cli.commands import add_command
+from memagent_graph.cli.exit_codes import ExitCode
+from memagent_graph.cli.options import AsJSON, Haystack, PolicyName, Quiet, ReadingOptions, Small
+from memagent_graph.cli.output import print_json
+from memagent_graph.errors import PolicyError
+from memagent_training.commands.training_process import (
+    LoRARank,
+    OptionNames,
+    Settings,
+    failures_told,
+    is_main_process,
+    leave_the_others,
+    require_extra,
+)
+
+if TYPE_CHECKING:
+    from memagent_training.rl import Finished, RLJob
+
+_OPTION_NAMES: Final[OptionNames] = (
+    (re.compile(r"\bas many questions as groups are wanted"), "as many --max-questions as --groups"),
+    (re.compile(r"\bName a task at least, and lengths that grow"), "Name a --task at least, and --lengths that grow"),
+    (re.compile(r"\bSyncSettings\.tolerance\b"), "--sync-tolerance"),
+    (re.compile(r"\bstartup_timeout\b"), "--server-timeout"),
+    (re.compile(r"\btakes a TrainingRun\b"), "takes a Sample and its ReadResult"),
+)
+_CODES: Final = {
+    "CollapsedError": ExitCode.COLLAPSED,
+    "VLLMNotInstalledError": ExitCode.SETTINGS,
+    "VLLMServerError": ExitCode.POLICY,
+}
+_TALKATIVE: Final = ("httpx", "httpx2", "openai", "accelerate", "datasets", "trl")
+"""Libraries whose log below warnings says nothing that the dashboard does not."""
+_WARNING: Final = r"(transformers|trl|torch|accelerate|peft|datasets|huggingface_hub)\b"
+"""Modules about whose warnings a user can do nothing: they are about how trainer and libraries call each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RL(ReadingOptions):
+    """Improve a policy on questions that it reads itself: collect, train, serve the new weights, and again.
+
+    On several devices: accelerate launch --config_file fsdp2.yaml -m memagent_graph rl ..., with a file from
+    training/configs/accelerate.
+    """
+
+    task: Annotated[list[str], typer.Option(help="An evaluation task whose questions are asked. Repeatable.")]
+    lengths: Annotated[str, typer.Option(help="The documents' lengths, shortest first, as in 500,1000,2000 or 8k.")]
+    policy: PolicyName = None
+    model: Annotated[
+        str | None,
+        typer.Option(help='The policy to begin with: a folder, a hub id, or "embedded".', show_default="embedded"),
+    ] = None
+    out: Annotated[Path, typer.Option(help="Folder for all that the loop keeps, and the policy.")] = Path("rl-policy")
+    preset: Annotated[str, typer.Option(help="memagent-paper, dapo, or a YAML file of settings.")] = "dapo"
+    settings: Settings = None
+    iterations: Annotated[int, typer.Option(min=1, help="How often to collect and to train.")] = 100
+    rollouts: Annotated[int, typer.Option(min=2, help="How often each question is read.")] = 16
+    groups: Annotated[int, typer.Option(min=1, help="Questions with differing rewards to train on per iteration.")] = 16
+    max_questions: Annotated[int, typer.Option(min=1, help="The most questions to ask for them.")] = 64
+    concurrency: Annotated[int, typer.Option(min=1, help="Reads in flight.")] = 256
+    temperature: Annotated[float, typer.Option(min=0.0, help="At which is read for training; above 0.")] = 1.0
+    reward: Annotated[
+        str,
+        typer.Option(
+            help="strict, lenient, string_match or token_f1; or your own, as module:function or file.py:function."
+        ),
+    ] = "strict"
+    evidence_share: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Share of the advantage that a memory earns by holding what the answer needs."
+        ),
+    ] = 0.0
+    steps_behind: Annotated[
+        int, typer.Option(min=0, max=1, help="1 collects during training, with weights one iteration old.")
+    ] = 0
+    advance_at: Annotated[
+        float, typer.Option(help="Mean reward of the longest length so far that adds the next one.")
+    ] = 0.8
+    measure_every: Annotated[int, typer.Option(min=0, help="Iterations between measurements; 0 for none.")] = 10
+    measure_lengths: Annotated[
+        str | None,
+        typer.Option(help="Lengths of the questions to measure with.", show_default="--lengths, and 4 times the last"),
+    ] = None
+    measure_count: Annotated[int, typer.Option(min=1, help="Questions of each of these lengths.")] = 32
+    measure_temperatures: Annotated[
+        str,
+        typer.Option(help="At which is measured, with commas between; the first decides which policy is best."),
+    ] = "0.0"
+    small: Small = False
+    haystack: Haystack = None
+    seed: Annotated[int, typer.Option(help="Seed of the questions and of the training.")] = 0
+    base_url: Annotated[
+        str | None,
+        typer.Option(
+            help="A vLLM server that runs already with the model's weights in float32, on this file system, started "
+            "with VLLM_SERVER_DEV_MODE=1 (for --lora: VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora) and "
+            "--generation-config vllm.",
+            show_default="starts its own",
+        ),
+    ] = None
+    served_name: Annotated[str, typer.Option(help="What that server calls the model.")] = "policy"
+    api_key: Annotated[str | None, typer.Option(help="That server's key.", show_default="$OPENAI_API_KEY")] = None
+    server_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help='For the server that it starts, as in "--max-model-len 4096". Repeatable.'),
+    ] = None
+    server_timeout: Annotated[float, typer.Option(min=1, help="Seconds that the server may take to come up.")] = 600.0
+    sync_tolerance: Annotated[
+        float,
+        typer.Option(help="How far log-probs of server and trainer may differ after new weights, in nats."),
+    ] = 0.001
+    lora: LoRARank = None
+    resume: Annotated[bool, typer.Option("--resume", help="Continue with the loop in --out, or begin.")] = False
+    quiet: Quiet = False
+    as_json: AsJSON = False
+
+    def run(self) -> None:
+        """Run the command."""
+        interrupted = f"interrupted; {_go_on(self.out)}"
+        with failures_told(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES, codes=_CODES):
+            require_extra()
+            # Libraries print what they do, and standard output is for results alone.
+            with contextlib.redirect_stdout(sys.stderr), _calm_libraries():
+                finished = _finished(_job(self), quiet=self.quiet)
+            leave_the_others()
+            if is_main_process():
+                _show(finished, as_json=self.as_json)
+
+
+def _job(request: RL) -> RLJob:
+    """The loop that was asked for.
+
+    Raises:
+        TrainingError, EvaluationError, PolicyError: a value that cannot be read, or a policy that cannot be had.
+    """
+    from memagent_graph.evaluation.planning import parse_lengths  # noqa: PLC0415
+    from memagent_training.chosen_rewards import chosen_reward  # noqa: PLC0415
+    from memagent_training.collect import CollectSettings  # noqa: PLC0415
+    from memagent_training.job_settings import parse_settings  # noqa: PLC0415
+    from memagent_training.rl.job import MeasureSettings, RLJob  # noqa: PLC0415
+    from memagent_training.rl.reading import ReadingSettings  # noqa: PLC0415
+
+    reward: Any = chosen_reward(request.reward)  # a user's own takes a Sample and its ReadResult here
+    # The environment's key is for somebody else's server alone.
+    key = request.api_key if request.base_url is None else request.api_key or os.environ.get("OPENAI_API_KEY")
+    return RLJob(
+        tasks=tuple(dict.fromkeys(request.task)),
+        lengths=parse_lengths(request.lengths),
+        out=request.out,
+        model=_model(request),
+        preset=request.preset,
+        settings=parse_settings(request.settings or ()),
+        iterations=request.iterations,
+        collect=CollectSettings(
+            rollouts=request.rollouts,
+            groups=request.groups,
+            max_questions=request.max_questions,
+            concurrency=request.concurrency,
+        ),
+        temperature=request.temperature,
+        reward=reward,
+        evidence_share=request.evidence_share,
+        steps_behind=request.steps_behind,
+        advance_at=request.advance_at,
+        strategy=request.strategy,
+        reading=ReadingSettings(
+            profile=request.profile,
+            layout=request.layout,
+            answer_format=request.answer_format,
+            update_template=request.update_template,
+            answer_template=request.answer_template,
+            empty_memory=request.empty_memory,
+            context_window=request.context_window,
+            question_tokens=request.question_tokens,
+            memory_tokens=request.memory_tokens,
+            chunk_tokens=request.chunk_tokens,
+            answer_tokens=request.answer_tokens,
+            boundary=request.boundary,
+        ),
+        measure=MeasureSettings(
+            every=request.measure_every,
+            lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),
+            count=request.measure_count,
+            temperatures=_temperatures(request.measure_temperatures),
+        ),
+        small=request.small,
+        haystack=request.haystack,
+        seed=request.seed,
+        base_url=request.base_url,
+        served_name=request.served_name,
+        api_key=key,
+        server_options=_words(request.server_option or ()),
+        server_timeout=request.server_timeout,
+        sync_tolerance=request.sync_tolerance,
+        lora_rank=request.lora,
+        resume=request.resume,
+    )
+
+
+def _model(request: RL) -> str:
+    """The folder or hub id of the weights to begin with; for a policy that was named, those that it runs on."""
+    if request.policy is None:
+        return request.model or "embedded"
+    from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
+    from memagent_graph.policies.registry import PolicyRequest, make_policy  # noqa: PLC0415
+    from memagent_training.errors import TrainingError  # noqa: PLC0415
+
+    policy = make_policy(request.policy, PolicyRequest(model=request.model))
+    if not isinstance(policy, LocalPolicy):
+        raise TrainingError(
+            f"the policy {request.policy!r} has no weights in this process to begin with",
+            hint="Name one that runs on weights of its own, or a folder or hub id with --model.",
+        )
+    return policy.name
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    from memagent_training.errors import TrainingError  # noqa: PLC0415
+
+    try:
+        found = tuple(dict.fromkeys(float(each) for each in text.split(",") if each.strip()))
+    except ValueError:
+        found = ()
+    if not found or not all(0 <= each < float("inf") for each in found):
+        raise TrainingError(
+            f"{text!r} are not temperatures", hint="Give numbers of 0 or more, as in --measure-temperatures 0,1."
+        )
+    return found
+
+
+def _words(options: Sequence[str]) -> tuple[str, ...]:
+    """The server's options one by one, as a shell would take them apart."""
+    from memagent_training.errors import TrainingError  # noqa: PLC0415
+
+    try:
+        return tuple(word for each in options for word in shlex.split(each))
+    except ValueError as error:
+        raise TrainingError(
+            f"the options of the server cannot be taken apart: {error}", hint="Close the quotes in --server-option."
+        ) from error
+
+
+def _finished(job: RLJob, *, quiet: bool) -> Finished:
+    """Run the loop, and say what is left of one that ends early."""
+    from memagent_training.rl import run  # noqa: PLC0415
+    from memagent_training.rl.collapse import CollapsedError  # noqa: PLC0415
+    from memagent_training.rl.dashboard import Dashboard  # noqa: PLC0415
+    from memagent_training.rl.job import BEST, JOURNAL  # noqa: PLC0415
+    from memagent_training.vllm_server import VLLMServerError  # noqa: PLC0415
+
+    try:
+        with Dashboard(job.iterations, quiet=quiet or not is_main_process()) as dashboard:
+            return run(job, dashboard)
+    except CollapsedError:
+        if is_main_process() and (job.out / BEST).is_dir():
+            best = job.out / BEST
+            typer.echo(f"the policy that was measured best is in {best}; begin from it: --model {best}", err=True)
+        raise
+    except (PolicyError, VLLMServerError):
+        if is_main_process() and (job.out / JOURNAL).exists():
+            typer.echo(_go_on(job.out), err=True)
+        raise
+
+
+def _go_on(out: Path) -> str:
+    return f"continue from what {out} keeps with the same command and --resume"
+
+
+@contextlib.contextmanager
+def _calm_libraries() -> Iterator[None]:
+    """No progress bars, notes, or warnings of libraries on the screen while it lasts."""
+    import transformers.utils.logging as transformers_log  # noqa: PLC0415
+
+    had_bars, verbosity = transformers_log.is_progress_bar_enabled(), transformers_log.get_verbosity()
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    transformers_log.disable_progress_bar()
+    transformers_log.set_verbosity_error()
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=_WARNING)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        transformers_log.set_verbosity(verbosity)
+        if had_bars:
+            transformers_log.enable_progress_bar()
+
+
+def _show(finished: Finished, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "policy": str(finished.policy),
+                "steps": finished.steps,
+                "reason": finished.reason,
+                "best": None if finished.best is None else str(finished.best),
+                "measurements": [{**asdict(each), "mean": each.mean} for each in finished.measurements],
+            }
+        )
+        return
+    steps = f"{finished.steps:,} step{'' if finished.steps == 1 else 's'}"
+    typer.echo(f"{finished.reason}; trained for {steps}; the policy is in {finished.policy}", err=True)
+    if finished.best is not None:
+        typer.echo(f"the policy that was measured best is in {finished.best}", err=True)
+    typer.echo(f'read with it: memagent read DOCUMENT --question "..." --model {finished.policy}', err=True)
+    typer.echo(str(finished.policy))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to a command line."""
+    add_command(app, "rl", RL)
