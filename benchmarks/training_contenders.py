@@ -33,12 +33,12 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
-from memagent_training.advantages import AdvantageSettings, TrainingRow, prepare_batch
-from memagent_training.config import MultiConvDAPOConfig, OldLogProbs
-from memagent_training.packing import pad_rows
-from memagent_training.planner import Layout, optimizer_steps
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
-from memagent_training.trainer import MultiConvDAPOTrainer
+from memagent_training.algorithm.advantages import AdvantageSettings, TrainingRow, prepare_batch
+from memagent_training.algorithm.planner import Layout, optimizer_steps
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.forward.layouts import pad_rows
+from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
+from memagent_training.job.trainer import MultiConvDAPOTrainer
 
 ROLLOUTS, CONVERSATIONS = 16, 8
 TOKEN_BUDGET = 16_384

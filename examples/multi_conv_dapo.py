@@ -31,11 +31,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers import PreTrainedModel as Model
 
-from memagent_training.answer_matching import GoldAnswers
-from memagent_training.replay import load_groups
-from memagent_training.rewards import BoxedExactMatch
-from memagent_training.rollouts import RolloutGroup as Group
-from memagent_training.rollouts import TrainingConversation as Conversation
+from memagent_training.data.replay import load_groups
+from memagent_training.data.rollouts import RolloutGroup as Group
+from memagent_training.data.rollouts import TrainingConversation as Conversation
+from memagent_training.rewards import BoxedExactMatch, GoldAnswers
 
 
 @dataclass(frozen=True, slots=True)

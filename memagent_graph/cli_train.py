@@ -24,7 +24,7 @@ from memagent_graph.cli_training import (
 from memagent_graph.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from memagent_training.training_job import PreparedJob, TrainedPolicy, TrainingJob
+    from memagent_training.job.training_job import PreparedJob, TrainedPolicy, TrainingJob
 
 _WIDTH_WITHOUT_TERMINAL: Final = 160
 _OPTION_NAMES: Final[OptionNames] = (
@@ -113,10 +113,10 @@ def train(
 
 
 def _job(given: dict[str, Any]) -> TrainingJob:
-    from memagent_training.answer_matching import GoldAnswers  # noqa: PLC0415
-    from memagent_training.chosen_rewards import chosen_reward, chosen_step_reward  # noqa: PLC0415
-    from memagent_training.job_settings import parse_settings  # noqa: PLC0415
-    from memagent_training.training_job import TrainingJob, read_groups  # noqa: PLC0415
+    from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
+    from memagent_training.job.training_job import TrainingJob, read_groups  # noqa: PLC0415
+    from memagent_training.rewards.gold_answers import GoldAnswers  # noqa: PLC0415
+    from memagent_training.rewards.reward_names import chosen_reward, chosen_step_reward  # noqa: PLC0415
 
     gold = None if given["gold"] is None else GoldAnswers.load(given["gold"])
     versions = given["policy_versions"]
@@ -145,7 +145,7 @@ def _job(given: dict[str, Any]) -> TrainingJob:
 
 
 def _prepared(given: dict[str, Any]) -> PreparedJob:
-    from memagent_training.training_job import prepare  # noqa: PLC0415
+    from memagent_training.job.training_job import prepare  # noqa: PLC0415
 
     prepared = prepare(_job(given))
     if not is_main_process():
@@ -164,7 +164,7 @@ def _prepared(given: dict[str, Any]) -> PreparedJob:
 
 
 def _trained(prepared: PreparedJob) -> TrainedPolicy:
-    from memagent_training.training_job import train as train_job  # noqa: PLC0415
+    from memagent_training.job.training_job import train as train_job  # noqa: PLC0415
 
     # The trainer prints its progress, and standard output is for results alone.
     with contextlib.redirect_stdout(sys.stderr):
@@ -178,7 +178,7 @@ def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
         return
     import rich.console  # noqa: PLC0415
 
-    from memagent_training.dry_run import plan, rendered  # noqa: PLC0415
+    from memagent_training.job.dry_run import plan, rendered  # noqa: PLC0415
 
     found = plan(prepared)
     if as_json:

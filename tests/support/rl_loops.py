@@ -18,13 +18,13 @@ from typing import Any
 from memagent_graph import ReadResult, RunLog
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.statistics import Estimate
-from memagent_training.collect import CollectSettings, strict_reward
-from memagent_training.policy_sync import How, Served
+from memagent_training.job.collect import CollectSettings, strict_reward
 from memagent_training.rl import RLJob, run
 from memagent_training.rl.curriculum import PER_COLLECTION
-from memagent_training.rl.job import RUN_LOG, MeasureSettings
-from memagent_training.rl.journal import CollectionRecord, LengthReward, Measurement
+from memagent_training.rl.loop_journal import CollectionRecord, LengthReward, Measurement
+from memagent_training.rl.rl_job import RUN_LOG, MeasureSettings
 from memagent_training.rl.watching import Phase, Watcher
+from memagent_training.serving.policy_sync import How, Served
 
 SETTINGS = {
     "learning_rate": 1e-4,

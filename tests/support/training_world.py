@@ -22,10 +22,10 @@ import torch
 from accelerate import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
-from memagent_training.config import MultiConvDAPOConfig
-from memagent_training.presets import load_preset
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
-from memagent_training.trainer import MultiConvDAPOTrainer
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.job.config import MultiConvDAPOConfig
+from memagent_training.job.presets import load_preset
+from memagent_training.job.trainer import MultiConvDAPOTrainer
 
 VOCABULARY = 64
 

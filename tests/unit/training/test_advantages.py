@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_training.advantages import (
+from memagent_training.algorithm.advantages import (
     AdvantageSettings,
     Baseline,
     DropReason,
@@ -17,8 +17,8 @@ from memagent_training.advantages import (
     prepare_batch,
     reason_to_drop,
 )
-from memagent_training.errors import TrainingError
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.training_errors import TrainingError
 
 PAPER = AdvantageSettings()
 DAPO = AdvantageSettings(

@@ -23,14 +23,14 @@ from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.evaluation.statistics import wilson
 from memagent_graph.exit_codes import ExitCode
 from memagent_training import rl
-from memagent_training.collect import CollectSettings
-from memagent_training.errors import TrainingError
+from memagent_training.job.collect import CollectSettings
 from memagent_training.rl.collapse import CollapsedError
 from memagent_training.rl.dashboard import Dashboard
-from memagent_training.rl.job import BEST, JOURNAL, MeasureSettings, RLJob, prepare
-from memagent_training.rl.journal import Measurement
-from memagent_training.rl.reading import ReadingSettings
-from memagent_training.vllm_server import VLLMNotInstalledError, VLLMServerError
+from memagent_training.rl.loop_journal import Measurement
+from memagent_training.rl.reading_settings import ReadingSettings
+from memagent_training.rl.rl_job import BEST, JOURNAL, MeasureSettings, RLJob, prepare
+from memagent_training.serving.vllm_server import VLLMNotInstalledError, VLLMServerError
+from memagent_training.training_errors import TrainingError
 
 ROOT = Path(__file__).parents[3]
 LEAST = ["--task", "niah_single_1", "--lengths", "500"]

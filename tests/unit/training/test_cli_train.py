@@ -22,8 +22,8 @@ from memagent_graph import cli_training
 from memagent_graph.cli import app
 from memagent_graph.exit_codes import ExitCode
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_training import recomputed
-from memagent_training.rollouts import RolloutGroup
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.forward import recomputed
 
 ROOT = Path(__file__).parents[3]
 ACCELERATE = ROOT / "training" / "configs" / "accelerate"

@@ -13,8 +13,8 @@ import pytest
 from memagent_graph import Budget, MemAgent, PolicyError, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
-from memagent_training.collect import CollectSettings, collect
-from memagent_training.errors import TrainingError
+from memagent_training.job.collect import CollectSettings, collect
+from memagent_training.training_errors import TrainingError
 
 Reply = Callable[[int, int], str | Exception]
 """What the n-th read of a question answers."""

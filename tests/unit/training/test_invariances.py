@@ -16,11 +16,11 @@ transformers = pytest.importorskip("transformers")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from memagent_training.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch  # noqa: E402
-from memagent_training.packing import lay_out  # noqa: E402
-from memagent_training.planner import Layout, plan_step  # noqa: E402
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
-from memagent_training.scoring import completion_logprobs  # noqa: E402
+from memagent_training.algorithm.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch  # noqa: E402
+from memagent_training.algorithm.planner import Layout, plan_step  # noqa: E402
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
+from memagent_training.forward.layouts import lay_out  # noqa: E402
+from memagent_training.forward.scoring import completion_logprobs  # noqa: E402
 
 VOCABULARY = 24
 TOLERANCE = 1e-10

@@ -28,7 +28,7 @@ from hypothesis import strategies as st  # noqa: E402
 from memagent_graph import RunLog  # noqa: E402
 from memagent_graph.documents.store import DocumentRef  # noqa: E402
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome, Reward, RunRecord  # noqa: E402
-from memagent_training.advantages import (  # noqa: E402
+from memagent_training.algorithm.advantages import (  # noqa: E402
     AdvantageSettings,
     Baseline,
     DropReason,
@@ -37,7 +37,7 @@ from memagent_training.advantages import (  # noqa: E402
     prepare_batch,
     reason_to_drop,
 )
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "multi_conv_dapo.py"
 
@@ -661,6 +661,6 @@ def test_it_is_under_200_lines_and_leans_on_nothing_of_the_trainer() -> None:
     nodes = list(ast.walk(ast.parse(source)))
     modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     assert {each for each in modules if each.startswith("memagent")} == {
-        f"memagent_training.{name}" for name in ("answer_matching", "replay", "rewards", "rollouts")
+        f"memagent_training.{name}" for name in ("data.replay", "data.rollouts", "rewards")
     }
     assert "trl" not in {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names} | modules

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memagent_training.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch
-from memagent_training.errors import TrainingError
-from memagent_training.planner import INERT_TOKENS, Layout, optimizer_steps, plan_step
-from memagent_training.prefixes import shared_prefix, tree_tokens
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.algorithm.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch
+from memagent_training.algorithm.planner import INERT_TOKENS, Layout, optimizer_steps, plan_step
+from memagent_training.algorithm.prefixes import shared_prefix, tree_tokens
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.training_errors import TrainingError
 
 LAYOUTS = list(Layout)
 

@@ -21,10 +21,10 @@ from memagent_graph.errors import RunLogError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome, Reward, RunRecord
 from memagent_graph.run_log.exchange import export_runs
-from memagent_training.errors import ReplayError, RewardError
-from memagent_training.replay import load_groups
-from memagent_training.replay_report import Refusal
-from memagent_training.rollouts import RolloutGroup
+from memagent_training.data.replay import load_groups
+from memagent_training.data.replay_report import Refusal
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.training_errors import ReplayError, RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
@@ -517,6 +517,6 @@ def test_a_shuffled_export_is_refused_with_the_run(tmp_path, log) -> None:
 def test_replay_needs_neither_torch_nor_trl() -> None:
     script = (
         "import sys; sys.modules.update(torch=None, trl=None, transformers=None);"
-        "import memagent_training.replay, memagent_training.judge, memagent_training.step_rewards"
+        "import memagent_training.data.replay, memagent_training.rewards.judge, memagent_training.rewards.step_rewards"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -14,10 +14,10 @@ from memagent_graph.errors import PolicyError
 from memagent_graph.evaluation.scorers import contains, normalised, token_f1
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunRecord
-from memagent_training.answer_matching import GoldAnswers
-from memagent_training.errors import RewardError
-from memagent_training.judge import JudgedBy
-from memagent_training.rewards import (
+from memagent_training.data.training_runs import TrainingRun, read_runs
+from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.rewards.judge import JudgedBy
+from memagent_training.rewards.outcome_rewards import (
     BoxedExactMatch,
     LenientMatch,
     LoggedReward,
@@ -28,8 +28,8 @@ from memagent_training.rewards import (
     relabel,
     relabel_steps,
 )
-from memagent_training.step_rewards import EvidenceInMemory, FormatReward, LoggedStepReward
-from memagent_training.training_runs import TrainingRun, read_runs
+from memagent_training.rewards.step_rewards import EvidenceInMemory, FormatReward, LoggedStepReward
+from memagent_training.training_errors import RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"

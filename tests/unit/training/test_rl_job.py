@@ -19,12 +19,12 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.results import ReadResult
-from memagent_training.collect import CollectSettings
-from memagent_training.errors import TrainingError
+from memagent_training.job.collect import CollectSettings
 from memagent_training.rl import RLJob
 from memagent_training.rl.curriculum import HELD_OUT
-from memagent_training.rl.job import MeasureSettings, prepare, write_record
-from memagent_training.rl.journal import Journal
+from memagent_training.rl.loop_journal import Journal
+from memagent_training.rl.rl_job import MeasureSettings, prepare, write_record
+from memagent_training.training_errors import TrainingError
 
 
 def setting(**changes: Any) -> dict[str, Any]:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_training.advantages import AdvantageSettings
-from memagent_training.errors import TrainingError
-from memagent_training.planner import Layout
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
-from memagent_training.schedule import Schedule
+from memagent_training.algorithm.advantages import AdvantageSettings
+from memagent_training.algorithm.planner import Layout
+from memagent_training.algorithm.schedule import Schedule
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.training_errors import TrainingError
 
 DROPPING = AdvantageSettings(drop_zero_variance=True)
 

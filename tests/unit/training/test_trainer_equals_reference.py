@@ -19,10 +19,10 @@ pytest.importorskip("trl")
 from support import training_world  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 
-from memagent_training.config import MultiConvDAPOConfig  # noqa: E402
-from memagent_training.planner import Layout  # noqa: E402
-from memagent_training.rollouts import RolloutGroup  # noqa: E402
-from memagent_training.schedule import Schedule  # noqa: E402
+from memagent_training.algorithm.planner import Layout  # noqa: E402
+from memagent_training.algorithm.schedule import Schedule  # noqa: E402
+from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
+from memagent_training.job.config import MultiConvDAPOConfig  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 TOLERANCE = 1e-6

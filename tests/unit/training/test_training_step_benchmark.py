@@ -20,9 +20,9 @@ from benchmarks.training_contenders import (
     make_group,
 )
 from benchmarks.training_step import OTHERS, PADDED, PREFIX_TREE, main, write_section
-from memagent_training.planner import Layout
-from memagent_training.prefixes import tree_tokens
-from memagent_training.rollouts import RolloutGroup, TrainingConversation
+from memagent_training.algorithm.planner import Layout
+from memagent_training.algorithm.prefixes import tree_tokens
+from memagent_training.data.rollouts import RolloutGroup, TrainingConversation
 
 TINY = Setting(model_size="tiny", lengths=Lengths(3, 12, 4))
 

@@ -12,8 +12,8 @@ pytest.importorskip("trl")
 
 from trl import GRPOConfig, GRPOTrainer
 
-from memagent_training.config import _FIXED, MultiConvDAPOConfig
-from memagent_training.trainer import MultiConvDAPOTrainer
+from memagent_training.job.config import _FIXED, MultiConvDAPOConfig
+from memagent_training.job.trainer import MultiConvDAPOTrainer
 
 LOSS = inspect.getsource(GRPOTrainer._compute_loss)
 INIT = inspect.getsource(GRPOTrainer.__init__)

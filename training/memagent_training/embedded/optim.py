@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from memagent_training.muon import Muon
+from memagent_training.algorithm.muon import Muon
 
 
 def build_optimizers(model: nn.Module, muon_lr: float, adamw_lr: float) -> list[torch.optim.Optimizer]:

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from memagent_training.algorithm.precision import bfloat16_is_fast
 from memagent_training.embedded.batches import Batch, collate, make_batch
-from memagent_training.embedded.examples import EMPTY, PromptFormat, Prose, RowBuilder
-from memagent_training.embedded.model import ModelShape, Policy
 from memagent_training.embedded.optim import build_optimizers, schedule
+from memagent_training.embedded.policy_network import ModelShape, Policy
 from memagent_training.embedded.release import load_policy
 from memagent_training.embedded.structured_start import give_structure, token_rarity
 from memagent_training.embedded.tokenizer import VOCABULARY, load_encoding
-from memagent_training.precision import bfloat16_is_fast
+from memagent_training.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
 

@@ -12,18 +12,18 @@ from itertools import islice
 from typing import Any, Final
 
 from memagent_graph.run_log import RunFilter
-from memagent_training.advantages import reason_to_drop
-from memagent_training.answer_matching import GoldAnswers
-from memagent_training.collect import Collected, collect
-from memagent_training.errors import ReplayError
-from memagent_training.replay import load_groups
+from memagent_training.algorithm.advantages import reason_to_drop
+from memagent_training.data.replay import load_groups
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.job.collect import Collected, collect
+from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.rewards.step_rewards import EvidenceInMemory
 from memagent_training.rl.collapse import check_rewards
-from memagent_training.rl.job import PreparedLoop
-from memagent_training.rl.journal import CollectionRecord, Journal, LengthReward
+from memagent_training.rl.loop_journal import CollectionRecord, Journal, LengthReward
 from memagent_training.rl.online_trainer import EndOfLoop
-from memagent_training.rl.serving import Serving
-from memagent_training.rollouts import RolloutGroup
-from memagent_training.step_rewards import EvidenceInMemory
+from memagent_training.rl.policy_serving import Serving
+from memagent_training.rl.rl_job import PreparedLoop
+from memagent_training.training_errors import ReplayError
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.statistics import estimate
-from memagent_training.collect import strict_reward
+from memagent_training.job.collect import strict_reward
 from memagent_training.rl.curriculum import HELD_OUT
-from memagent_training.rl.job import PreparedLoop, answer_format_of
-from memagent_training.rl.journal import Measurement
+from memagent_training.rl.loop_journal import Measurement
+from memagent_training.rl.rl_job import PreparedLoop, answer_format_of
 
 
 async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, temperature: float) -> Measurement:
