@@ -140,8 +140,8 @@ def make_group(name: str, order: PromptOrder, lengths: Lengths, vocabulary: int)
             completion = some(lengths.completion)
             # A model with random weights gives each token about 1 / vocabulary.
             logged = array("f", (min(source.gauss(-math.log(vocabulary), 0.2), 0.0) for _ in completion))
-            is_answer = place == CONVERSATIONS - 1
-            conversations.append(TrainingConversation(header + body, completion, logged, is_answer, False, "v0"))
+            at = ("answer", "", 0) if place == CONVERSATIONS - 1 else ("update", "", place)
+            conversations.append(TrainingConversation(header + body, completion, logged, *at, False, "v0"))
             memory = completion
         rollouts.append(Rollout(f"{name}-{number}", tuple(conversations), float(number % 2)))
     return RolloutGroup(name, tuple(rollouts))

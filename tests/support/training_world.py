@@ -75,7 +75,7 @@ def _group(source: random.Random, model: LlamaForCausalLM, number: int) -> Rollo
             mask = [step % 2 == 0 for step in range(len(conversations[0].completion_ids_T))]
             conversations[0] = replace(conversations[0], loss_mask_T=mask)
         if number == 1 and place == 1:
-            empty = TrainingConversation(array("I", question), array("I"), array("f"), False, False, "v1")
+            empty = TrainingConversation(array("I", question), array("I"), array("f"), "update", "", 0, False, "v1")
             conversations.insert(0, empty)
         reward = 0.0 if number == 2 else float(source.random() < 0.5) + source.random() * 0.1
         rollouts.append(Rollout(f"run-{number}-{place}", tuple(conversations), reward))
@@ -91,7 +91,8 @@ def _conversation(
         logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     own = logits.gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()
     logged = array("f", (min(each + source.gauss(0, 0.3), 0.0) for each in own))
-    return TrainingConversation(array("I", prompt), array("I", completion), logged, is_answer, False, "v1")
+    at = ("answer", "", 0) if is_answer else ("update", "", turn)
+    return TrainingConversation(array("I", prompt), array("I", completion), logged, *at, False, "v1")
 
 
 def config_of(case: dict[str, Any], output: Path) -> MultiConvDAPOConfig:

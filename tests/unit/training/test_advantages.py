@@ -25,13 +25,18 @@ DAPO = AdvantageSettings(
     divide_by_std=True, drop_zero_variance=True, overlong_penalty=OverlongPenalty(max_length=100, cache_length=20)
 )
 
+ANSWER = ("answer", "", 0)
 
-def conversation(tokens=2, *, answer=False, truncated=False, mask=None):
+
+def conversation(tokens=2, at=("update", "", 0), *, truncated=False, mask=None):
+    role, branch, slot = at
     return TrainingConversation(
         prompt_ids_P=array("I", [1, 2, 3]),
         completion_ids_T=array("I", range(tokens)),
         logprobs_T=array("f", [-1.0] * tokens),
-        is_answer=answer,
+        role=role,
+        branch=branch,
+        slot=slot,
         truncated=truncated,
         policy_version="v1",
         loss_mask_T=mask,
@@ -40,8 +45,8 @@ def conversation(tokens=2, *, answer=False, truncated=False, mask=None):
 
 def rollout(run_id, reward, lengths=(2, 2), steps=None):
     """Memory updates of these lengths, of which the last is the answer."""
-    conversations = [conversation(tokens, answer=k == len(lengths) - 1) for k, tokens in enumerate(lengths)]
-    return Rollout(run_id, tuple(conversations), reward, steps)
+    conversations = [conversation(tokens, ("update", "", k)) for k, tokens in enumerate(lengths[:-1])]
+    return Rollout(run_id, (*conversations, conversation(lengths[-1], ANSWER)), reward, steps)
 
 
 def group(*rollouts, name="question"):
@@ -179,9 +184,9 @@ class TestDroppedGroups:
 class TestLossWeights:
     def weights(self, mean, **more):
         """One rollout of 2 + 4 learned tokens and one of 6 + 0 + 6: T = 18, N = 2, C = 4."""
-        first = Rollout("a", (conversation(2), conversation(6, answer=True, mask=[True] * 4 + [False] * 2)), 1.0)
+        first = Rollout("a", (conversation(2), conversation(6, at=ANSWER, mask=[True] * 4 + [False] * 2)), 1.0)
         silent = conversation(3, mask=[False] * 3)
-        second = Rollout("b", (conversation(6), silent, conversation(6, answer=True)), 0.0)
+        second = Rollout("b", (conversation(6), silent, conversation(6, at=ANSWER)), 0.0)
         batch = prepare_batch([group(first, second)], AdvantageSettings(loss_weights=mean, **more))
         assert batch.report.silent_conversations == 1
         return {(row.run_id, row.conversation_index): row.weight for row in batch.rows}
@@ -206,7 +211,7 @@ class TestLossWeights:
         }
 
     def test_a_truncated_completion_is_left_out_if_wanted_but_its_reward_still_counts(self):
-        cut = Rollout("a", (conversation(5, truncated=True), conversation(3, answer=True)), 1.0)
+        cut = Rollout("a", (conversation(5, truncated=True), conversation(3, at=ANSWER)), 1.0)
         groups = [group(cut, rollout("b", 0.0, [2]))]
         masked = prepare_batch(groups, AdvantageSettings(mask_truncated=True))
         assert by_run(masked) == {("a", 1): 0.5, ("b", 0): -0.5}

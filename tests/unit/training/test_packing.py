@@ -401,7 +401,7 @@ def test_a_micro_batch_forwards_the_tokens_that_were_planned(
     conversations = [
         TrainingConversation(
             array("I", row.prompt_ids_P), array("I", completion := [*row.completion_ids_T, 1]),
-            array("f", [-1.0] * len(completion)), False, False, "v0",
+            array("f", [-1.0] * len(completion)), "update", "", 0, False, "v0",
         )
         for row in rows
     ]  # fmt: skip

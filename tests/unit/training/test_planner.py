@@ -30,7 +30,9 @@ def row(prompt, completion, run_id="run", index=0, weight=0.1):
         prompt_ids_P=prompt,
         completion_ids_T=completion,
         logprobs_T=array("f", [-1.0] * len(completion)),
-        is_answer=False,
+        role="update",
+        branch="",
+        slot=index,
         truncated=False,
         policy_version="v1",
     )

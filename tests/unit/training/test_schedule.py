@@ -22,7 +22,7 @@ DROPPING = AdvantageSettings(drop_zero_variance=True)
 
 
 def group(number: int, *rewards: float) -> RolloutGroup:
-    conversation = TrainingConversation(array("I", [1, number]), array("I", [3]), array("f", [-1.0]), True, False, "v")
+    conversation = TrainingConversation(array("I", [1, number]), array("I", [3]), array("f", [-1.0]), "answer", "", 0, False, "v")
     rollouts = (Rollout(f"{number}-{place}", (conversation,), reward) for place, reward in enumerate(rewards))
     return RolloutGroup(f"g{number}", tuple(rollouts))
 
@@ -72,7 +72,7 @@ def test_the_fingerprint_tells_numbers_of_steps_apart() -> None:
 
 def sure(number: int, probability: float, reward: float) -> Rollout:
     logprob = array("f", [math.log(probability)])
-    conversation = TrainingConversation(array("I", [1]), array("I", [3]), logprob, True, False, "v")
+    conversation = TrainingConversation(array("I", [1]), array("I", [3]), logprob, "answer", "", 0, False, "v")
     return Rollout(f"{number}", (conversation,), reward)
 
 

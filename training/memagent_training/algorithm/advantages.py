@@ -8,8 +8,9 @@ K conversations, however many they are:
     A_ik  = (1 - alpha) A_i + alpha A_step_ik
 
 A_step is the same formula over step rewards. They are compared with those at the same place of the group's other
-rollouts: the k-th memory update with their k-th, the answer with their answers. What stands alone at its place has
-nothing to be compared with, and its A_step is 0. std is the sample's (G - 1), as in TRL and verl.
+rollouts, which is role, branch and slot: the k-th memory update with their k-th, an answer with the answers to the same
+question, a branch's note with the notes of that branch. What stands alone at its place has nothing to be compared with,
+and its A_step is 0. std is the sample's (G - 1), as in TRL and verl.
 
 The loss of a step is sum(weight * token loss) over its learned tokens, where the weights sum to 1 whatever the
 micro-batches and ranks. With N rollouts, C conversations and T tokens, counting only what is kept and learned from:
@@ -251,23 +252,18 @@ def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -
         return [[outcome] * len(rollout.conversations_K) for outcome, rollout in pairs]
     step_at = {place: iter(advantages(rewards, settings)) for place, rewards in _step_rewards(group).items()}
     return [
-        [(1 - alpha) * outcome + alpha * next(step_at[place]) for place in _places(rollout)]
+        [(1 - alpha) * outcome + alpha * next(step_at[each.place]) for each in rollout.conversations_K]
         for outcome, rollout in zip(outcome_G, group.rollouts_G, strict=True)
     ]
 
 
-def _step_rewards(group: RolloutGroup) -> dict[int, list[float]]:
+def _step_rewards(group: RolloutGroup) -> dict[tuple[str, str, int], list[float]]:
     """The step rewards at each place, in the order of the rollouts that got so far."""
-    rewards_at: dict[int, list[float]] = {}
+    rewards_at: dict[tuple[str, str, int], list[float]] = {}
     for rollout in group.rollouts_G:
-        for place, reward in zip(_places(rollout), rollout.step_rewards_K or (), strict=True):
-            rewards_at.setdefault(place, []).append(reward)
+        for conversation, reward in zip(rollout.conversations_K, rollout.step_rewards_K or (), strict=True):
+            rewards_at.setdefault(conversation.place, []).append(reward)
     return rewards_at
-
-
-def _places(rollout: Rollout) -> list[int]:
-    """What each conversation is compared at: a memory update by its number, an answer at -1 however late it comes."""
-    return [-1 if conversation.is_answer else k for k, conversation in enumerate(rollout.conversations_K)]
 
 
 def _weighed(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -> tuple[TrainingRow, ...]:

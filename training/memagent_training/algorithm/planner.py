@@ -226,7 +226,7 @@ def _check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
                 f"A conversation of {tokens} tokens exceeds the budget of {token_budget} tokens per micro-batch",
                 hint=f"Raise the budget to at least {tokens}, or leave the run's whole group out.",
                 run_id=row.run_id,
-                chunk_index=None if row.conversation.is_answer else row.conversation_index,
+                chunk_index=row.conversation.chunk_index,
             )
 
 

@@ -23,7 +23,7 @@ def row_metrics(
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     conversations = [each for rollout in rollouts for each in rollout.conversations_K]
     lengths = [len(each.completion_ids_T) for each in conversations]
-    memories = [len(each.completion_ids_T) for each in conversations if not each.is_answer]
+    memories = [len(each.completion_ids_T) for each in conversations if each.role != "answer"]
     metrics = {
         "reward": report.reward_mean,
         "reward_std": report.reward_std,

@@ -303,13 +303,18 @@ def _rollout(run: TrainingRun, outcome_of: RewardFunction, steps_of: StepRewardF
 
 def _conversation(logged: Conversation) -> TrainingConversation:
     return TrainingConversation(
-        prompt_ids_P=array("I", logged.prompt_token_ids or ()),
-        completion_ids_T=array("I", logged.token_ids or ()),
-        logprobs_T=array("f", logged.logprobs or ()),
-        is_answer=logged.kind is ConversationKind.ANSWER,
+        array("I", logged.prompt_token_ids or ()),
+        array("I", logged.token_ids or ()),
+        array("f", logged.logprobs or ()),
+        *_place(logged),
         truncated=logged.finish_reason == FinishReason.LENGTH.value,
         policy_version=logged.policy_version,
     )
+
+
+def _place(logged: Conversation) -> tuple[str, str, int]:
+    """Role, branch and slot: an update is compared with those of the same chunk, an answer however late it comes."""
+    return logged.kind.value, "", 0 if logged.kind is ConversationKind.ANSWER else logged.position
 
 
 def _report(

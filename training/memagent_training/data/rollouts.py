@@ -23,8 +23,12 @@ class TrainingConversation:
     logprobs_T: array[float] = field(repr=False)
     """Natural log of the probability that the sampling policy gave each completion token: before temperature, unless
     the server tells it otherwise (`MultiConvDAPOConfig.logged_after_temperature`)."""
-    is_answer: bool
-    """Whether it is the run's last, the answer; otherwise a memory update."""
+    role: str
+    """What the policy was asked as: "update", "answer", or what else a way of reading has."""
+    branch: str
+    """Where in the run's graph; "" is the trunk."""
+    slot: int
+    """Its number among the conversations of that role and branch, from 0."""
     truncated: bool
     """Whether the output bound cut it off."""
     policy_version: str
@@ -39,6 +43,16 @@ class TrainingConversation:
             )
 
     @property
+    def place(self) -> tuple[str, str, int]:
+        """What it is compared at: with the conversations of the group's rollouts that have the same place."""
+        return self.role, self.branch, self.slot
+
+    @property
+    def chunk_index(self) -> int | None:
+        """The chunk that it read, where that is known: an update's of the trunk."""
+        return self.slot if self.role == "update" and not self.branch else None
+
+    @property
     def learned_tokens(self) -> int:
         """How many completion tokens are learned from."""
         return len(self.completion_ids_T) if self.loss_mask_T is None else sum(self.loss_mask_T)
@@ -46,7 +60,7 @@ class TrainingConversation:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One run: its conversations in order, the answer last, and what it earned."""
+    """One run: its conversations in the order of the log, and what it earned."""
 
     run_id: str
     conversations_K: tuple[TrainingConversation, ...]

@@ -23,20 +23,19 @@ def check_fit(model_config: Any, groups: Sequence[RolloutGroup]) -> None:
     window, vocabulary = getattr(config, "max_position_embeddings", None), config.vocab_size
     for group in groups:
         for rollout in group.rollouts_G:
-            for number, conversation in enumerate(rollout.conversations_K):
+            for conversation in rollout.conversations_K:
                 ids = conversation.prompt_ids_P + conversation.completion_ids_T
-                place = None if conversation.is_answer else number
                 if max(ids) >= vocabulary:
                     raise TrainingError(
                         f"A conversation has the token id {max(ids)}, and the model {vocabulary} tokens",
                         hint="Train the model that wrote the runs.",
                         run_id=rollout.run_id,
-                        chunk_index=place,
+                        chunk_index=conversation.chunk_index,
                     )
                 if window is not None and len(ids) > window:
                     raise TrainingError(
                         f"A conversation of {len(ids)} tokens exceeds the model's window of {window}",
                         hint=f"Leave such runs out when loading them (max_tokens={window}).",
                         run_id=rollout.run_id,
-                        chunk_index=place,
+                        chunk_index=conversation.chunk_index,
                     )
