@@ -115,6 +115,21 @@ class TestStepRewards:
             {("a", 0): 0.375, ("a", 1): 0.375, ("a", 2): 0.5, ("b", 0): -0.375, ("b", 1): -0.5}
         )
 
+    def test_are_compared_within_role_and_branch_where_a_run_fans_out(self):
+        """Whatever the order in which branches were read; a second answer is another question's."""
+        places = [("update", "s0", 0), ("update", "s1", 0), ("merge", "", 0), ("answer", "", 0), ("answer", "", 1)]
+        one = dict(zip(places, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
+        other = dict(zip([places[1], places[0], *places[2:]], (0.8, 0.3, 0.3, 0.0, 0.1), strict=True))
+        runs = {"a": one, "b": other, "c": {places[3]: 0.2}}
+        made = group(*(Rollout(name, tuple(conversation(2, at) for at in of), 1, (*of.values(),))
+                       for name, of in runs.items()))  # fmt: skip
+        batch = prepare_batch([made], AdvantageSettings(step_reward_share=1))
+        found = {(row.run_id, row.conversation.place): row.advantage for row in batch.rows}
+        for at in places:
+            there = {name: of[at] for name, of in runs.items() if at in of}
+            mean = sum(there.values()) / len(there)
+            assert [found[name, at] for name in there] == pytest.approx([each - mean for each in there.values()])
+
     def test_keep_a_group_whose_outcomes_are_equal(self):
         mixed = AdvantageSettings(step_reward_share=0.5, drop_zero_variance=True)
         same_outcome = group(rollout("a", 1, [2] * 2, (1, 0)), rollout("b", 1, [2] * 2, (0, 0)))

@@ -54,7 +54,9 @@ def gradient(model: Any, rows: Sequence[TrainingRow], *, ranks: int, budget: int
     for rank in plan.micro_batches:
         for planned in rank:
             real = [rows[number] for number in planned.rows]
-            inert = [TrainingConversation(array("I", [0]), array("I", [0]), array("f", [0.0]), "update", "", 0, False, "")]
+            inert = [
+                TrainingConversation(array("I", [0]), array("I", [0]), array("f", [0.0]), "update", "", 0, False, "")
+            ]
             conversations = [*(row.conversation for row in real), *inert * planned.inert]
             scored = completion_logprobs(model, lay_out(conversations, layout, pad_id=0))
             factors = torch.tensor(

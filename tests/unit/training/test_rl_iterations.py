@@ -121,7 +121,9 @@ async def test_a_measurement_is_in_the_journal_only_when_its_policy_is_kept(
 # Collections
 
 
-CONVERSATION = TrainingConversation(array("I", [1]), array("I", [2]), array("f", [-0.5]), "answer", "", 0, False, "iteration-2")
+CONVERSATION = TrainingConversation(
+    array("I", [1]), array("I", [2]), array("f", [-0.5]), "answer", "", 0, False, "iteration-2"
+)
 
 
 def collected_as(

@@ -22,7 +22,9 @@ DROPPING = AdvantageSettings(drop_zero_variance=True)
 
 
 def group(number: int, *rewards: float) -> RolloutGroup:
-    conversation = TrainingConversation(array("I", [1, number]), array("I", [3]), array("f", [-1.0]), "answer", "", 0, False, "v")
+    conversation = TrainingConversation(
+        array("I", [1, number]), array("I", [3]), array("f", [-1.0]), "answer", "", 0, False, "v"
+    )
     rollouts = (Rollout(f"{number}-{place}", (conversation,), reward) for place, reward in enumerate(rewards))
     return RolloutGroup(f"g{number}", tuple(rollouts))
 

@@ -291,9 +291,9 @@ def test_presets_state_every_choice_of_the_algorithm() -> None:
 
     names = {
         "baseline", "divide_by_std", "step_reward_share", "drop_zero_variance", "mask_truncated_completions",
-        "loss_weights", "epsilon", "epsilon_high", "delta", "beta", "entropy_coef", "importance_sampling_level",
-        "old_logprobs", "importance_cap", "temperature", "learning_rate", "lr_scheduler_type", "warmup_steps",
-        "weight_decay", "max_grad_norm", "groups_per_step", "num_train_epochs",
+        "loss_weights", "epsilon", "epsilon_high", "delta", "beta", "kl_clamp", "entropy_coef",
+        "importance_sampling_level", "old_logprobs", "importance_cap", "temperature", "learning_rate",
+        "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "groups_per_step", "num_train_epochs",
     }  # fmt: skip
     assert preset_names() == ["dapo", "memagent-paper"]
     for name in preset_names():

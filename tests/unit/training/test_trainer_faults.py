@@ -18,7 +18,7 @@ from support.training_log import comparable, write_log  # noqa: E402
 
 from memagent_graph import Completion, FinishReason, PolicyError  # noqa: E402
 from memagent_training.algorithm.advantages import AdvantageSettings, OverlongPenalty, prepare_batch  # noqa: E402
-from memagent_training.algorithm.run_metrics import row_metrics  # noqa: E402
+from memagent_training.algorithm.step_metrics import row_metrics  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.job.config import MultiConvDAPOConfig  # noqa: E402
 from memagent_training.job.presets import load_preset  # noqa: E402

@@ -17,6 +17,7 @@ from enum import StrEnum
 from trl.trainer.grpo_config import GRPOConfig
 
 from memagent_training.algorithm.advantages import AdvantageSettings, Baseline, LossWeights, OverlongPenalty
+from memagent_training.algorithm.loss import TokenLoss
 from memagent_training.algorithm.planner import INERT_TOKENS, Layout
 from memagent_training.algorithm.schedule import Schedule
 from memagent_training.data.rollouts import RolloutGroup
@@ -50,6 +51,7 @@ _FIXED: dict[str, tuple[object, str]] = {
     "off_policy_mask_threshold": (None, "importance_cap bounds what stale runs can do"),
     "log_completions": (False, "the run log holds them"),
     "scale_rewards": ("group", "divide_by_std says it"),
+    "use_bias_correction_kl": (False, "KL is as the released recipe has it"),
     "multi_objective_aggregation": ("sum_then_normalize", "each run has one reward"),
 }
 """Options of TRL's that must stay as they are, and what to use instead."""
@@ -106,6 +108,8 @@ class MultiConvDAPOConfig(GRPOConfig):
     drop_zero_variance: bool = False
     loss_weights: str = LossWeights.TOKEN_MEAN.value
     old_logprobs: str = OldLogProbs.RECOMPUTED.value
+    kl_clamp: float | None = 10.0
+    """The most that a token's KL estimate counts; None for no bound."""
     importance_cap: float | None = None
     """Where given, each token's policy gradient is multiplied with min(p_old / p_logged, cap): token-level truncated
     importance sampling for runs that older weights, or another engine's arithmetic, sampled. With `old_logprobs` logged
@@ -143,7 +147,14 @@ class MultiConvDAPOConfig(GRPOConfig):
             )
         if self.importance_cap is not None and self.importance_cap < 1:
             raise TrainingError(f"importance_cap is {self.importance_cap}", hint="Give 1 or more, or None for none.")
-        leasts = {"epsilon": 0, "beta": 0, "muon_learning_rate": 0, "groups_per_step": 1, "token_budget": INERT_TOKENS}
+        leasts = {
+            "epsilon": 0,
+            "beta": 0,
+            "kl_clamp": 0,
+            "muon_learning_rate": 0,
+            "groups_per_step": 1,
+            "token_budget": INERT_TOKENS,
+        }
         for name, least in leasts.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -161,10 +172,10 @@ class MultiConvDAPOConfig(GRPOConfig):
                 "server told those after temperature, say so (logged_after_temperature: true).",
             )
         self._check_skipping()
-        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
-        if self.delta is not None and self.delta <= 1 + high:
+        bound = 1 + self.token_loss.clip_high
+        if self.delta is not None and self.delta <= bound:
             raise TrainingError(
-                f"delta is {self.delta}, within the upper clipping bound of {1 + high}",
+                f"delta is {self.delta}, within the upper clipping bound of {bound}",
                 hint="Give more than that (the dual clip is usually 3), or None.",
             )
         self.advantage_settings  # noqa: B018  it checks
@@ -193,6 +204,19 @@ class MultiConvDAPOConfig(GRPOConfig):
                 f"The learning rate warms up over {warm_up} optimizer steps, and the training has {steps}",
                 hint="Set warmup_steps lower (0 for none), take more runs, fewer groups_per_step, or more passes.",
             )
+
+    @property
+    def token_loss(self) -> TokenLoss:
+        """The loss of each token."""
+        return TokenLoss(
+            clip_low=self.epsilon,
+            clip_high=self.epsilon if self.epsilon_high is None else self.epsilon_high,
+            dual_clip=self.delta,
+            kl_coef=self.beta,
+            kl_clamp=self.kl_clamp,
+            importance_cap=self.importance_cap,
+            per_conversation=self.importance_sampling_level == "sequence",
+        )
 
     @property
     def logged_is_sampled(self) -> bool:

@@ -34,7 +34,7 @@ DECISIVE: Final = (
     "temperature", "groups_per_step", "baseline", "divide_by_std", "advantage_epsilon", "step_reward_share",
     "overlong_max_length", "overlong_cache_length", "drop_zero_variance", "mask_truncated_completions",
     "loss_weights", "old_logprobs", "importance_cap", "logged_after_temperature", "skip_certain",
-    "use_bias_correction_kl", "disable_dropout", "cast_lm_head_to_fp32", "router_aux_loss_coef",
+    "kl_clamp", "disable_dropout", "cast_lm_head_to_fp32", "router_aux_loss_coef",
 )  # fmt: skip
 """Settings that decide what the weights become. The others only say how it is computed, how long, and what is told."""
 

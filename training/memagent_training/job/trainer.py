@@ -1,23 +1,15 @@
 """Multi-Conv DAPO on TRL's GRPOTrainer: logged rollouts of many conversations each, exact whatever the micro-batches.
 
-TRL keeps what it is good at: the clipped loss itself (`_compute_loss`), the reference model, adapters, the optimizer,
-checkpoints, logging, and everything that accelerate distributes. What differs is what a step is made of. A rollout is
-K conversations, so there is no batch of prompts to generate from: one item of the dataloader is the number of an
-optimizer step, whose rows, weights and micro-batches the schedule gives on every rank alike. Each micro-batch is handed
-to TRL's loss with
-
-    advantages (B, T)    A * min(p_old / p_logged, cap), or A alone
-    tool_mask (B, T)     a learned token's loss weight, 0 elsewhere: TRL's loss is sum(token loss * mask) / denominator
-    denominator          the same for every micro-batch, because the weights are those of the whole step
-
-and with log-probs from the planned layout. The entropy bonus is added here with the same weights, because TRL's is a
-mean over the micro-batch.
+TRL keeps what it is good at: the reference model, adapters, the optimizer, checkpoints, logging, and everything that
+accelerate distributes. What differs is what a step is made of. A rollout is K conversations, so there is no batch of
+prompts to generate from: one item of the dataloader is the number of an optimizer step, whose rows, weights and
+micro-batches the schedule gives on every rank alike. The loss of each micro-batch is the sum of its tokens' losses
+(`loss.TokenLoss`) and entropies times their weights, which are those of the whole step.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -39,9 +31,8 @@ from trl.trainer.utils import use_adapter
 from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
-from memagent_training.algorithm.run_metrics import row_metrics
 from memagent_training.algorithm.schedule import ScheduledStep
-from memagent_training.algorithm.token_metrics import TokenMetrics, TokenValues
+from memagent_training.algorithm.step_metrics import TokenMetrics, TokenValues, row_metrics
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.forward import recomputed
 from memagent_training.forward.layouts import MicroBatch, lay_out
@@ -98,7 +89,6 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             optimizers=optimizers,
             peft_config=peft_config,
         )
-        self._entropy_bonus_enabled = False  # it is added here, see above
         if self.aux_loss_enabled:
             raise TrainingError(
                 "The model balances its experts with a loss of its own, which is not supported",
@@ -107,8 +97,6 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         self.policy_versions = tuple(policy_versions)
         self.logprob_gap: LogProbGap | None = None
         """Logged against recomputed log-probs, once training has begun."""
-        self._scored: LogProbs | None = None
-        self._micro_batch: MicroBatch | None = None
         policy: Any = self.model
         self._weights = int(sum(parameter.numel() for parameter in policy.parameters()))
         if groups is not None:
@@ -170,18 +158,15 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if not self._has_begun:
             self._begin(model)
         began = time.perf_counter()
-        logged, self._metrics["train"] = self._metrics["train"], defaultdict(list)  # TRL's go to the second, see below
-        metrics = self._token_metrics()
+        metrics = TokenMetrics(self.args.token_loss)
         planned = step.plan.micro_batches[self.accelerator.process_index]
         loss = torch.zeros((), device=self.accelerator.device)
-        scale = _mask_scale(step.rows)
         for number, micro_batch in enumerate(planned, start=1):
             is_last = number == len(planned)
             self.accelerator.gradient_state._set_sync_gradients(is_last)  # what DeepSpeed's engine goes by
             # Not with FSDP, where every rank would hold whole gradients until the last micro-batch.
             with nullcontext() if is_last or self.is_fsdp_enabled else self.accelerator.no_sync(model):
-                loss += self._forward_backward(model, step.rows, micro_batch, scale, metrics)
-        self._metrics["train"] = logged
+                loss += self._forward_backward(model, step.rows, micro_batch, metrics)
         self._log_step(step, metrics, time.perf_counter() - began)
         return loss
 
@@ -210,17 +195,6 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             self._recomputed = recomputed.load(Path(checkpoint) / recomputed.FILE_NAME, self.schedule.fingerprint)
             self._has_begun = True
 
-    # What TRL's loss asks for
-
-    def _get_per_token_logps_and_entropies(self, model: nn.Module, *_: Any, **__: Any) -> tuple[Tensor, Any, None]:
-        """Of the micro-batch that is at work, from its layout instead of the rectangles that TRL passes."""
-        if self._micro_batch is None:
-            raise AssertionError("TRL asks for log-probs outside of a training step")
-        self._scored = self._score(
-            model, self._micro_batch, with_entropy=True, entropy_gradient=self.args.entropy_coef != 0
-        )
-        return self._scored.logprobs_BT, self._scored.entropies_BT, None
-
     # One micro-batch
 
     def _forward_backward(
@@ -228,48 +202,32 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         model: nn.Module,
         rows: Sequence[TrainingRow],
         planned: PlannedMicroBatch,
-        scale: float,
         metrics: TokenMetrics,
     ) -> Tensor:
         micro_batch, targets = self._laid_out(rows, planned)
         reference_BT = self._reference_logprobs(model, micro_batch)
-        ones_BT = targets.weights_BT.new_ones(targets.weights_BT.shape)
-        importance_BT = None
-        if self.args.importance_cap is not None:
-            importance_BT = (targets.old_BT - targets.logged_BT).exp().clamp(max=self.args.importance_cap)
-        self._micro_batch = micro_batch
-        inputs = {
-            "prompt_ids": micro_batch.score_of_BT[:, :0],
-            "prompt_mask": micro_batch.score_of_BT[:, :0],
-            "completion_ids": micro_batch.score_of_BT,
-            "completion_mask": ones_BT,
-            "tool_mask": targets.weights_BT * scale,
-            "advantages": targets.advantages_BT * (1.0 if importance_BT is None else importance_BT),
-            "num_items_in_batch": torch.tensor(scale, device=ones_BT.device),
-            "ref_per_token_logps": reference_BT,
-            "old_per_token_logps": targets.old_BT,
-        }
+        learned_BT = targets.weights_BT > 0
+        entropy_coef = self.args.entropy_coef
         with self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs)
-        scored = self._scored
-        assert scored is not None and scored.entropies_BT is not None  # noqa: S101  compute_loss asked for them
-        if self.args.entropy_coef != 0:
-            entropy = (scored.entropies_BT * targets.weights_BT).sum() * self.accelerator.num_processes
-            loss = loss - self.args.entropy_coef * entropy
-        logprobs_BT = scored.logprobs_BT.detach()
+            scored = self._score(model, micro_batch, with_entropy=True, entropy_gradient=entropy_coef != 0)
+            assert scored.entropies_BT is not None  # noqa: S101  they were asked for
+            loss_BT = self.args.token_loss(
+                scored.logprobs_BT, targets.old_BT, targets.logged_BT, reference_BT, targets.advantages_BT, learned_BT
+            )
+            if entropy_coef != 0:
+                loss_BT = loss_BT - entropy_coef * scored.entropies_BT
+            loss = (loss_BT * targets.weights_BT).sum() * self.accelerator.num_processes
         metrics.add(
             TokenValues(
-                learned_BT=targets.weights_BT > 0,
-                logprobs_BT=logprobs_BT,
+                learned_BT=learned_BT,
+                logprobs_BT=scored.logprobs_BT.detach(),
                 old_BT=targets.old_BT,
                 logged_BT=targets.logged_BT if self.args.logged_is_sampled else None,
                 reference_BT=reference_BT,
                 entropies_BT=scored.entropies_BT.detach(),
                 advantages_BT=targets.advantages_BT,
-                importance_BT=importance_BT,
             )
         )
-        self._scored = self._micro_batch = None
         options = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
         self.accelerator.backward(loss, **options)
         detached: Tensor = loss.detach()
@@ -314,7 +272,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
 
     def _reference_logprobs(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor | None:
         """Under the reference model, or under the model without what is trained of it."""
-        if self.beta == 0:
+        if self.args.beta == 0:
             return None
         adapters: AbstractContextManager[Any] = nullcontext()
         if self.ref_model is None:
@@ -386,17 +344,8 @@ class MultiConvDAPOTrainer(GRPOTrainer):
 
     # Metrics
 
-    def _token_metrics(self) -> TokenMetrics:
-        return TokenMetrics(
-            epsilon_low=self.epsilon_low,
-            epsilon_high=self.epsilon_high,
-            delta=self.args.delta,
-            per_conversation=self.importance_sampling_level == "sequence",
-            importance_cap=self.args.importance_cap,
-        )
-
     def _log_step(self, step: ScheduledStep, metrics: TokenMetrics, seconds: float) -> None:
-        """In place of TRL's metrics, which are means of means over micro-batches."""
+        """TRL's log takes them from where its own loss would leave means of means over micro-batches."""
         plan = step.plan
         self.state.num_input_tokens_seen += plan.forwarded_tokens
         values = {
@@ -434,14 +383,6 @@ class _Targets:
     def to(self, device: torch.device) -> _Targets:
         each = (self.weights_BT, self.advantages_BT, self.logged_BT, self.old_BT)
         return _Targets(*(tensor.to(device) for tensor in each))
-
-
-def _mask_scale(rows: Sequence[TrainingRow]) -> float:
-    """By what weights are multiplied before TRL sees them, and its denominator with them.
-
-    TRL clamps a row's mask sum to at least 1, so every row must have that much.
-    """
-    return 1 / min(row.weight * row.conversation.learned_tokens for row in rows)
 
 
 def _rewards_are_logged(*_: Any, **__: Any) -> list[float | None]:
