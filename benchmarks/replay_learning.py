@@ -93,6 +93,7 @@ def train_on_runs(folder: Path, model: Path, steps: int, learning_rate: float) -
         out=folder / "after",
         preset="dapo",
         settings=settings,
+        reward="exact_match",
         groups=told["groups"],
         resume=True,
     )
@@ -101,13 +102,13 @@ def train_on_runs(folder: Path, model: Path, steps: int, learning_rate: float) -
 
 def measure(base_url: str, folder: Path, samples: Sequence[Sample], name: str, temperature: float) -> None:
     """Read each sample once and keep its strict score; a failed read is wrong."""
-    from memagent_training.job.collect import strict_reward
+    from memagent_graph.evaluation.scorers import score
 
     agent = reader(base_url, folder / f"measured-{name}", temperature=temperature)
     texts = [("".join(sample.text()), sample.question) for sample in samples]
     results: list[ReadResult | Exception] = agent.batch(texts, max_concurrency=128, return_exceptions=True)
     scores = [
-        strict_reward(sample, result) if isinstance(result, ReadResult) else 0.0
+        score(sample, result.answer, result.raw_answer).strict if isinstance(result, ReadResult) else 0.0
         for sample, result in zip(samples, results, strict=True)
     ]
     (folder / f"{name}.json").write_text(json.dumps(scores))

@@ -208,8 +208,8 @@ def _groups_with_variance(log: RunLog, rollouts: int) -> Iterator[str]:
     rewards: dict[str, list[float]] = {}
     for run in log.runs():
         latest = log.latest_rewards(run.run_id)
-        if "reward" in latest:
-            rewards.setdefault(run.run_id.rpartition("-")[0], []).append(latest["reward"])
+        if "exact_match" in latest:
+            rewards.setdefault(run.run_id.rpartition("-")[0], []).append(latest["exact_match"])
     for group, values in rewards.items():
         if len(values) == rollouts and not math.isclose(min(values), max(values)):
             yield group

@@ -23,16 +23,16 @@ from memagent_graph.policy import FinishReason
 from memagent_graph.results import EventKind, StopReason
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome, RunFilter, RunLog
 from memagent_training.data.replay_report import Refusal, ReplayReport
-from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
-from memagent_training.data.training_runs import TrainingRun, read_runs
-from memagent_training.rewards.outcome_rewards import (
+from memagent_training.data.reward_functions import (
     LoggedReward,
+    LoggedStepReward,
     RewardFunction,
     StepRewardFunction,
     checked_steps,
     name_of,
 )
-from memagent_training.rewards.step_rewards import LoggedStepReward
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.data.training_runs import TrainingRun, read_runs
 from memagent_training.training_errors import ReplayError
 
 Groups: TypeAlias = Mapping[str, str] | Callable[[TrainingRun], str | None]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
+from memagent_graph.evaluation.samples import Metric
 from memagent_graph.policy import strip_reasoning
 from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunFilter, RunLog
 from memagent_graph.run_log.exchange import json_lines, parquet
@@ -18,6 +19,17 @@ from memagent_training.training_errors import ReplayError
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 _PARQUET_MAGIC: Final = b"PAR1"
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """What a run's answer should be."""
+
+    answers: tuple[str, ...]
+    metric: Metric | None = None
+    """Whether all of them are asked for or they are wordings of one; None where nobody says."""
+    own_score: Callable[[str], float] | None = None
+    """0 to 1 for an answer, by a rule of the task's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +43,8 @@ class TrainingRun:
     """What no conversation caused."""
     rewards: tuple[Reward, ...] = ()
     """Of the run and its conversations (by their `id`), oldest first."""
+    gold: Gold | None = None
+    """What the answer should be, where whoever had the run made knows; logs do not hold it."""
 
     @property
     def run_id(self) -> str:
@@ -107,10 +121,19 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
         yield from _logged(log, chosen)
 
 
+def read_run(log: RunLog, run_id: str) -> TrainingRun:
+    """One run of a log.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        RunLogError: the log cannot be read.
+    """
+    return _training_run(log.get(run_id), log.conversations(run_id), log.events(run_id), log.rewards(run_id))
+
+
 def _logged(log: RunLog, chosen: RunFilter | None) -> Iterator[TrainingRun]:
     for record in list(log.runs(chosen))[::-1]:
-        conversations = log.conversations(record.run_id)
-        yield _training_run(record, conversations, log.events(record.run_id), log.rewards(record.run_id))
+        yield read_run(log, record.run_id)
 
 
 def _exported(path: Path, file: IO[bytes], magic: bytes, chosen: RunFilter | None) -> Iterator[TrainingRun]:

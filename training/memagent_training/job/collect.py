@@ -12,30 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
 
 from memagent_graph import MemAgent, MemAgentError, ReadResult, RunFilter, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.evaluation.samples import Sample
-from memagent_graph.evaluation.scorers import score
-from memagent_graph.prompts import AnswerFormat
+from memagent_graph.evaluation.scorers import OwnMetric
+from memagent_training.data.reward_functions import RewardFunction, checked
+from memagent_training.data.training_runs import Gold, read_run
+from memagent_training.rewards.reward_names import named_reward
 from memagent_training.training_errors import RewardError, TrainingError
-
-SampleReward: TypeAlias = Callable[[Sample, ReadResult], float]
-"""What a read of a sample is worth."""
 
 _SOURCE = "collect"
 _SERVER_GONE = (PolicyUnreachableError, PolicyAuthenticationError)
 """Errors of which a further question would only be a further case."""
-
-
-def strict_reward(sample: Sample, result: ReadResult, *, answer_format: AnswerFormat = AnswerFormat.BOXED) -> float:
-    """1 where the answer, asked for in this format, is exactly the gold one (the paper's reward), else 0."""
-    return score(sample, result.answer, result.raw_answer, answer_format=answer_format).strict
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +104,19 @@ class Collected:
         return {run_id: group.name for group in self.groups for run_id in group.run_ids}
 
 
+def gold_of(sample: Sample) -> Gold:
+    """What a question's answer should be, by its task's rules."""
+    own = partial(sample.task.own_score, sample) if isinstance(sample.task, OwnMetric) else None
+    return Gold(sample.gold, sample.task.metric, own)
+
+
 async def collect(
     agent: MemAgent,
     samples: Iterable[Sample],
     settings: CollectSettings,
     *,
     name: str,
-    reward: SampleReward | None = None,
+    reward: str | RewardFunction = "exact_match",
     keep_uniform: bool = False,
     resume: bool = False,
 ) -> Collected:
@@ -130,12 +129,13 @@ async def collect(
         samples: Questions; taken one at a time, as they are needed.
         settings: How much.
         name: Of this collection; run ids and groups begin with it, so it must be new to the run log.
-        reward: What a read is worth; logged under the name "reward". By default `strict_reward`.
+        reward: What a read is worth: a built-in's name or a function, whose runs carry their gold answers. It is logged
+            under the built-in's name, or the function's.
         keep_uniform: Take groups without variance, too: where more than outcomes is rewarded, they may teach.
         resume: Go on with a collection of this name, of the same samples and settings, if the log has one.
 
     Raises:
-        TrainingError: The reader keeps no log, or the log has a collection of that name.
+        TrainingError: The reader keeps no log, the log has a collection of that name, or there is no such reward.
         PolicyUnreachableError, PolicyAuthenticationError: The server is gone, or refuses the key. What is whole by then
             is in the log.
         MemAgentError: Every question failed; the first error.
@@ -147,12 +147,10 @@ async def collect(
     if not resume and list(agent.run_log.runs(RunFilter(run_ids=(f"{name}-0-0",)))):
         hint = "Give this one another name, or go on with that one (resume=True)."
         raise TrainingError(f"The run log has a collection {name!r} already", hint=hint)
-    if reward is None:
-        answer_format = (await agent.aprepare()).prompts.answer_format
-        reward = partial(strict_reward, answer_format=answer_format)
+    reward_name, function = named_reward(reward)
     collected = Collected()
     slots = asyncio.Semaphore(settings.concurrency)
-    collection = _Collection(agent, settings, reward, slots, collected, resume, keep_uniform)
+    collection = _Collection(agent, settings, reward_name, function, slots, collected, resume, keep_uniform)
     asked: Iterator[tuple[int, Sample]] = enumerate(samples)
     at_work: dict[asyncio.Task[CollectedGroup], str] = {}
     is_exhausted = False
@@ -184,7 +182,8 @@ async def collect(
 class _Collection:
     agent: MemAgent
     settings: CollectSettings
-    reward: SampleReward
+    reward_name: str
+    reward: RewardFunction
     slots: asyncio.Semaphore
     collected: Collected
     may_be_logged: bool
@@ -216,19 +215,25 @@ class _Collection:
             if isinstance(result, BaseException):
                 raise result
         read: list[ReadResult] = [result for result in results if isinstance(result, ReadResult)]
-        rewards = tuple(await asyncio.gather(*(asyncio.to_thread(self.reward, sample, each) for each in read)))
         run_ids = tuple(each.run_id for each in read)
-        if not all(map(math.isfinite, rewards)):
-            broken = run_ids[next(place for place, reward in enumerate(rewards) if not math.isfinite(reward))]
-            raise RewardError("The reward is no finite number", run_id=broken, hint="Mend the reward function.")
+        gold = gold_of(sample)
+        rewards = tuple(await asyncio.gather(*(asyncio.to_thread(self._rewarded, each, gold) for each in run_ids)))
         await asyncio.to_thread(self._log, run_ids, rewards)
         return CollectedGroup(name, sample.task.name, sample.length, run_ids, rewards)
+
+    def _rewarded(self, run_id: str, gold: Gold) -> float:
+        run = replace(read_run(self._run_log, run_id), gold=gold)
+        value = self.reward(run.without_discarded())
+        if value is None:
+            hint = "Give it what it needs; a log whose redaction drops answers cannot be rewarded."
+            raise RewardError(f"the reward {self.reward_name!r} cannot tell what it is worth", run_id=run_id, hint=hint)
+        return checked(value, run, self.reward_name)
 
     def _logged(self, name: str, sample: Sample) -> CollectedGroup | None:
         """The group as an earlier call logged it; None where it is not whole."""
         run_ids = tuple(f"{name}-{place}" for place in range(self.settings.rollouts))
         totals = self._run_log.totals(run_ids)
-        rewards = [totals[run_id].rewards.get("reward") for run_id in run_ids]
+        rewards = [totals[run_id].rewards.get(self.reward_name) for run_id in run_ids]
         found = tuple(reward for reward in rewards if reward is not None)
         if len(found) < len(run_ids):
             return None
@@ -251,7 +256,7 @@ class _Collection:
 
     def _log(self, run_ids: tuple[str, ...], rewards: tuple[float, ...]) -> None:
         for run_id, reward in zip(run_ids, rewards, strict=True):
-            self._run_log.reward(run_id, reward, source=_SOURCE)
+            self._run_log.reward(run_id, reward, name=self.reward_name, source=_SOURCE)
 
     @property
     def _run_log(self) -> RunLog:

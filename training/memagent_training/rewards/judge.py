@@ -61,8 +61,12 @@ class JudgedBy:
 
     async def judge(self, run: TrainingRun, answer: str) -> float:
         """The grade of an answer to the run's question; for those with an event loop of their own."""
-        expected = self.gold.of(run) if self.gold is not None else None
-        values = {"question": run.question, "answer": answer, "expected": " / ".join(expected or ("(not known)",))}
+        gold = run.gold if self.gold is None else self.gold.gold_of(run)
+        values = {
+            "question": run.question,
+            "answer": answer,
+            "expected": " / ".join(gold.answers if gold else ("(not known)",)),
+        }
         content = _FIELD.sub(lambda field: _OWN_TAG.sub(r"<\\", values[field[1]]), self.prompt)
         try:
             completion = await self.policy.complete([Message(role="user", content=content)], self.sampling)

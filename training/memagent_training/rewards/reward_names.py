@@ -1,7 +1,7 @@
-"""Reward functions by what a user writes for them: a built-in's name, a reward's name in the log, or code of one's own.
+"""Reward functions by what a user writes for them: one vocabulary for `train`, `rl`, `collect` and evaluations.
 
 A built-in that compares with gold answers is meant only where gold answers are given; the same name without them is a
-reward that the log holds, as `rewards.relabel` may have entered it.
+reward that the log holds, as `relabel` or `collect` may have entered it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from memagent_graph.evaluation.samples import Metric
+from memagent_graph.evaluation.scorers import REWARD_NAMES
+from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction, name_of
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import (
     BoxedExactMatch,
+    ExactMatch,
     LenientMatch,
-    RewardFunction,
-    RulerScore,
-    RulerStringMatch,
-    StepRewardFunction,
+    StringMatch,
     TokenF1,
 )
 from memagent_training.rewards.step_rewards import EvidenceInMemory, FormatReward
 from memagent_training.training_errors import RewardError
 
-OUTCOME_REWARDS: Final[Mapping[str, Callable[[GoldAnswers], RewardFunction]]] = {
+OUTCOME_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], RewardFunction]]] = {
+    "exact_match": ExactMatch,
     "boxed_exact_match": BoxedExactMatch,
     "lenient_match": LenientMatch,
     "token_f1": TokenF1,
-    "string_match": RulerStringMatch,
-    "string_match_part": partial(RulerStringMatch, score=RulerScore.PART),
+    "string_match": StringMatch,
+    "string_match_part": partial(StringMatch, metric=Metric.ANY),
 }
-"""They compare a run's answer with gold ones."""
-STEP_REWARDS: Final[Mapping[str, Callable[[GoldAnswers], StepRewardFunction]]] = {
+"""They compare a run's answer with gold ones. An evaluation's names for scores (`REWARD_NAMES`) mean them, too."""
+STEP_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], StepRewardFunction]]] = {
     "evidence_in_memory": EvidenceInMemory
 }
 """They compare each memory with gold answers."""
@@ -49,6 +51,21 @@ FORMAT_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
 """They need no gold answers, so their names never mean a logged reward."""
 
 _OWN_CODE: Final = re.compile(r"(?P<module>[^:]+(?::[\\/][^:]+)?):(?P<name>[A-Za-z_][\w.]*)")
+
+
+def named_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
+    """What a reward is logged as, and the function, which compares with the gold answers that runs carry.
+
+    Args:
+        reward: a built-in's name, or a function.
+
+    Raises:
+        RewardError: there is no such built-in.
+    """
+    if not isinstance(reward, str):
+        return name_of(reward), reward
+    name = REWARD_NAMES.get(reward, reward)
+    return name, _built_in(name)(None)
 
 
 def chosen_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFunction:
@@ -65,7 +82,7 @@ def chosen_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFun
     if own is not None:
         function: RewardFunction = own
         return function
-    return text if gold is None else _built_in(text, OUTCOME_REWARDS)(gold)
+    return text if gold is None else _built_in(REWARD_NAMES.get(text, text))(gold)
 
 
 def chosen_step_reward(text: str, gold: GoldAnswers | None = None) -> str | StepRewardFunction:
@@ -80,13 +97,13 @@ def chosen_step_reward(text: str, gold: GoldAnswers | None = None) -> str | Step
     return STEP_REWARDS[text](gold) if gold is not None and text in STEP_REWARDS else text
 
 
-def _built_in(text: str, known: Mapping[str, Callable[[GoldAnswers], Any]]) -> Callable[[GoldAnswers], Any]:
-    if text in known:
-        return known[text]
-    near = difflib.get_close_matches(text, known, n=3)
+def _built_in(name: str) -> Callable[[GoldAnswers | None], RewardFunction]:
+    if name in OUTCOME_REWARDS:
+        return OUTCOME_REWARDS[name]
+    near = difflib.get_close_matches(name, OUTCOME_REWARDS, n=3)
     raise RewardError(
-        f"no reward {text!r} compares with gold answers",
-        hint=f"Did you mean {' or '.join(near)}?" if near else f"Name one that does (--reward): {', '.join(known)}.",
+        f"no reward {name!r} compares with gold answers",
+        hint=f"Did you mean {' or '.join(near)}?" if near else f"Choose one that does: {', '.join(OUTCOME_REWARDS)}.",
     )
 
 
@@ -108,7 +125,7 @@ def _own(text: str) -> Any:
             ) from error
     if not callable(value) or isinstance(value, type):
         raise RewardError(
-            f"{text} is no function", hint="Name one that takes a TrainingRun, or an instance that can be called."
+            f"{text} is no function", hint="Name one that takes a run (TrainingRun), or an instance that can be called."
         )
     return value
 

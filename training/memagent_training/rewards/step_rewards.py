@@ -19,25 +19,6 @@ _CUT: Final = frozenset({EventKind.TRUNCATED.value, EventKind.OVERLONG.value})
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedStepReward:
-    """The newest reward of a name that the log holds for each conversation."""
-
-    name: str
-    source: str | None = None
-    """Only rewards that it gave; None takes anyone's."""
-
-    def __call__(self, run: TrainingRun, /) -> list[float] | None:
-        """The values as logged; None where a conversation has none."""
-        newest = {
-            each.conversation: each.value
-            for each in run.rewards
-            if each.name == self.name and self.source in {None, each.source}
-        }
-        rows = [each.id for each in run.conversations_K]
-        return [newest[row] for row in rows] if all(row in newest for row in rows) else None
-
-
-@dataclass(frozen=True, slots=True)
 class FormatReward:
     r"""1 for a conversation that kept the form, otherwise 0.
 
@@ -74,7 +55,8 @@ class EvidenceInMemory:
     the question itself holds tells nothing, as any memory may repeat the question, and is left out.
     """
 
-    gold: GoldAnswers
+    gold: GoldAnswers | None = None
+    """Where to find the gold answers; the run's own without it."""
     alternatives: bool = True
     """Whether one gold string is as good as all of them; otherwise each is a part of the evidence."""
     store: DocumentStore | None = None
@@ -87,11 +69,11 @@ class EvidenceInMemory:
         Raises:
             DocumentError: `store` does not have the run's document.
         """
-        gold = self.gold.of(run)
+        found = run.gold if self.gold is None else self.gold.gold_of(run)
         memories = run.memories
-        if gold is None or any(memory is None for memory in memories):
+        if found is None or any(memory is None for memory in memories):
             return None
-        telling = [each for each in gold if not contains(run.question, each)]
+        telling = [each for each in found.answers if not contains(run.question, each)]
         held_K = [0.0]
         for memory, read in zip(memories, self._read(run, telling), strict=True):
             found = [each in read and contains(memory or "", each) for each in telling]

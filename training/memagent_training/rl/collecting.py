@@ -92,7 +92,7 @@ class Collector:
             self._prepared.curriculum.questions(number, stage),
             self._prepared.job.collect,
             name=_collection(number),
-            reward=self._prepared.reward,
+            reward=self._prepared.job.reward,
             keep_uniform=self._prepared.job.evidence_share > 0,
             resume=True,
         )
@@ -131,6 +131,7 @@ class Collector:
         """A collection's groups as the run log has them."""
         replay = load_groups(
             self._serving.run_log,
+            reward=self._prepared.reward_name,
             step_reward=self._evidence(number, stage, group_of) if self._prepared.job.evidence_share else None,
             chosen=RunFilter(run_ids=tuple(group_of)),
             groups=group_of,

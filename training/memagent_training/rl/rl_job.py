@@ -12,27 +12,24 @@ from typing import Any, Final
 from transformers.trainer_utils import SaveStrategy
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.samples import Sample, Task
-from memagent_graph.evaluation.scorers import score
+from memagent_graph.evaluation.samples import Task
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.policies.profile import Profile, load_profile
 from memagent_graph.prompts import AnswerFormat
-from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
 from memagent_graph.tokenizers import load_tokenizer
+from memagent_training.data.reward_functions import RewardFunction
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model
-from memagent_training.job.collect import CollectSettings, SampleReward
+from memagent_training.job.collect import CollectSettings
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
+from memagent_training.rewards.reward_names import named_reward
 from memagent_training.rl.collapse import CollapseSettings
 from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
 from memagent_training.rl.reading_settings import ReadingSettings
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
-
-REWARDS: Final = ("strict", "lenient", "string_match", "token_f1")
-"""What a read may earn, by name: the scores of an evaluation."""
 
 JOURNAL: Final = "journal.jsonl"
 RUN_LOG: Final = "runs.sqlite"
@@ -84,7 +81,8 @@ class RLJob:
     collect: CollectSettings = field(default_factory=CollectSettings)
     temperature: float = 1.0
     """At which rollouts are sampled."""
-    reward: str | SampleReward = "strict"
+    reward: str | RewardFunction = "strict"
+    """A built-in's name or a function; see `collect`."""
     evidence_share: float = 0.0
     """The share of the advantage that each memory earns by itself, for holding what the answer needs."""
     steps_behind: int = 0
@@ -122,7 +120,8 @@ class PreparedLoop:
     config: MultiConvDAPOConfig
     base: BaseModel
     curriculum: Curriculum
-    reward: SampleReward
+    reward_name: str
+    """What rewards are logged as."""
 
     @property
     def steps_per_iteration(self) -> int:
@@ -197,7 +196,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed)
     for task in tasks:
         _check_lengths(task, job)
-    prepared = PreparedLoop(job, config, base, curriculum, _reward(job, answer_format_of(base)))
+    prepared = PreparedLoop(job, config, base, curriculum, named_reward(job.reward)[0])
     if job.measure.every:
         for task, length in product(tasks, prepared.measured_lengths):
             task.sample(length, HELD_OUT)
@@ -274,21 +273,6 @@ def _config(job: RLJob) -> MultiConvDAPOConfig:
         )
     config.groups_per_step = min(config.groups_per_step, job.collect.groups)
     return config
-
-
-def _reward(job: RLJob, answer_format: AnswerFormat) -> SampleReward:
-    if not isinstance(job.reward, str):
-        return job.reward
-    if job.reward not in REWARDS:
-        raise TrainingError(f"there is no reward {job.reward!r}", hint=f"Choose {', '.join(REWARDS)}.")
-    name = job.reward
-
-    def reward(sample: Sample, result: ReadResult) -> float:
-        scores = score(sample, result.answer, result.raw_answer, answer_format=answer_format)
-        value: float = getattr(scores, name)
-        return value
-
-    return reward
 
 
 def _check_lengths(task: Task, job: RLJob) -> None:
