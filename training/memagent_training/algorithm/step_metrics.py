@@ -15,20 +15,6 @@ from memagent_training.algorithm.loss import TokenLoss
 from memagent_training.data.rollouts import RolloutGroup
 
 
-@dataclass(frozen=True, slots=True)
-class TokenValues:
-    """Of a micro-batch's rows: what the loss was made of. All are (B, T), detached, and count where `learned` is."""
-
-    learned_BT: Tensor
-    logprobs_BT: Tensor
-    old_BT: Tensor
-    logged_BT: Tensor | None
-    """None where they are not comparable: those before a temperature other than 1."""
-    reference_BT: Tensor | None
-    entropies_BT: Tensor
-    advantages_BT: Tensor
-
-
 @dataclass
 class TokenMetrics:
     """Running sums over learned tokens, for a loss with these settings."""
@@ -37,26 +23,29 @@ class TokenMetrics:
     _sums: dict[str, Tensor] = field(default_factory=dict)
     _largest: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, values: TokenValues) -> None:
-        """Add a micro-batch."""
-        loss, learned_BT = self.loss, values.learned_BT
-        ratio_BT = loss.ratio(values.logprobs_BT, values.old_BT, learned_BT)
-        gains_BT, losses_BT = values.advantages_BT > 0, values.advantages_BT < 0
+    def add(
+        self, logprobs_BT: Tensor, old_BT: Tensor, logged_BT: Tensor | None, reference_BT: Tensor | None,
+        advantages_BT: Tensor, learned_BT: Tensor, entropies_BT: Tensor,
+    ) -> None:  # fmt: skip
+        """Add a micro-batch, from what its loss was made of; `logged_BT` where it is comparable with the others."""
+        loss = self.loss
+        ratio_BT = loss.ratio(logprobs_BT, old_BT, learned_BT)
+        gains_BT, losses_BT = advantages_BT > 0, advantages_BT < 0
         means = {
-            "entropy": values.entropies_BT,
+            "entropy": entropies_BT,
             "ratio/mean": ratio_BT,
             "clip_ratio/low_mean": (ratio_BT < 1 - loss.clip_low) & losses_BT,
             "clip_ratio/high_mean": (ratio_BT > 1 + loss.clip_high) & gains_BT,
         }
         maxima = {"ratio/max": ratio_BT}
-        if values.logged_BT is not None:
-            means["logprob_gap/mean"] = maxima["logprob_gap/max"] = (values.logprobs_BT - values.logged_BT).abs()
+        if logged_BT is not None:
+            means["logprob_gap/mean"] = maxima["logprob_gap/max"] = (logprobs_BT - logged_BT).abs()
         if loss.dual_clip is not None:
             means["clip_ratio/dual_mean"] = (ratio_BT > loss.dual_clip) & losses_BT
-        if values.reference_BT is not None:
-            means["kl"] = loss.kl(values.logprobs_BT, values.reference_BT)
-        if loss.importance_cap is not None and values.logged_BT is not None:
-            means["importance/mean"] = loss.importance(values.old_BT, values.logged_BT)
+        if reference_BT is not None:
+            means["kl"] = loss.kl(logprobs_BT, reference_BT)
+        if loss.importance_cap is not None and logged_BT is not None:
+            means["importance/mean"] = loss.importance(old_BT, logged_BT)
             means["importance/capped"] = means["importance/mean"] >= loss.importance_cap
         self._add("tokens", learned_BT, learned_BT)
         for name, value_BT in means.items():

@@ -61,18 +61,24 @@ class Replay:
         """The groups, of which there must be one at least.
 
         Raises:
-            ReplayError: every run was refused; names the commonest reason.
+            ReplayError: every run was refused; names all reasons, those that others follow from first.
         """
+        report = self.report
         if self.groups:
             return self.groups
-        if not self.report.refused:
-            raise ReplayError(f"there are no runs in {self.report.source}", hint="Roll some out first.")
-        reason, run_ids = max(self.report.refused.items(), key=lambda item: len(item[1]))
+        if not report.refused:
+            raise ReplayError(f"there are no runs in {report.source}", hint="Roll some out first.")
+        order = sorted(report.refused, key=lambda reason: reason is Refusal.INCOMPLETE_GROUP)
+        told = "; ".join(f"{reason.value}: {_named(report.refused[reason])}" for reason in order)
         raise ReplayError(
-            f"none of the {self.report.runs} runs in {self.report.source} can be trained on, most of them for the "
-            f"reason {reason.value}, such as {run_ids[0]!r}",
-            hint=f"To use such runs, {reason.remedy}.",
+            f"none of the {report.runs} runs in {report.source} can be trained on ({told})",
+            hint=" ".join(f"For {reason.value}: {reason.remedy}." for reason in order),
+            run_id=report.refused[order[0]][0],
         )
+
+
+def _named(run_ids: Sequence[str]) -> str:
+    return ", ".join(run_ids[:3]) + (f" and {len(run_ids) - 3} more" if len(run_ids) > 3 else "")
 
 
 def load_groups(

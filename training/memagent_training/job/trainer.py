@@ -32,7 +32,7 @@ from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
 from memagent_training.algorithm.schedule import ScheduledStep
-from memagent_training.algorithm.step_metrics import TokenMetrics, TokenValues, row_metrics
+from memagent_training.algorithm.step_metrics import TokenMetrics, row_metrics
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.forward import recomputed
 from memagent_training.forward.layouts import MicroBatch, lay_out
@@ -204,53 +204,46 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         planned: PlannedMicroBatch,
         metrics: TokenMetrics,
     ) -> Tensor:
-        micro_batch, targets = self._laid_out(rows, planned)
+        micro_batch, (weights_BT, advantages_BT, logged_BT, old_BT) = self._laid_out(rows, planned)
+        learned_BT = weights_BT > 0
         reference_BT = self._reference_logprobs(model, micro_batch)
-        learned_BT = targets.weights_BT > 0
         entropy_coef = self.args.entropy_coef
         with self.compute_loss_context_manager():
             scored = self._score(model, micro_batch, with_entropy=True, entropy_gradient=entropy_coef != 0)
-            assert scored.entropies_BT is not None  # noqa: S101  they were asked for
-            loss_BT = self.args.token_loss(
-                scored.logprobs_BT, targets.old_BT, targets.logged_BT, reference_BT, targets.advantages_BT, learned_BT
-            )
+            logprobs_BT, entropies_BT = scored.logprobs_BT, scored.entropies_BT
+            assert entropies_BT is not None  # noqa: S101  they were asked for
+            loss_BT = metrics.loss(logprobs_BT, old_BT, logged_BT, reference_BT, advantages_BT, learned_BT)
             if entropy_coef != 0:
-                loss_BT = loss_BT - entropy_coef * scored.entropies_BT
-            loss = (loss_BT * targets.weights_BT).sum() * self.accelerator.num_processes
+                loss_BT = loss_BT - entropy_coef * entropies_BT
+            loss = (loss_BT * weights_BT).sum() * self.accelerator.num_processes
+        comparable_BT = logged_BT if self.args.logged_is_sampled else None
         metrics.add(
-            TokenValues(
-                learned_BT=learned_BT,
-                logprobs_BT=scored.logprobs_BT.detach(),
-                old_BT=targets.old_BT,
-                logged_BT=targets.logged_BT if self.args.logged_is_sampled else None,
-                reference_BT=reference_BT,
-                entropies_BT=scored.entropies_BT.detach(),
-                advantages_BT=targets.advantages_BT,
-            )
+            logprobs_BT.detach(), old_BT, comparable_BT, reference_BT, advantages_BT, learned_BT, entropies_BT.detach()
         )
         options = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
         self.accelerator.backward(loss, **options)
         detached: Tensor = loss.detach()
         return detached
 
-    def _laid_out(self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch) -> tuple[MicroBatch, _Targets]:
-        """Model inputs of a micro-batch, and what its tokens are compared with; inert rows weigh nothing."""
+    def _laid_out(self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch) -> tuple[MicroBatch, Tensor]:
+        """Model inputs of a micro-batch, and for each of its completion tokens what the loss is made of.
+
+        The latter is (4, B, T): weights, advantages, logged and old log-probs, 0 where there is no token. Inert rows
+        weigh nothing.
+        """
         real = [rows[number] for number in planned.rows]
         micro_batch = self._inputs_of(real, planned.inert)
-        shape = micro_batch.score_of_BT.shape
-        weights_BT, advantages_BT, logged_BT = (torch.zeros(shape) for _ in range(3))
-        old_BT = torch.zeros(shape)
+        targets_4BT = torch.zeros(4, *micro_batch.score_of_BT.shape)
         for place, row in enumerate(real):
             conversation = row.conversation
-            tokens = len(conversation.completion_ids_T)
-            weights_BT[place, :tokens] = row.weight
+            of_row_4T = targets_4BT[:, place, : len(conversation.completion_ids_T)]
+            of_row_4T[0] = row.weight
             if conversation.loss_mask_T is not None:
-                weights_BT[place, :tokens] *= torch.tensor(conversation.loss_mask_T)
-            advantages_BT[place, :tokens] = row.advantage
-            logged_BT[place, :tokens] = torch.tensor(conversation.logprobs_T)
-            old_BT[place, :tokens] = self._old(row)
-        targets = _Targets(weights_BT, advantages_BT, logged_BT, old_BT)
-        return micro_batch, targets.to(self.accelerator.device)
+                of_row_4T[0] *= torch.tensor(conversation.loss_mask_T)
+            of_row_4T[1] = row.advantage
+            of_row_4T[2] = torch.tensor(conversation.logprobs_T)
+            of_row_4T[3] = self._old(row)
+        return micro_batch, targets_4BT.to(self.accelerator.device)
 
     def _inputs_of(self, rows: Sequence[TrainingRow], inert: int) -> MicroBatch:
         pad_id = self._tokenizer.pad_token_id
@@ -369,20 +362,6 @@ class _InertRow:
 
     prompt_ids_P: tuple[int, ...]
     completion_ids_T: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Targets:
-    """Per completion token of a micro-batch; 0 where there is none."""
-
-    weights_BT: Tensor
-    advantages_BT: Tensor
-    logged_BT: Tensor
-    old_BT: Tensor
-
-    def to(self, device: torch.device) -> _Targets:
-        each = (self.weights_BT, self.advantages_BT, self.logged_BT, self.old_BT)
-        return _Targets(*(tensor.to(device) for tensor in each))
 
 
 def _rewards_are_logged(*_: Any, **__: Any) -> list[float | None]:

@@ -21,7 +21,7 @@ from memagent_graph.run_log import RunLog
 from memagent_training.algorithm.advantages import prepare_batch
 from memagent_training.algorithm.schedule import Schedule
 from memagent_training.data.replay import Groups, Replay, load_groups
-from memagent_training.data.replay_report import Refusal
+from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.config import MultiConvDAPOConfig
@@ -29,8 +29,7 @@ from memagent_training.job.job_settings import decisive, make_config, rate_depen
 from memagent_training.job.memory_estimate import lora_of_rank
 from memagent_training.job.saved_policy import save_policy
 from memagent_training.job.training_output import Checkpoints
-from memagent_training.rewards.outcome_rewards import RewardFunction, StepRewardFunction
-from memagent_training.training_errors import ReplayError, TrainingError
+from memagent_training.training_errors import TrainingError
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -144,7 +143,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
         tokenizer=job.tokenizer,
         template=job.template,
     )
-    _require_groups(replay)
+    replay.require_groups()
     _check_tokenizer(job, base, replay)
     schedule = config.schedule(replay.groups)
     _check_schedule(schedule, config)
@@ -232,25 +231,6 @@ def _check_ranks(config: MultiConvDAPOConfig) -> None:
             f"One process sees {config.n_gpu} GPUs, and trains on one",
             hint="Start it with accelerate launch, or set CUDA_VISIBLE_DEVICES to one of them.",
         )
-
-
-def _require_groups(replay: Replay) -> None:
-    """What `Replay.require_groups` does, but all reasons are told, those that others follow from first."""
-    report = replay.report
-    if replay.groups or not report.refused:
-        replay.require_groups()
-        return
-    order = sorted(report.refused, key=lambda reason: reason is Refusal.INCOMPLETE_GROUP)
-    told = "; ".join(f"{reason.value}: {_named(report.refused[reason])}" for reason in order)
-    raise ReplayError(
-        f"none of the {report.runs} runs in {report.source} can be trained on ({told})",
-        hint=" ".join(f"For {reason.value}: {reason.remedy}." for reason in order),
-        run_id=report.refused[order[0]][0],
-    )
-
-
-def _named(run_ids: Sequence[str]) -> str:
-    return ", ".join(run_ids[:3]) + (f" and {len(run_ids) - 3} more" if len(run_ids) > 3 else "")
 
 
 def _check_tokenizer(job: TrainingJob, base: BaseModel, replay: Replay) -> None:

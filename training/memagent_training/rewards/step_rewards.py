@@ -69,11 +69,11 @@ class EvidenceInMemory:
         Raises:
             DocumentError: `store` does not have the run's document.
         """
-        found = run.gold if self.gold is None else self.gold.gold_of(run)
+        expected = run.gold if self.gold is None else self.gold.gold_of(run)
         memories = run.memories
-        if found is None or any(memory is None for memory in memories):
+        if expected is None or any(memory is None for memory in memories):
             return None
-        telling = [each for each in found.answers if not contains(run.question, each)]
+        telling = [each for each in expected.answers if not contains(run.question, each)]
         held_K = [0.0]
         for memory, read in zip(memories, self._read(run, telling), strict=True):
             found = [each in read and contains(memory or "", each) for each in telling]
