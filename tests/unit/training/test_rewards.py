@@ -275,6 +275,7 @@ def test_feedback_in_the_log_is_the_newest_of_its_name_and_source() -> None:
     assert LoggedReward("thumbs")(run("", rewards=given)) == 0.5
     assert LoggedReward("thumbs", source="person")(run("", rewards=given)) == 0.0
     assert LoggedReward("other")(run("", rewards=given)) is None
+    assert LoggedReward(None, source="scorer")(run("", rewards=given)) == 0.5
 
 
 def test_weighted_rewards_add_up_and_name_the_part_that_is_no_number() -> None:

@@ -149,9 +149,9 @@ def test_measured_lengths_are_the_curriculums_and_four_times_its_longest(tmp_pat
     prepare(small_job(tmp_path, measure=MeasureSettings(every=0, lengths=(20,))))
 
 
-@pytest.mark.parametrize("name", ["strict", "exact_match"])
-def test_a_reward_is_logged_as_all_of_training_calls_it(name: str, tmp_path: Path) -> None:
-    assert prepare(small_job(tmp_path, reward=name)).reward_name == "exact_match"
+@pytest.mark.parametrize("name", ["strict", "exact_match", "boxed_exact_match"])
+def test_a_reward_goes_by_its_own_name_or_an_evaluation_s(name: str, tmp_path: Path) -> None:
+    assert prepare(small_job(tmp_path, reward=name)).job.reward == name
 
 
 # Folders

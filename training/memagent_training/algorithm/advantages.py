@@ -149,11 +149,6 @@ class BatchReport:
     """Rollouts that the overlong penalty took something from."""
 
     @property
-    def dropped_by_reason(self) -> Mapping[DropReason, int]:
-        """How many groups were dropped for each reason that occurred."""
-        return Counter(self.dropped.values())
-
-    @property
     def dropped_fraction(self) -> float:
         """The share of groups that was dropped."""
         return len(self.dropped) / self.groups if self.groups else 0.0

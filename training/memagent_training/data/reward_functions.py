@@ -42,14 +42,15 @@ class StepRewardFunction(Protocol):
 class LoggedReward:
     """The newest reward of a name that the log holds for the run: a person's feedback, or an earlier function's."""
 
-    name: str = "reward"
+    name: str | None = "reward"
+    """None takes any."""
     source: str | None = None
     """Only rewards that it gave; None takes anyone's."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """The value as logged; None where there is none."""
         for each in reversed(run.rewards):
-            if each.conversation is None and each.name == self.name and self.source in {None, each.source}:
+            if each.conversation is None and self.name in {None, each.name} and self.source in {None, each.source}:
                 return each.value
         return None
 

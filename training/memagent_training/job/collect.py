@@ -26,7 +26,8 @@ from memagent_training.data.training_runs import Gold, read_run
 from memagent_training.rewards.reward_names import named_reward
 from memagent_training.training_errors import RewardError, TrainingError
 
-_SOURCE = "collect"
+SOURCE = "collect"
+"""Who gives the rewards of what was collected, by the log."""
 _SERVER_GONE = (PolicyUnreachableError, PolicyAuthenticationError)
 """Errors of which a further question would only be a further case."""
 
@@ -256,7 +257,7 @@ class _Collection:
 
     def _log(self, run_ids: tuple[str, ...], rewards: tuple[float, ...]) -> None:
         for run_id, reward in zip(run_ids, rewards, strict=True):
-            self._run_log.reward(run_id, reward, name=self.reward_name, source=_SOURCE)
+            self._run_log.reward(run_id, reward, name=self.reward_name, source=SOURCE)
 
     @property
     def _run_log(self) -> RunLog:

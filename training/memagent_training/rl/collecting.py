@@ -14,8 +14,9 @@ from typing import Any, Final
 from memagent_graph.run_log import RunFilter
 from memagent_training.algorithm.advantages import reason_to_drop
 from memagent_training.data.replay import load_groups
+from memagent_training.data.reward_functions import LoggedReward
 from memagent_training.data.rollouts import RolloutGroup
-from memagent_training.job.collect import Collected, collect
+from memagent_training.job.collect import SOURCE, Collected, collect
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.step_rewards import EvidenceInMemory
 from memagent_training.rl.collapse import check_rewards
@@ -131,7 +132,7 @@ class Collector:
         """A collection's groups as the run log has them."""
         replay = load_groups(
             self._serving.run_log,
-            reward=self._prepared.reward_name,
+            reward=LoggedReward(None, SOURCE),
             step_reward=self._evidence(number, stage, group_of) if self._prepared.job.evidence_share else None,
             chosen=RunFilter(run_ids=tuple(group_of)),
             groups=group_of,

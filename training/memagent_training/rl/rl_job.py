@@ -120,8 +120,6 @@ class PreparedLoop:
     config: MultiConvDAPOConfig
     base: BaseModel
     curriculum: Curriculum
-    reward_name: str
-    """What rewards are logged as."""
 
     @property
     def steps_per_iteration(self) -> int:
@@ -196,7 +194,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed)
     for task in tasks:
         _check_lengths(task, job)
-    prepared = PreparedLoop(job, config, base, curriculum, named_reward(job.reward)[0])
+    prepared = PreparedLoop(job, config, base, curriculum)
     if job.measure.every:
         for task, length in product(tasks, prepared.measured_lengths):
             task.sample(length, HELD_OUT)
@@ -208,6 +206,7 @@ def prepare(job: RLJob) -> PreparedLoop:
 
 
 def _check(job: RLJob) -> None:
+    named_reward(job.reward)
     if not job.tasks or not job.lengths or list(job.lengths) != sorted(set(job.lengths)):
         raise TrainingError(
             f"questions of the tasks {', '.join(job.tasks) or '(none)'} at the lengths {list(job.lengths)}",
