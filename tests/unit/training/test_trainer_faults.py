@@ -160,7 +160,7 @@ async def test_a_read_that_was_tried_again_leaves_its_group_whole(tmp_path: Path
         agent, collecting.questions(1), CollectSettings(rollouts=4, groups=1, max_questions=1), name="x"
     )
     assert len(found.groups) == 1
-    replay = load_groups(agent.run_log)
+    replay = load_groups(agent.run_log, reward="exact_match")
     assert [len(group.rollouts_G) for group in replay.groups] == [4], replay.report.refused
 
 
