@@ -25,9 +25,9 @@ STARTED_SECONDS = 5.0
 
 def iterations_in(folder: Path) -> list[dict[str, float]]:
     """One entry per iteration: seconds of each phase, and what was read and trained on meanwhile."""
-    from memagent_training.rl.job import JOURNAL
-    from memagent_training.rl.journal import Journal
-    from memagent_training.training_output import RECORD, find_checkpoints
+    from memagent_training.job.training_output import RECORD, find_checkpoints
+    from memagent_training.rl.loop_journal import Journal
+    from memagent_training.rl.rl_job import JOURNAL
 
     newest = find_checkpoints(folder).newest
     if newest is None:

@@ -26,8 +26,8 @@ GOAL = 1 / 3
 
 def collect_in(order: PromptLayout, folder: Path, given: argparse.Namespace) -> tuple[float, float, float]:
     """Prompt tokens asked for, those computed, and turns."""
-    from memagent_training.collect import CollectSettings, collect
-    from memagent_training.vllm_server import VLLMServer
+    from memagent_training.job.collect import CollectSettings, collect
+    from memagent_training.serving.vllm_server import VLLMServer
 
     task = load_task(given.task, TaskSettings(load_tokenizer(EMBEDDED_FOLDER), small=True))
     samples = [task.sample(given.length, number) for number in range(given.questions)]

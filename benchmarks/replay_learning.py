@@ -8,7 +8,7 @@
    temperature 1 and greedily.
 
 Everything but the trainer's rank is as a user would have it: the public reader, its run log, vLLM in a process of its
-own. vLLM's interpreter is looked for as `memagent_training.vllm_server.find_vllm_python` says.
+own. vLLM's interpreter is looked for as `memagent_training.serving.vllm_server.find_vllm_python` says.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def reader(base_url: str, folder: Path, *, temperature: float) -> MemAgent:
 
 @contextmanager
 def served(model: Path, folder: Path):  # type: ignore[no-untyped-def]
-    from memagent_training.vllm_server import VLLMServer
+    from memagent_training.serving.vllm_server import VLLMServer
 
     with VLLMServer(model, log_file=folder / "server.log") as server:
         yield server.base_url
 
 
 def collect_runs(base_url: str, folder: Path, samples: Sequence[Sample], rollouts: int) -> None:
-    from memagent_training.collect import CollectSettings, collect
+    from memagent_training.job.collect import CollectSettings, collect
 
     wanted = CollectSettings(rollouts=rollouts, groups=len(samples), max_questions=len(samples), concurrency=128)
     began = time.monotonic()
@@ -73,7 +73,7 @@ def collect_runs(base_url: str, folder: Path, samples: Sequence[Sample], rollout
 
 
 def train_on_runs(folder: Path, model: Path, steps: int, learning_rate: float) -> None:
-    from memagent_training.training_job import TrainingJob, prepare, train
+    from memagent_training.job.training_job import TrainingJob, prepare, train
 
     told = json.loads((folder / "collected.json").read_text())
     settings = {
@@ -93,6 +93,7 @@ def train_on_runs(folder: Path, model: Path, steps: int, learning_rate: float) -
         out=folder / "after",
         preset="dapo",
         settings=settings,
+        reward="exact_match",
         groups=told["groups"],
         resume=True,
     )
@@ -101,13 +102,13 @@ def train_on_runs(folder: Path, model: Path, steps: int, learning_rate: float) -
 
 def measure(base_url: str, folder: Path, samples: Sequence[Sample], name: str, temperature: float) -> None:
     """Read each sample once and keep its strict score; a failed read is wrong."""
-    from memagent_training.collect import strict_reward
+    from memagent_graph.evaluation.scorers import score
 
     agent = reader(base_url, folder / f"measured-{name}", temperature=temperature)
     texts = [("".join(sample.text()), sample.question) for sample in samples]
     results: list[ReadResult | Exception] = agent.batch(texts, max_concurrency=128, return_exceptions=True)
     scores = [
-        strict_reward(sample, result) if isinstance(result, ReadResult) else 0.0
+        score(sample, result.answer, result.raw_answer).strict if isinstance(result, ReadResult) else 0.0
         for sample, result in zip(samples, results, strict=True)
     ]
     (folder / f"{name}.json").write_text(json.dumps(scores))

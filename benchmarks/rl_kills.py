@@ -10,7 +10,7 @@
 3. The journal, the run log and the newest checkpoint tell which groups were trained on, and how often.
 
 Each loop is a process of its own with a vLLM server of its own, one after the other. vLLM's interpreter is looked for
-as `memagent_training.vllm_server.find_vllm_python` says.
+as `memagent_training.serving.vllm_server.find_vllm_python` says.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Loop:
                     raise SystemExit(f"{self.folder} does not go on; see {self.folder / 'loop.log'}")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        from memagent_training import session_watchdog
+        from memagent_training.serving import session_watchdog
 
         told = {key: value for key, value in vars(self._given).items() if key not in {"folder", "loop", "seed"}}
         options = [f"--{key.replace('_', '-')}={value}" for key, value in told.items()]
@@ -172,9 +172,9 @@ class Loop:
 
     def outcome(self, rollouts: int) -> Outcome:
         """What journal, run log and checkpoint tell."""
-        from memagent_training.rl.job import JOURNAL, RUN_LOG
-        from memagent_training.rl.journal import Journal
-        from memagent_training.training_output import RECORD, find_checkpoints
+        from memagent_training.job.training_output import RECORD, find_checkpoints
+        from memagent_training.rl.loop_journal import Journal
+        from memagent_training.rl.rl_job import JOURNAL, RUN_LOG
 
         records = Journal(self.out / JOURNAL).records
         used = [each for each in records if each.is_enough]
@@ -208,8 +208,8 @@ def _groups_with_variance(log: RunLog, rollouts: int) -> Iterator[str]:
     rewards: dict[str, list[float]] = {}
     for run in log.runs():
         latest = log.latest_rewards(run.run_id)
-        if "reward" in latest:
-            rewards.setdefault(run.run_id.rpartition("-")[0], []).append(latest["reward"])
+        if "exact_match" in latest:
+            rewards.setdefault(run.run_id.rpartition("-")[0], []).append(latest["exact_match"])
     for group, values in rewards.items():
         if len(values) == rollouts and not math.isclose(min(values), max(values)):
             yield group
@@ -249,9 +249,9 @@ def _append(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def job_of(out: Path, given: argparse.Namespace) -> RLJob:
-    from memagent_training.collect import CollectSettings
+    from memagent_training.job.collect import CollectSettings
     from memagent_training.rl import RLJob
-    from memagent_training.rl.job import MeasureSettings
+    from memagent_training.rl.rl_job import MeasureSettings
 
     return RLJob(
         tasks=(given.task,),

@@ -26,7 +26,7 @@ from benchmarks.figures import Figure, print_table
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
 if TYPE_CHECKING:
-    from memagent_training.vllm_server import VLLMServer
+    from memagent_training.serving.vllm_server import VLLMServer
 
 GOAL = 0.9
 
@@ -74,7 +74,7 @@ def sampled_during(server: VLLMServer, command: list[str]) -> list[Sample]:
 
 def measure(name: str, model: Path, folder: Path, given: argparse.Namespace) -> list[Sample]:
     """An evaluation of one policy on a server of its own."""
-    from memagent_training.vllm_server import VLLMServer
+    from memagent_training.serving.vllm_server import VLLMServer
 
     options = ["--max-num-seqs", str(given.limit)]
     with VLLMServer(model, log_file=folder / "server.log", dtype="bfloat16", options=options) as server:

@@ -33,12 +33,12 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
-from memagent_training.advantages import AdvantageSettings, TrainingRow, prepare_batch
-from memagent_training.config import MultiConvDAPOConfig, OldLogProbs
-from memagent_training.packing import pad_rows
-from memagent_training.planner import Layout, optimizer_steps
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
-from memagent_training.trainer import MultiConvDAPOTrainer
+from memagent_training.algorithm.advantages import AdvantageSettings, TrainingRow, prepare_batch
+from memagent_training.algorithm.planner import Layout, optimizer_steps
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.forward.layouts import pad_rows
+from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
+from memagent_training.job.trainer import MultiConvDAPOTrainer
 
 ROLLOUTS, CONVERSATIONS = 16, 8
 TOKEN_BUDGET = 16_384
@@ -140,8 +140,8 @@ def make_group(name: str, order: PromptOrder, lengths: Lengths, vocabulary: int)
             completion = some(lengths.completion)
             # A model with random weights gives each token about 1 / vocabulary.
             logged = array("f", (min(source.gauss(-math.log(vocabulary), 0.2), 0.0) for _ in completion))
-            is_answer = place == CONVERSATIONS - 1
-            conversations.append(TrainingConversation(header + body, completion, logged, is_answer, False, "v0"))
+            at = ("answer", "", 0) if place == CONVERSATIONS - 1 else ("update", "", place)
+            conversations.append(TrainingConversation(header + body, completion, logged, *at, False, "v0"))
             memory = completion
         rollouts.append(Rollout(f"{name}-{number}", tuple(conversations), float(number % 2)))
     return RolloutGroup(name, tuple(rollouts))

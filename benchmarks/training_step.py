@@ -52,7 +52,7 @@ from benchmarks.training_contenders import (
     make_group,
     model_config,
 )
-from memagent_training.planner import Layout
+from memagent_training.algorithm.planner import Layout
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 PADDED = Contender(PromptOrder.SECTION_FIRST, Layout.PADDED)

@@ -1,15 +1,16 @@
 """Multi-Conv DAPO in one file of plain PyTorch: `python examples/multi_conv_dapo.py RUNS MODEL OUT --preset dapo`.
 
-A rollout reads a document in K conversations, each a prompt and a completion by itself: memory updates, then the
+A rollout reads a document in K conversations, each a prompt and a completion by itself: memory updates, say, and the
 answer, which alone earns a reward R. Rollouts of one question form a group, and what one of them earned beyond its
 group is the advantage A of every learned token t of all its K conversations:
 
     A    = R - mean(R) over the group's rollouts (never over conversations)         [DAPO: / (std(R) + epsilon)]
+           and with step rewards, in part, the same of what its conversation earned beyond those of its role and place
     r_t  = p(t) / p_old(t), where p_old is the policy before the first step on these rollouts
     loss = 1/T sum_t( -min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A) + kl_coef KL_t - entropy_coef H_t )
 
 T counts the learned tokens of all groups of the step. Conversations are computed one by one and unpadded, slow and
-plainly right; `memagent train` does the same in large batches. Left out: mini-batches, warm-up, LoRA, step rewards.
+plainly right; `memagent train` does the same in large batches. Left out: mini-batches, warm-up, LoRA.
 """
 # ruff: noqa: N803, N806 - suffixes give shapes: G rollouts of a group, K conversations, T completion tokens, V words
 
@@ -19,7 +20,7 @@ import argparse
 import copy
 import math
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +32,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers import PreTrainedModel as Model
 
-from memagent_training.answer_matching import GoldAnswers
-from memagent_training.replay import load_groups
-from memagent_training.rewards import BoxedExactMatch
-from memagent_training.rollouts import RolloutGroup as Group
-from memagent_training.rollouts import TrainingConversation as Conversation
+from memagent_training.data.replay import load_groups
+from memagent_training.data.rollouts import RolloutGroup as Group
+from memagent_training.data.rollouts import TrainingConversation as Conversation
+from memagent_training.rewards import BoxedExactMatch, GoldAnswers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class Settings:
     divide_by_std: bool = False
     epsilon: float = 1e-6
     leave_one_out: bool = False  # compare with the mean of the group's other rollouts
+    step_share: float = 0.0  # of step rewards in A
     overlong: tuple[int, int] | None = None  # longest completion, and in how many tokens the penalty rises to 1 there
     drop_zero_variance: bool = False  # leave out groups whose rewards are all equal
     mask_truncated: bool = False  # learn nothing from completions that the output bound cut off
@@ -55,30 +56,52 @@ class Settings:
     importance_level: Literal["token", "sequence"] = "token"  # sequence: one ratio for a whole completion (GSPO)
     importance_cap: float | None = None  # weigh by p_old / p_logged, up to this; logs hold p at a temperature of 1
     kl_coef: float = 0.0
+    kl_clamp: float = math.inf  # the most that a token's KL counts
     entropy_coef: float = 0.0
     temperature: float = 1.0
 
 
-MEMAGENT_PAPER = Settings(dual_clip=3.0, kl_coef=1e-3)
+MEMAGENT_PAPER = Settings(dual_clip=3.0, kl_coef=1e-3, kl_clamp=10.0)
 DAPO = Settings(divide_by_std=True, drop_zero_variance=True, clip_high=0.28)
 PRESETS = {"memagent-paper": MEMAGENT_PAPER, "dapo": DAPO}
 
 
-def advantages_of(group: Group, settings: Settings) -> list[float]:
-    """A of the G rollouts, of which there are two at least."""
+def compared(R: Sequence[float], settings: Settings) -> list[float]:
+    """How far each reward is beyond the others; 0 for one that stands alone."""
+    means = [fmean(R[:i] + R[i + 1 :] if settings.leave_one_out and len(R) > 1 else R) for i in range(len(R))]
+    scale = stdev(R) + settings.epsilon if settings.divide_by_std and len(R) > 1 else 1.0
+    return [(each - mean) / scale for each, mean in zip(R, means, strict=True)]
+
+
+def steps_of(group: Group) -> list[dict[tuple[int, int], float]]:
+    """The step rewards that are compared with each other, those of one role, branch and slot, by rollout g and k."""
+    found: dict[tuple[str, str, int], dict[tuple[int, int], float]] = defaultdict(dict)
+    for g, rollout in enumerate(group.rollouts_G):
+        for k, (each, R) in enumerate(zip(rollout.conversations_K, rollout.step_rewards_K or (), strict=False)):
+            found[each.role, each.branch, each.slot][g, k] = R
+    return list(found.values())
+
+
+def advantages_of(group: Group, settings: Settings) -> list[list[float]]:
+    """A of the K conversations of each of the G rollouts, of which there are two at least."""
     longest, cache = settings.overlong or (math.inf, 1)
     lengths_G = [max(len(each.completion_ids_T) for each in rollout.conversations_K) for rollout in group.rollouts_G]
     penalties_G = [min(max((length - longest + cache) / cache, 0.0), 1.0) for length in lengths_G]
     R_G = [rollout.reward - penalty for rollout, penalty in zip(group.rollouts_G, penalties_G, strict=True)]
-    others_G = [R_G[:i] + R_G[i + 1 :] if settings.leave_one_out else R_G for i in range(len(R_G))]
-    scale = stdev(R_G) + settings.epsilon if settings.divide_by_std else 1.0
-    return [(R - fmean(others)) / scale for R, others in zip(R_G, others_G, strict=True)]
+    both = zip(compared(R_G, settings), group.rollouts_G, strict=True)
+    A_GK = [[A * (1 - settings.step_share)] * len(rollout.conversations_K) for A, rollout in both]
+    for steps in steps_of(group) if settings.step_share else ():
+        for (g, k), A in zip(steps, compared([*steps.values()], settings), strict=True):
+            A_GK[g][k] += A * settings.step_share
+    return A_GK
 
 
 def teaches(group: Group, settings: Settings) -> bool:
     """Whether a group is part of the step; one that is not counts in no mean."""
-    R_G = [rollout.reward for rollout in group.rollouts_G]
-    return len(R_G) > 1 and not (settings.drop_zero_variance and math.isclose(min(R_G), max(R_G), abs_tol=1e-12))
+    rewards = [[rollout.reward for rollout in group.rollouts_G]] if settings.step_share < 1 else []
+    rewards += [[*steps.values()] for steps in steps_of(group)] if settings.step_share else []
+    differ = any(not math.isclose(min(R), max(R), abs_tol=1e-12) for R in rewards)
+    return len(group.rollouts_G) > 1 and (differ or not settings.drop_zero_variance)
 
 
 def learned(conversation: Conversation, settings: Settings) -> list[bool]:
@@ -118,7 +141,7 @@ def token_losses(
         if reference is None:
             raise ValueError("kl_coef needs a reference: give the model as it was before training")
         gap_T = logprobs_and_entropies(reference, conversation, settings.temperature)[0].detach() - logprobs_T
-        loss_T = loss_T + settings.kl_coef * (gap_T.exp() - gap_T - 1)  # Schulman's k3
+        loss_T = loss_T + settings.kl_coef * (gap_T.exp() - gap_T - 1).clamp(max=settings.kl_clamp)  # Schulman's k3
     return (loss_T - settings.entropy_coef * entropies_T)[learned_T]
 
 
@@ -131,8 +154,8 @@ def step_loss(
         (rollout.run_id, k, conversation, A)
         for group in groups
         if teaches(group, settings)
-        for rollout, A in zip(group.rollouts_G, advantages_of(group, settings), strict=True)
-        for k, conversation in enumerate(rollout.conversations_K)
+        for rollout, A_K in zip(group.rollouts_G, advantages_of(group, settings), strict=True)
+        for k, (conversation, A) in enumerate(zip(rollout.conversations_K, A_K, strict=True))
         if any(learned(conversation, settings))
     ]
     if not rows:

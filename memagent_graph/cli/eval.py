@@ -120,10 +120,10 @@ class Eval(ReaderOptions):
             raise typer.BadParameter("name at least one; --list names all", param_hint="'TASKS'")
         import asyncio  # noqa: PLC0415
 
-        from memagent_graph.evaluation.folder import write_outputs  # noqa: PLC0415
+        from memagent_graph.evaluation.output_folder import write_outputs  # noqa: PLC0415
         from memagent_graph.evaluation.harness import Ended  # noqa: PLC0415
-        from memagent_graph.evaluation.journal import require_no_results  # noqa: PLC0415
-        from memagent_graph.evaluation.outcomes import Outcome  # noqa: PLC0415
+        from memagent_graph.evaluation.result_journal import require_no_results  # noqa: PLC0415
+        from memagent_graph.evaluation.result_table import Outcome  # noqa: PLC0415
         from memagent_graph.evaluation.request import carry_out  # noqa: PLC0415
 
         out = self.out
@@ -209,7 +209,7 @@ def _print_names(*, as_json: bool) -> None:
 
 def _tell_how_to_go_on(folder: Path, why: str = "") -> None:
     """What to do about an evaluation that ended early. Other errors say it themselves, or are no reason to go on."""
-    from memagent_graph.evaluation.journal import JOURNAL  # noqa: PLC0415
+    from memagent_graph.evaluation.result_journal import JOURNAL  # noqa: PLC0415
 
     if (folder / JOURNAL).exists():
         typer.echo(f"{why}{_go_on(folder)}", err=True)

@@ -14,7 +14,7 @@ from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
-    from memagent_graph.evaluation.results import Results
+    from memagent_graph.evaluation.result_table import Results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class EvalReport:
     def run(self) -> None:
         """Run the command."""
         from memagent_graph.evaluation.comparisons import comparison, render_comparison  # noqa: PLC0415
-        from memagent_graph.evaluation.folder import RUNS, write_outputs  # noqa: PLC0415
-        from memagent_graph.evaluation.journal import load_results  # noqa: PLC0415
+        from memagent_graph.evaluation.output_folder import RUNS, write_outputs  # noqa: PLC0415
+        from memagent_graph.evaluation.result_journal import load_results  # noqa: PLC0415
 
         folder, other = self.folder, self.other
         with failures_told(as_json=self.as_json):

@@ -50,6 +50,11 @@ class Scores:
 
 WRONG: Final = Scores(0.0, 0.0, 0.0, 0.0)
 
+REWARD_NAMES: Final = {
+    "strict": "exact_match", "lenient": "lenient_match", "string_match": "string_match", "token_f1": "token_f1",
+}  # fmt: skip
+"""What each score is called as a reward."""
+
 
 @runtime_checkable
 class OwnMetric(Protocol):
@@ -93,7 +98,7 @@ def score(
     )
 
 
-def boxed_at_end(said: str, gold: tuple[str, ...]) -> str | None:
+def boxed_at_end(said: str, gold: tuple[str, ...] = ()) -> str | None:
     r"""The last \boxed{} in the last 300 characters, or in twice the length of all gold strings if that is more."""
     return last_boxed(said[-max(_LAST_CHARACTERS, 2 * sum(map(len, gold))) :])
 

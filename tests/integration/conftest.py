@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from memagent_training.vllm_server import VLLMNotInstalledError, VLLMServer, find_vllm_python
+from memagent_training.serving.vllm_server import VLLMNotInstalledError, VLLMServer, find_vllm_python
 
 EMBEDDED_POLICY = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
 

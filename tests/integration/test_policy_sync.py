@@ -16,12 +16,12 @@ from random_policy import write_random_policy
 
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
-from memagent_training.errors import TrainingError
-from memagent_training.policy_sync import FolderLogProbs, How, PolicySync, Probe, RemoteServer, SyncSettings
-from memagent_training.policy_sync.probe import find_fault
-from memagent_training.policy_sync.server_api import ServerAPI
-from memagent_training.training_output import complete_policy
-from memagent_training.vllm_server import VLLMServer
+from memagent_training.job.training_output import complete_policy
+from memagent_training.serving.policy_sync import FolderLogProbs, How, PolicySync, Probe, RemoteServer, SyncSettings
+from memagent_training.serving.policy_sync.probe import find_fault
+from memagent_training.serving.policy_sync.server_api import ServerAPI
+from memagent_training.serving.vllm_server import VLLMServer
+from memagent_training.training_errors import TrainingError
 
 TOLERANCE = 1e-3
 

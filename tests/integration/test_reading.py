@@ -19,7 +19,7 @@ from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.prose import reference_topics
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policy import Message
-from memagent_training.vllm_server import VLLMServer
+from memagent_training.serving.vllm_server import VLLMServer
 
 FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()
 

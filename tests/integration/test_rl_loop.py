@@ -22,14 +22,14 @@ from support.rl_loops import Recorder, small_job
 
 from memagent_graph import LocalPolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
-from memagent_training.collect import CollectSettings
-from memagent_training.policy_sync import How
+from memagent_training.job.collect import CollectSettings
+from memagent_training.job.training_output import find_checkpoints
 from memagent_training.rl import RLJob, run
-from memagent_training.rl.job import MeasureSettings
-from memagent_training.rl.journal import Journal
+from memagent_training.rl.loop_journal import Journal
+from memagent_training.rl.rl_job import MeasureSettings
 from memagent_training.rl.watching import Phase
-from memagent_training.training_output import find_checkpoints
-from memagent_training.vllm_server import VLLMServer
+from memagent_training.serving.policy_sync import How
+from memagent_training.serving.vllm_server import VLLMServer
 
 ROOT = Path(__file__).parents[2]
 

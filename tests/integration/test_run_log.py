@@ -12,7 +12,7 @@ from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.prose import prose
 from memagent_graph.run_log import Conversation, ConversationKind
 from memagent_graph.timeline.sources import view_of_run
-from memagent_training.vllm_server import VLLMServer
+from memagent_training.serving.vllm_server import VLLMServer
 
 CHUNKS = 700
 FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()

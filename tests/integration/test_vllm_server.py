@@ -15,8 +15,8 @@ from typing import Any
 import openai
 import pytest
 
-from memagent_training import session_watchdog
-from memagent_training.vllm_server import VLLMServer, VLLMServerError
+from memagent_training.serving import session_watchdog
+from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
 
 MESSAGES: Any = [{"role": "user", "content": "In 2048 there are 17 names, 3 of them café."}]
 WINDOW = 512

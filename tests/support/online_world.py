@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from memagent_training.config import MultiConvDAPOConfig
-from memagent_training.errors import TrainingError
-from memagent_training.presets import load_preset
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.job.config import MultiConvDAPOConfig
+from memagent_training.job.presets import load_preset
 from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
-from memagent_training.rollouts import RolloutGroup
+from memagent_training.training_errors import TrainingError
 from support import training_world
 
 ITERATIONS = 3

@@ -15,16 +15,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memagent_graph import ReadResult, RunLog
-from memagent_graph.evaluation.samples import Sample
+from memagent_graph import RunLog
 from memagent_graph.evaluation.statistics import Estimate
-from memagent_training.collect import CollectSettings, strict_reward
-from memagent_training.policy_sync import How, Served
+from memagent_training.data.training_runs import TrainingRun
+from memagent_training.job.collect import CollectSettings
+from memagent_training.rewards import ExactMatch
 from memagent_training.rl import RLJob, run
-from memagent_training.rl.curriculum import PER_COLLECTION
-from memagent_training.rl.job import RUN_LOG, MeasureSettings
-from memagent_training.rl.journal import CollectionRecord, LengthReward, Measurement
+from memagent_training.rl.loop_journal import CollectionRecord, LengthReward, Measurement
+from memagent_training.rl.rl_job import RUN_LOG, MeasureSettings
 from memagent_training.rl.watching import Phase, Watcher
+from memagent_training.serving.policy_sync import How, Served
 
 SETTINGS = {
     "learning_rate": 1e-4,
@@ -127,13 +127,13 @@ def main() -> None:
     """See above."""
     out, base_url, kill, number = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 
-    def reward(sample: Sample, result: ReadResult) -> float:
+    def reward(run: TrainingRun) -> float | None:
         """Of the question after those that are to be whole, it does not come before they are."""
-        if kill == "collect" and sample.index % PER_COLLECTION == number:
+        if kill == "collect" and int(run.run_id.split("-")[-2]) == number:
             while any(not is_whole(out, f"collection-0-{place}") for place in range(number)):
                 time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGKILL)
-        return strict_reward(sample, result)
+        return ExactMatch()(run)
 
     job = small_job(out, base_url=base_url, reward=reward, resume=True)
     reason = run(job, _Fatal(number) if kill == "step" else None).reason

@@ -9,7 +9,7 @@ from typing import Any
 
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome, Reward, RunLog, RunRecord
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_training.rollouts import Rollout, RolloutGroup
+from memagent_training.data.rollouts import Rollout, RolloutGroup
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
 

@@ -22,19 +22,20 @@ import torch
 from accelerate import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
-from memagent_training.config import MultiConvDAPOConfig
-from memagent_training.presets import load_preset
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
-from memagent_training.trainer import MultiConvDAPOTrainer
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.job.config import MultiConvDAPOConfig
+from memagent_training.job.presets import load_preset
+from memagent_training.job.trainer import MultiConvDAPOTrainer
 
 VOCABULARY = 64
 
 
-def make_world(folder: Path, *, groups: int = 6, seed: int = 0) -> list[RolloutGroup]:
+def make_world(folder: Path, *, groups: int = 6, seed: int = 0, graph: bool = False) -> list[RolloutGroup]:
     """Write a model folder and groups whose logged log-probs lie near the model's own.
 
     K varies from 1 to 4, prompts share prefixes, one group earns nothing anywhere, one completion is truncated, one is
-    masked in part, one is empty.
+    masked in part, one is empty. With `graph`, rollouts read on two or three branches at once, merge what these wrote,
+    and answer one or two questions; each conversation has a reward of its own.
     """
     from tokenizers import Tokenizer, models
 
@@ -58,7 +59,7 @@ def make_world(folder: Path, *, groups: int = 6, seed: int = 0) -> list[RolloutG
     )
     tokenizer.save_pretrained(folder / "model")
     source = random.Random(seed)
-    made = [_group(source, model, number) for number in range(groups)]
+    made = [(_graph_group if graph else _group)(source, model, number) for number in range(groups)]
     (folder / "groups.pkl").write_bytes(pickle.dumps(made))
     return made
 
@@ -68,22 +69,37 @@ def _group(source: random.Random, model: LlamaForCausalLM, number: int) -> Rollo
     rollouts = []
     for place in range(4):
         turns = source.randint(1, 4)
-        conversations = [_conversation(source, model, question, turn, turn == turns - 1) for turn in range(turns)]
+        places = [*(("update", "", turn) for turn in range(turns - 1)), ("answer", "", 0)]
+        conversations = [_conversation(source, model, question, turn, at) for turn, at in enumerate(places)]
         if number == 0 and place == 0:
             conversations[-1] = replace(conversations[-1], truncated=True)
         if number == 1 and place == 0:
             mask = [step % 2 == 0 for step in range(len(conversations[0].completion_ids_T))]
             conversations[0] = replace(conversations[0], loss_mask_T=mask)
         if number == 1 and place == 1:
-            empty = TrainingConversation(array("I", question), array("I"), array("f"), False, False, "v1")
+            empty = TrainingConversation(array("I", question), array("I"), array("f"), "update", "", 0, False, "v1")
             conversations.insert(0, empty)
         reward = 0.0 if number == 2 else float(source.random() < 0.5) + source.random() * 0.1
         rollouts.append(Rollout(f"run-{number}-{place}", tuple(conversations), reward))
     return RolloutGroup(f"group-{number}", tuple(rollouts))
 
 
+def _graph_group(source: random.Random, model: LlamaForCausalLM, number: int) -> RolloutGroup:
+    question = [source.randrange(3, VOCABULARY) for _ in range(6)]
+    rollouts = []
+    for rollout in range(4):
+        branches, answers = 2 + rollout % 2, 1 + rollout // 2
+        places = [("update", f"s{at}", slot) for at in range(branches) for slot in range(source.randint(1, 3))]
+        source.shuffle(places)  # branches are read side by side
+        places += [("merge", "", 0), *(("answer", "", slot) for slot in range(answers))]
+        conversations = tuple(_conversation(source, model, question, turn, at) for turn, at in enumerate(places))
+        steps = tuple(source.random() for _ in places)
+        rollouts.append(Rollout(f"run-{number}-{rollout}", conversations, float(source.random() < 0.5), steps))
+    return RolloutGroup(f"group-{number}", tuple(rollouts))
+
+
 def _conversation(
-    source: random.Random, model: LlamaForCausalLM, question: list[int], turn: int, is_answer: bool
+    source: random.Random, model: LlamaForCausalLM, question: list[int], turn: int, at: tuple[str, str, int]
 ) -> TrainingConversation:
     prompt = [*question, *([turn + 3] * 5), *(source.randrange(VOCABULARY) for _ in range(source.randint(0, 6)))]
     completion = [source.randrange(VOCABULARY) for _ in range(source.randint(1, 9))]
@@ -91,7 +107,7 @@ def _conversation(
         logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     own = logits.gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()
     logged = array("f", (min(each + source.gauss(0, 0.3), 0.0) for each in own))
-    return TrainingConversation(array("I", prompt), array("I", completion), logged, is_answer, False, "v1")
+    return TrainingConversation(array("I", prompt), array("I", completion), logged, *at, False, "v1")
 
 
 def config_of(case: dict[str, Any], output: Path) -> MultiConvDAPOConfig:

@@ -25,10 +25,10 @@ from memagent_graph.evaluation.planted_facts import PlantedFacts, is_held_out
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.embedded.batches import collate, make_batch
 from memagent_training.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
-from memagent_training.embedded.examples import EMPTY, PromptFormat, Prose, RowBuilder, is_readable, plant
-from memagent_training.embedded.model import ModelShape, Policy
+from memagent_training.embedded.policy_network import ModelShape, Policy
 from memagent_training.embedded.tokenizer import SPECIAL_TOKENS, load_encoding
 from memagent_training.embedded.train import choose_checkpoint
+from memagent_training.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder, is_readable, plant
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "memagent_graph" / "embedded"
@@ -303,7 +303,7 @@ def test_training_that_is_to_go_on_for_longer_gives_up_a_decay_and_nothing_else(
 def test_a_policy_that_was_trained_as_a_llama_is_released_with_its_biases(tmp_path: Path) -> None:
     import torch
 
-    from memagent_training.embedded.model import ModelShape, Policy
+    from memagent_training.embedded.policy_network import ModelShape, Policy
     from memagent_training.embedded.release import load_policy, release
     from memagent_training.embedded.tokenizer import VOCABULARY
 
@@ -331,7 +331,7 @@ def test_a_policy_that_was_trained_as_a_llama_is_released_with_its_biases(tmp_pa
 def test_a_policy_goes_back_a_part_of_the_way_to_where_it_began() -> None:
     import torch
 
-    from memagent_training.embedded.model import ModelShape, Policy
+    from memagent_training.embedded.policy_network import ModelShape, Policy
     from memagent_training.embedded.release import between
 
     shape = ModelShape(300, 64, 32, 1)
@@ -348,7 +348,7 @@ def test_a_policy_goes_back_a_part_of_the_way_to_where_it_began() -> None:
 def test_training_goes_on_from_a_policy_folder(corpus: Path, tmp_path: Path) -> None:
     import torch
 
-    from memagent_training.embedded.model import ModelShape, Policy
+    from memagent_training.embedded.policy_network import ModelShape, Policy
     from memagent_training.embedded.release import load_policy, release
     from memagent_training.embedded.tokenizer import VOCABULARY
 

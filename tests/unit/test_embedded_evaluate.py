@@ -22,7 +22,7 @@ from memagent_training.embedded.documents import (
     questions_with_foreign_facts,
 )
 from memagent_training.embedded.evaluate import LONGEST_REPLY, Asked, Outcome, Reader, _ReaderState, default_prose
-from memagent_training.embedded.examples import EMPTY, Branch, Row
+from memagent_training.embedded.training_examples import EMPTY, Branch, Row
 
 SHIPPED = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
 

@@ -1,1 +1,1 @@
-"""Training of policies from what the reader logged; so far, the training of the embedded one."""
+"""Training of policies: from what the reader logged, in a closed loop with it, and of those that ship."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_training.advantages import (
+from memagent_training.algorithm.advantages import (
     AdvantageSettings,
     Baseline,
     DropReason,
@@ -17,21 +17,26 @@ from memagent_training.advantages import (
     prepare_batch,
     reason_to_drop,
 )
-from memagent_training.errors import TrainingError
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.training_errors import TrainingError
 
 PAPER = AdvantageSettings()
 DAPO = AdvantageSettings(
     divide_by_std=True, drop_zero_variance=True, overlong_penalty=OverlongPenalty(max_length=100, cache_length=20)
 )
 
+ANSWER = ("answer", "", 0)
 
-def conversation(tokens=2, *, answer=False, truncated=False, mask=None):
+
+def conversation(tokens=2, at=("update", "", 0), *, truncated=False, mask=None):
+    role, branch, slot = at
     return TrainingConversation(
         prompt_ids_P=array("I", [1, 2, 3]),
         completion_ids_T=array("I", range(tokens)),
         logprobs_T=array("f", [-1.0] * tokens),
-        is_answer=answer,
+        role=role,
+        branch=branch,
+        slot=slot,
         truncated=truncated,
         policy_version="v1",
         loss_mask_T=mask,
@@ -40,8 +45,8 @@ def conversation(tokens=2, *, answer=False, truncated=False, mask=None):
 
 def rollout(run_id, reward, lengths=(2, 2), steps=None):
     """Memory updates of these lengths, of which the last is the answer."""
-    conversations = [conversation(tokens, answer=k == len(lengths) - 1) for k, tokens in enumerate(lengths)]
-    return Rollout(run_id, tuple(conversations), reward, steps)
+    conversations = [conversation(tokens, ("update", "", k)) for k, tokens in enumerate(lengths[:-1])]
+    return Rollout(run_id, (*conversations, conversation(lengths[-1], ANSWER)), reward, steps)
 
 
 def group(*rollouts, name="question"):
@@ -110,6 +115,21 @@ class TestStepRewards:
             {("a", 0): 0.375, ("a", 1): 0.375, ("a", 2): 0.5, ("b", 0): -0.375, ("b", 1): -0.5}
         )
 
+    def test_are_compared_within_role_and_branch_where_a_run_fans_out(self):
+        """Whatever the order in which branches were read; a second answer is another question's."""
+        places = [("update", "s0", 0), ("update", "s1", 0), ("merge", "", 0), ("answer", "", 0), ("answer", "", 1)]
+        one = dict(zip(places, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
+        other = dict(zip([places[1], places[0], *places[2:]], (0.8, 0.3, 0.3, 0.0, 0.1), strict=True))
+        runs = {"a": one, "b": other, "c": {places[3]: 0.2}}
+        made = group(*(Rollout(name, tuple(conversation(2, at) for at in of), 1, (*of.values(),))
+                       for name, of in runs.items()))  # fmt: skip
+        batch = prepare_batch([made], AdvantageSettings(step_reward_share=1))
+        found = {(row.run_id, row.conversation.place): row.advantage for row in batch.rows}
+        for at in places:
+            there = {name: of[at] for name, of in runs.items() if at in of}
+            mean = sum(there.values()) / len(there)
+            assert [found[name, at] for name in there] == pytest.approx([each - mean for each in there.values()])
+
     def test_keep_a_group_whose_outcomes_are_equal(self):
         mixed = AdvantageSettings(step_reward_share=0.5, drop_zero_variance=True)
         same_outcome = group(rollout("a", 1, [2] * 2, (1, 0)), rollout("b", 1, [2] * 2, (0, 0)))
@@ -163,7 +183,7 @@ class TestDroppedGroups:
     def test_of_one_rollout_have_nothing_to_compare_with(self, baseline):
         batch = prepare_batch([rewarded(1), group(name="none")], AdvantageSettings(baseline=baseline))
         assert batch.rows == ()
-        assert batch.report.dropped_by_reason == {DropReason.ALONE: 2}
+        assert list(batch.report.dropped.values()) == [DropReason.ALONE] * 2
 
     def test_with_everything_masked_are_counted(self):
         silent = Rollout("a", (conversation(2, mask=[False, False]),), 1.0)
@@ -179,9 +199,9 @@ class TestDroppedGroups:
 class TestLossWeights:
     def weights(self, mean, **more):
         """One rollout of 2 + 4 learned tokens and one of 6 + 0 + 6: T = 18, N = 2, C = 4."""
-        first = Rollout("a", (conversation(2), conversation(6, answer=True, mask=[True] * 4 + [False] * 2)), 1.0)
+        first = Rollout("a", (conversation(2), conversation(6, at=ANSWER, mask=[True] * 4 + [False] * 2)), 1.0)
         silent = conversation(3, mask=[False] * 3)
-        second = Rollout("b", (conversation(6), silent, conversation(6, answer=True)), 0.0)
+        second = Rollout("b", (conversation(6), silent, conversation(6, at=ANSWER)), 0.0)
         batch = prepare_batch([group(first, second)], AdvantageSettings(loss_weights=mean, **more))
         assert batch.report.silent_conversations == 1
         return {(row.run_id, row.conversation_index): row.weight for row in batch.rows}
@@ -206,7 +226,7 @@ class TestLossWeights:
         }
 
     def test_a_truncated_completion_is_left_out_if_wanted_but_its_reward_still_counts(self):
-        cut = Rollout("a", (conversation(5, truncated=True), conversation(3, answer=True)), 1.0)
+        cut = Rollout("a", (conversation(5, truncated=True), conversation(3, at=ANSWER)), 1.0)
         groups = [group(cut, rollout("b", 0.0, [2]))]
         masked = prepare_batch(groups, AdvantageSettings(mask_truncated=True))
         assert by_run(masked) == {("a", 1): 0.5, ("b", 0): -0.5}

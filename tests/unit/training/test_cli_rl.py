@@ -26,16 +26,16 @@ from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.evaluation.statistics import wilson
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training import rl
-from memagent_training.collect import CollectSettings
+from memagent_training.job.collect import CollectSettings
 from memagent_training.commands import rl as rl_command
 from memagent_training.commands import training_process
-from memagent_training.errors import TrainingError
 from memagent_training.rl.collapse import CollapsedError
 from memagent_training.rl.dashboard import Dashboard
-from memagent_training.rl.job import BEST, JOURNAL, MeasureSettings, RLJob, prepare
-from memagent_training.rl.journal import Measurement
-from memagent_training.rl.reading import ReadingSettings
-from memagent_training.vllm_server import VLLMNotInstalledError, VLLMServerError
+from memagent_training.rl.loop_journal import Measurement
+from memagent_training.rl.reading_settings import ReadingSettings
+from memagent_training.rl.rl_job import BEST, JOURNAL, MeasureSettings, RLJob, prepare
+from memagent_training.serving.vllm_server import VLLMNotInstalledError, VLLMServerError
+from memagent_training.training_errors import TrainingError
 
 ROOT = Path(__file__).parents[3]
 LEAST = ["--task", "niah_single_1", "--lengths", "500"]
@@ -146,12 +146,12 @@ def test_the_key_of_the_environment_is_for_somebody_else_s_server_alone(loop, mo
 
 
 def test_a_reward_of_the_user_s_own_arrives_as_a_function(loop) -> None:
-    Path("judging.py").write_text("def short(sample, result):\n    return 1 / len(result.answer)\n")
+    Path("judging.py").write_text("def short(run):\n    return 1 / len(run.answer)\n")
     memagent("--reward", "judging.py:short")
     assert loop.job.reward.__name__ == "short"
     assert "Did you mean short" in memagent("--reward", "judging.py:shirt", code=ExitCode.USAGE).stderr
     Path("judging.py").write_text("short = 3\n")
-    assert "takes a Sample and its ReadResult" in memagent("--reward", "judging.py:short", code=ExitCode.USAGE).stderr
+    assert "takes a run (TrainingRun)" in memagent("--reward", "judging.py:short", code=ExitCode.USAGE).stderr
 
 
 def test_a_policy_by_name_is_trained_from_the_weights_that_it_runs_on(loop, tmp_path, monkeypatch) -> None:
@@ -347,7 +347,7 @@ def test_values_that_cannot_be_are_refused_with_what_to_do(loop, more, words) ->
         (["--preset", "grpo"], ExitCode.USAGE, "dapo or memagent-paper"),
         (["--set", "group_per_step=2"], ExitCode.USAGE, "Did you mean groups_per_step"),
         (["--set", "temperature=2"], ExitCode.USAGE, "memagent rl --help"),
-        (["--reward", "fluent"], ExitCode.USAGE, "Choose strict"),
+        (["--reward", "fluent"], ExitCode.USAGE, "Choose one that does: exact_match"),
         (["--temperature", "0"], ExitCode.USAGE, "a temperature above 0"),
         (["--base-url", "http://server/v1", "--server-option", "--seed 1"], ExitCode.USAGE, "leave --base-url out"),
     ],

@@ -13,8 +13,9 @@ import pytest
 from memagent_graph import Budget, MemAgent, PolicyError, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
-from memagent_training.collect import CollectSettings, collect
-from memagent_training.errors import TrainingError
+from memagent_training.data.training_runs import TrainingRun
+from memagent_training.job.collect import CollectSettings, collect
+from memagent_training.training_errors import TrainingError
 
 Reply = Callable[[int, int], str | Exception]
 """What the n-th read of a question answers."""
@@ -80,7 +81,7 @@ async def test_every_question_is_read_so_often_and_rewarded_in_the_log(tmp_path:
     assert [len(group.run_ids) for group in found.groups] == [4, 4, 4]
     assert all(sorted(group.rewards) == [0, 0, 1, 1] for group in found.groups)
     assert agent.run_log is not None
-    logged = {run_id: agent.run_log.latest_rewards(run_id)["reward"] for run_id in found.group_of}
+    logged = {run_id: agent.run_log.latest_rewards(run_id)["exact_match"] for run_id in found.group_of}
     assert logged == {
         run_id: reward for group in found.groups for run_id, reward in zip(group.run_ids, group.rewards, strict=True)
     }
@@ -147,8 +148,35 @@ async def test_a_name_is_used_once(tmp_path: Path) -> None:
 async def test_a_reward_that_is_no_number_is_refused_with_its_run(tmp_path: Path) -> None:
     wanted = CollectSettings(rollouts=2, groups=1, max_questions=1)
     with pytest.raises(TrainingError, match=r"no finite number") as raised:
-        await collect(reader(tmp_path, half), questions(1), wanted, name="x", reward=lambda *_: float("nan"))
+        await collect(reader(tmp_path, half), questions(1), wanted, name="x", reward=lambda run: float("nan"))
     assert raised.value.run_id == "x-0-0"
+
+
+async def test_a_reward_that_cannot_be_told_is_refused_with_its_run(tmp_path: Path) -> None:
+    wanted = CollectSettings(rollouts=2, groups=1, max_questions=1)
+    with pytest.raises(TrainingError, match=r"'unsure' cannot tell") as raised:
+        await collect(reader(tmp_path, half), questions(1), wanted, name="x", reward=unsure)
+    assert raised.value.run_id == "x-0-0"
+
+
+def unsure(run: TrainingRun) -> float | None:
+    return None
+
+
+async def test_a_reward_of_one_s_own_is_logged_under_its_name_and_sees_what_the_answer_should_be(
+    tmp_path: Path,
+) -> None:
+    def nearness(run: TrainingRun) -> float | None:
+        assert run.gold is not None
+        return float(run.answer in run.gold.answers) / 2
+
+    agent = reader(tmp_path, half)
+    found = await collect(
+        agent, questions(2), CollectSettings(rollouts=2, groups=2, max_questions=2), name="x", reward=nearness
+    )
+    assert [sorted(group.rewards) for group in found.groups] == [[0, 0.5], [0, 0.5]]
+    assert agent.run_log is not None
+    assert {name for run_id in found.group_of for name in agent.run_log.latest_rewards(run_id)} == {"nearness"}
 
 
 async def test_a_reader_without_a_log_is_refused(tmp_path: Path) -> None:
@@ -210,7 +238,7 @@ async def test_a_group_of_which_a_reward_is_missing_is_read_anew(tmp_path: Path)
     assert sorted(again.rewards) == [0, 0, 1]
     assert agent.run_log is not None
     for run_id, reward in zip(again.run_ids, again.rewards, strict=True):
-        assert agent.run_log.latest_rewards(run_id)["reward"] == reward
+        assert agent.run_log.latest_rewards(run_id)["exact_match"] == reward
 
 
 def _delete_rewards(folder: Path, run_id: str) -> None:

@@ -16,11 +16,11 @@ transformers = pytest.importorskip("transformers")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from memagent_training.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch  # noqa: E402
-from memagent_training.packing import lay_out  # noqa: E402
-from memagent_training.planner import Layout, plan_step  # noqa: E402
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
-from memagent_training.scoring import completion_logprobs  # noqa: E402
+from memagent_training.algorithm.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch  # noqa: E402
+from memagent_training.algorithm.planner import Layout, plan_step  # noqa: E402
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
+from memagent_training.forward.layouts import lay_out  # noqa: E402
+from memagent_training.forward.scoring import completion_logprobs  # noqa: E402
 
 VOCABULARY = 24
 TOLERANCE = 1e-10
@@ -54,7 +54,9 @@ def gradient(model: Any, rows: Sequence[TrainingRow], *, ranks: int, budget: int
     for rank in plan.micro_batches:
         for planned in rank:
             real = [rows[number] for number in planned.rows]
-            inert = [TrainingConversation(array("I", [0]), array("I", [0]), array("f", [0.0]), False, False, "")]
+            inert = [
+                TrainingConversation(array("I", [0]), array("I", [0]), array("f", [0.0]), "update", "", 0, False, "")
+            ]
             conversations = [*(row.conversation for row in real), *inert * planned.inert]
             scored = completion_logprobs(model, lay_out(conversations, layout, pad_id=0))
             factors = torch.tensor(
@@ -82,7 +84,7 @@ def make_groups(seed: int) -> list[RolloutGroup]:
         prompt = shared + [source.randrange(VOCABULARY) for _ in range(source.randint(0, 4))]
         completion = [source.randrange(VOCABULARY) for _ in range(source.randint(1, 5))]
         logprobs = array("f", [-1.0] * len(completion))
-        return TrainingConversation(array("I", prompt), array("I", completion), logprobs, False, False, "v1")
+        return TrainingConversation(array("I", prompt), array("I", completion), logprobs, "update", "", 0, False, "v1")
 
     groups = []
     for number in range(source.randint(1, 3)):

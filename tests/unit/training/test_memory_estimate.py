@@ -13,7 +13,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from memagent_training.memory_estimate import (
+from memagent_training.forward.layouts import MicroBatch, lay_out
+from memagent_training.forward.scoring import completion_logprobs
+from memagent_training.job.memory_estimate import (
     ModelSizes,
     Precision,
     as_text,
@@ -21,8 +23,6 @@ from memagent_training.memory_estimate import (
     lora_of_rank,
     unloaded_model,
 )
-from memagent_training.packing import MicroBatch, lay_out
-from memagent_training.scoring import completion_logprobs
 
 WITHIN = 1.2
 """The factor between estimate and measurement, as memory_estimate.py states it."""

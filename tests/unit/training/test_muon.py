@@ -15,11 +15,11 @@ pytest.importorskip("trl")
 from support import training_world  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback  # noqa: E402
 
-from memagent_training.errors import TrainingError  # noqa: E402
-from memagent_training.muon import Muon, MuonWithAdamW, orthogonalise  # noqa: E402
-from memagent_training.presets import load_preset  # noqa: E402
-from memagent_training.rollouts import RolloutGroup  # noqa: E402
-from memagent_training.trainer import MultiConvDAPOTrainer  # noqa: E402
+from memagent_training.algorithm.muon import Muon, MuonWithAdamW, orthogonalise  # noqa: E402
+from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
+from memagent_training.job.presets import load_preset  # noqa: E402
+from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
+from memagent_training.training_errors import TrainingError  # noqa: E402
 
 IDS = torch.arange(12).reshape(2, 6)
 
@@ -114,8 +114,8 @@ def test_its_muon_moves_large_matrices_a_few_at_a_time(monkeypatch: pytest.Monke
         seen.append(len(matrices))
         return orthogonalise(matrices)
 
-    monkeypatch.setattr("memagent_training.muon.BATCH_NUMBERS", 70)
-    monkeypatch.setattr("memagent_training.muon.orthogonalise", noted)
+    monkeypatch.setattr("memagent_training.algorithm.muon.BATCH_NUMBERS", 70)
+    monkeypatch.setattr("memagent_training.algorithm.muon.orthogonalise", noted)
     torch.manual_seed(0)
     matrices = [torch.nn.Parameter(torch.zeros(8, 4)) for _ in range(5)] + [torch.nn.Parameter(torch.zeros(9, 9))]
     for each in matrices:
@@ -131,7 +131,7 @@ def test_its_muon_moves_large_matrices_a_few_at_a_time(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_orthogonalised_matrices_stretch_no_direction_much(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memagent_training.muon.bfloat16_is_fast", lambda device: fast)
+    monkeypatch.setattr("memagent_training.algorithm.muon.bfloat16_is_fast", lambda device: fast)
     torch.manual_seed(0)
     for shape in ((3, 24, 16), (2, 16, 24)):
         made = orthogonalise(torch.randn(shape))

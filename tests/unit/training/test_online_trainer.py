@@ -21,9 +21,9 @@ from support.online_world import FAILURES, GROUPS, ITERATIONS, Training  # noqa:
 from transformers import LlamaForCausalLM  # noqa: E402
 
 from memagent_graph.errors import MemAgentError  # noqa: E402
-from memagent_training.errors import TrainingError  # noqa: E402
+from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.rl.online_trainer import EndOfLoop  # noqa: E402
-from memagent_training.rollouts import RolloutGroup  # noqa: E402
+from memagent_training.training_errors import TrainingError  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 STEPS = [1, 3]

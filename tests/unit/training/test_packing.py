@@ -16,12 +16,12 @@ transformers = pytest.importorskip("transformers")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from memagent_training.advantages import TrainingRow  # noqa: E402
-from memagent_training.packing import lay_out, pad_rows  # noqa: E402
-from memagent_training.planner import Layout, plan_step  # noqa: E402
-from memagent_training.prefix_tree import as_tree, one_after_another  # noqa: E402
-from memagent_training.rollouts import TrainingConversation  # noqa: E402
-from memagent_training.scoring import completion_logprobs  # noqa: E402
+from memagent_training.algorithm.advantages import TrainingRow  # noqa: E402
+from memagent_training.algorithm.planner import Layout, plan_step  # noqa: E402
+from memagent_training.data.rollouts import TrainingConversation  # noqa: E402
+from memagent_training.forward.layouts import lay_out, pad_rows  # noqa: E402
+from memagent_training.forward.prefix_tree import as_tree, one_after_another  # noqa: E402
+from memagent_training.forward.scoring import completion_logprobs  # noqa: E402
 
 LAYOUTS = ("padded", "packed", "prefix_tree")
 VOCABULARY = 64
@@ -401,7 +401,7 @@ def test_a_micro_batch_forwards_the_tokens_that_were_planned(
     conversations = [
         TrainingConversation(
             array("I", row.prompt_ids_P), array("I", completion := [*row.completion_ids_T, 1]),
-            array("f", [-1.0] * len(completion)), False, False, "v0",
+            array("f", [-1.0] * len(completion)), "update", "", 0, False, "v0",
         )
         for row in rows
     ]  # fmt: skip

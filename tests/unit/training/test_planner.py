@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memagent_training.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch
-from memagent_training.errors import TrainingError
-from memagent_training.planner import INERT_TOKENS, Layout, optimizer_steps, plan_step
-from memagent_training.prefixes import shared_prefix, tree_tokens
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.algorithm.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch
+from memagent_training.algorithm.planner import INERT_TOKENS, Layout, optimizer_steps, plan_step
+from memagent_training.algorithm.prefixes import shared_prefix
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.forward.prefix_tree import as_tree
+from memagent_training.training_errors import TrainingError
 
 LAYOUTS = list(Layout)
 
@@ -30,7 +31,9 @@ def row(prompt, completion, run_id="run", index=0, weight=0.1):
         prompt_ids_P=prompt,
         completion_ids_T=completion,
         logprobs_T=array("f", [-1.0] * len(completion)),
-        is_answer=False,
+        role="update",
+        branch="",
+        slot=index,
         truncated=False,
         policy_version="v1",
     )
@@ -265,10 +268,10 @@ class TestPrefixes:
         expected = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
         assert shared_prefix(left, right) == shared_prefix(right, left) == expected
 
-    @given(st.lists(TOKENS, max_size=12))
-    def test_tree_tokens_are_the_nodes_of_the_trie(self, sequences):
+    @given(st.lists(TOKENS, min_size=1, max_size=12))
+    def test_a_tree_has_the_nodes_of_the_trie(self, sequences):
         nodes = {tuple(each[: end + 1]) for each in sequences for end in range(len(each))}
-        assert tree_tokens([array("I", each) for each in sequences]) == len(nodes)
+        assert len(as_tree([array("I", each) for each in sequences]).ids) == len(nodes)
 
 
 @pytest.mark.parametrize("mean", LossWeights)

@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from memagent_training.errors import TrainingError
-from memagent_training.packing import TokenRow
-from memagent_training.policy_sync import (
+from memagent_training.forward.layouts import TokenRow
+from memagent_training.serving.policy_sync import (
     FolderLogProbs,
     How,
     PolicySync,
@@ -29,9 +28,10 @@ from memagent_training.policy_sync import (
     SyncError,
     SyncSettings,
 )
-from memagent_training.policy_sync.folders import PolicyFolder
-from memagent_training.policy_sync.probe import ProbeLogProbs, Standing, find_fault, largest_gap
-from memagent_training.vllm_server import VLLMServer, VLLMServerError
+from memagent_training.serving.policy_sync.folders import PolicyFolder
+from memagent_training.serving.policy_sync.probe import ProbeLogProbs, Standing, find_fault, largest_gap
+from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
+from memagent_training.training_errors import TrainingError
 
 RANK = 8
 

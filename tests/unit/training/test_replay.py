@@ -21,10 +21,10 @@ from memagent_graph.errors import RunLogError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome, Reward, RunRecord
 from memagent_graph.run_log.exchange import export_runs
-from memagent_training.errors import ReplayError, RewardError
-from memagent_training.replay import load_groups
-from memagent_training.replay_report import Refusal
-from memagent_training.rollouts import RolloutGroup
+from memagent_training.data.replay import load_groups
+from memagent_training.data.replay_report import Refusal
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.training_errors import ReplayError, RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
@@ -126,7 +126,9 @@ def test_a_rollout_is_what_the_policy_saw_and_said_token_for_token(make_reader, 
     )
     assert all(set(each.logprobs_T) == {-0.25} for each in conversations)
     for rollout in group.rollouts_G:
-        assert [each.is_answer for each in rollout.conversations_K[-2:]] == [False, True]
+        *updates, answer = (each.place for each in rollout.conversations_K)
+        assert updates == [("update", "", k) for k in range(len(updates))]
+        assert answer == ("answer", "", 0)
     assert {(each.policy_version, each.truncated, each.loss_mask_T) for each in conversations} == {("v7", False, None)}
     report = replay.report
     assert (report.runs, report.groups, report.rollouts) == (2, 1, 2)
@@ -485,7 +487,7 @@ def test_where_nothing_is_left_the_error_says_which_run_why_and_what_to_do(log) 
     with pytest.raises(ReplayError, match="no runs in"):
         load_groups(log).require_groups()
     write(log, "a", reward=None)
-    with pytest.raises(ReplayError, match=r"none of the 1 runs .* no_reward, such as 'a'\. .*relabel"):
+    with pytest.raises(ReplayError, match=r"none of the 1 runs .* \(no_reward: a\) \(run a\)\. .*relabel"):
         load_groups(log).require_groups()
     log.reward("a", 1.0)
     replay = load_groups(log, min_group=1)
@@ -517,6 +519,6 @@ def test_a_shuffled_export_is_refused_with_the_run(tmp_path, log) -> None:
 def test_replay_needs_neither_torch_nor_trl() -> None:
     script = (
         "import sys; sys.modules.update(torch=None, trl=None, transformers=None);"
-        "import memagent_training.replay, memagent_training.judge, memagent_training.step_rewards"
+        "import memagent_training.data.replay, memagent_training.rewards.judge, memagent_training.rewards.step_rewards"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

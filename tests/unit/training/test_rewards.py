@@ -11,25 +11,29 @@ from support.scripts import document_with, perfect_reader
 
 from memagent_graph import Completion, DocumentStore, FinishReason, RunFilter, RunLog, ScriptedPolicy
 from memagent_graph.errors import PolicyError
-from memagent_graph.evaluation.scorers import contains, normalised, token_f1
+from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
+from memagent_graph.evaluation.scorers import REWARD_NAMES, contains, normalised, score, token_f1
 from memagent_graph.policy import TokenUsage
+from memagent_graph.prompts import AnswerFormat, last_boxed
 from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunRecord
-from memagent_training.answer_matching import GoldAnswers
-from memagent_training.errors import RewardError
-from memagent_training.judge import JudgedBy
+from memagent_training.data.reward_functions import LoggedReward, LoggedStepReward
+from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.rewards import (
     BoxedExactMatch,
+    EvidenceInMemory,
+    ExactMatch,
+    FormatReward,
+    GoldAnswers,
     LenientMatch,
-    LoggedReward,
-    RulerScore,
-    RulerStringMatch,
+    StringMatch,
     TokenF1,
     Weighted,
     relabel,
     relabel_steps,
 )
-from memagent_training.step_rewards import EvidenceInMemory, FormatReward, LoggedStepReward
-from memagent_training.training_runs import TrainingRun, read_runs
+from memagent_training.rewards.judge import JudgedBy
+from memagent_training.rewards.reward_names import OUTCOME_REWARDS, chosen_reward, named_reward
+from memagent_training.training_errors import RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
@@ -56,10 +60,14 @@ def run(
     rewards: tuple[Reward, ...] = (),
     question: str = QUESTION,
     stop_reason: str = "answered",
+    document: str = "k",
+    gold: Gold | None = None,
 ) -> TrainingRun:
     updates = [each if isinstance(each, Conversation) else said(at, each) for at, each in enumerate(memories)]
-    record = RunRecord("r", 1.0, 2.0, question, {"key": "k", "name": "n", "size": 1}, {}, stop_reason, answer)
-    return TrainingRun(record, (*updates, said(len(updates), raw, ConversationKind.ANSWER)), (), rewards)
+    record = RunRecord(
+        "r", 1.0, 2.0, question, {"key": document, "name": f"{document}.txt", "size": 1}, {}, stop_reason, answer
+    )
+    return TrainingRun(record, (*updates, said(len(updates), raw, ConversationKind.ANSWER)), (), rewards, gold)
 
 
 @pytest.fixture
@@ -147,10 +155,10 @@ def test_a_run_without_an_answer_earns_nothing_and_a_run_that_did_not_end_is_not
 def test_rulers_match_counts_strings_in_what_was_said() -> None:
     gold = GoldAnswers({"r": ["Red", "blue", "GREEN"]})
     said_text = "<think>green</think> red, BLUEISH \\boxed{x}"
-    assert RulerStringMatch(gold)(run(said_text)) == pytest.approx(2 / 3)
-    assert RulerStringMatch(gold, RulerScore.PART)(run(said_text)) == 1.0
-    assert RulerStringMatch(gold, RulerScore.PART)(run("pink")) == RulerStringMatch(gold)(run("pink")) == 0.0
-    assert RulerStringMatch(gold)(run(None)) is None
+    assert StringMatch(gold)(run(said_text)) == pytest.approx(2 / 3)
+    assert StringMatch(gold, Metric.ANY)(run(said_text)) == 1.0
+    assert StringMatch(gold, Metric.ANY)(run("pink")) == StringMatch(gold)(run("pink")) == 0.0
+    assert StringMatch(gold)(run(None)) is None
 
 
 def test_gold_answers_go_by_run_first_then_by_question_and_can_be_read_from_a_file(tmp_path) -> None:
@@ -175,6 +183,85 @@ def test_a_line_that_holds_no_gold_answer_is_named(tmp_path, line) -> None:
         GoldAnswers.load(tmp_path / "none.jsonl")
 
 
+def test_the_same_question_about_two_documents_has_an_answer_in_each(tmp_path) -> None:
+    """By name or by digest; a line without a document is for all that have none of their own."""
+    path = tmp_path / "gold.jsonl"
+    lines = [
+        {"question": QUESTION, "document": "a.txt", "answer": "1"},
+        {"question": QUESTION, "document": "b", "answers": ["2", "two"]},
+        {"question": QUESTION, "answer": "3"},
+        {"question": "Other?", "document": "a", "answer": "4"},
+        {"question": QUESTION, "document": "a.txt", "answers": ["1"]},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    gold = GoldAnswers.load(path)
+    assert [gold.of(run("", document=each)) for each in "abc"] == [("1",), ("2", "two"), ("3",)]
+    assert [gold.of(run("", question="Other?", document=each)) for each in "ab"] == [("4",), None]
+
+
+@pytest.mark.parametrize("document", [{}, {"document": "a"}])
+def test_a_line_that_answers_otherwise_what_another_has_answered_is_named(tmp_path, document) -> None:
+    path = tmp_path / "gold.jsonl"
+    lines = [{"question": QUESTION} | document | {"answer": answer} for answer in ("1", "1", "2")]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(RewardError, match=r"gold\.jsonl, line 3: the question of line 1 again.*Say the document"):
+        GoldAnswers.load(path)
+
+
+# One vocabulary
+
+
+class Asked:
+    name, unit, answer_tokens = "asked", LengthUnit.TOKENS, 8
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+
+
+SAID = [
+    "\\boxed{red, blue}", "\\boxed{blue and red}", "red", "\\boxed{red}", "red and blue", "", "\\boxed{}", "\\boxed{",
+    "<think>\\boxed{red}</think> blue", "\\boxed{red, blue}" + " so it is" * 60, "so red it is, and \\boxed{blue}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("said_text", SAID)
+@pytest.mark.parametrize("metric", list(Metric))
+@pytest.mark.parametrize("answer_format", list(AnswerFormat))
+def test_a_reward_is_the_score_of_an_evaluation_under_either_name(said_text, metric, answer_format) -> None:
+    """The run carries what its answer should be, as in the closed loop."""
+    gold = ("red", "blue")
+    sample = Sample(Asked(metric), 1, 0, QUESTION, gold, lambda: iter([""]))
+    plainly = said_text.rpartition("</think>")[2].strip()
+    answer = last_boxed(plainly) if answer_format is AnswerFormat.BOXED else plainly
+    scores = score(sample, answer, said_text, answer_format=answer_format)
+    stop_reason = "no_answer" if answer is None else "answered"
+    scored = run(said_text, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))
+    for column, name in REWARD_NAMES.items():
+        expected = getattr(scores, column)
+        assert named_reward(column)[1](scored) == named_reward(name)[1](scored) == expected, name
+        assert named_reward(column)[0] == name
+
+
+def test_names_mean_the_same_with_gold_answers_from_a_file() -> None:
+    answered = run("it is \\boxed{4711}", answer="4711")
+    assert {name: chosen_reward(name, GOLD)(answered) for name in OUTCOME_REWARDS} == dict.fromkeys(
+        OUTCOME_REWARDS, 1.0
+    )
+    assert chosen_reward("strict", GOLD) == ExactMatch(GOLD)
+    assert chosen_reward("strict") == "strict"
+    with pytest.raises(RewardError, match=r"'exact'.*Did you mean exact_match"):
+        chosen_reward("exact", GOLD)
+    with pytest.raises(RewardError, match=r"'kindness'.*Choose one that does: exact_match, boxed_exact_match"):
+        named_reward("kindness")
+
+
+def test_a_function_is_named_after_itself() -> None:
+    def short(run: TrainingRun) -> float:
+        return 1.0
+
+    assert named_reward(short) == ("short", short)
+
+
 # Feedback and composition
 
 
@@ -188,6 +275,7 @@ def test_feedback_in_the_log_is_the_newest_of_its_name_and_source() -> None:
     assert LoggedReward("thumbs")(run("", rewards=given)) == 0.5
     assert LoggedReward("thumbs", source="person")(run("", rewards=given)) == 0.0
     assert LoggedReward("other")(run("", rewards=given)) is None
+    assert LoggedReward(None, source="scorer")(run("", rewards=given)) == 0.5
 
 
 def test_weighted_rewards_add_up_and_name_the_part_that_is_no_number() -> None:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rl_loops import record
 
-from memagent_training.errors import TrainingError
 from memagent_training.rl.collapse import CollapsedError, CollapseSettings, check_metrics, check_rewards
-from memagent_training.rl.journal import CollectionRecord, LengthReward
+from memagent_training.rl.loop_journal import CollectionRecord, LengthReward
+from memagent_training.training_errors import TrainingError
 
 REWARDS = st.lists(st.floats(0, 1), max_size=20)
 WINDOW = st.integers(1, 5)

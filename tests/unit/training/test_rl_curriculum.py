@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.rl_loops import record
 
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
-from memagent_training.errors import TrainingError
 from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, PER_COLLECTION, Curriculum
-from memagent_training.rl.journal import LengthReward
+from memagent_training.rl.loop_journal import LengthReward
+from memagent_training.training_errors import TrainingError
 
 LENGTHS = (500, 1000, 2000)
 COLLECTION = st.integers(0, COLLECTIONS - 1)

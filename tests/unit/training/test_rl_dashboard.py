@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from memagent_graph.evaluation.statistics import wilson
-from memagent_training.policy_sync import How, Served
 from memagent_training.rl.dashboard import Dashboard
-from memagent_training.rl.journal import CollectionRecord, LengthReward, Measurement
-from memagent_training.rl.progress import LoopProgress
-from memagent_training.rl.view import Sparkline, rendered
+from memagent_training.rl.loop_journal import CollectionRecord, LengthReward, Measurement
+from memagent_training.rl.loop_progress import LoopProgress
+from memagent_training.rl.loop_view import Sparkline, rendered
 from memagent_training.rl.watching import Phase
+from memagent_training.serving.policy_sync import How, Served
 
 METRICS = {
     "loss": 0.0123, "grad_norm": 0.456, "learning_rate": 1e-6, "entropy": 0.789, "clip_ratio/low_mean": 0.011,

@@ -20,16 +20,16 @@ from support.rl_loops import Recorder, measurement, record, small_job
 from memagent_graph import Usage
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.evaluation.statistics import Estimate
-from memagent_training.collect import Collected, CollectedGroup
-from memagent_training.errors import ReplayError
-from memagent_training.policy_sync import How, Served
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.job.collect import Collected, CollectedGroup
 from memagent_training.rl import collecting, loop
 from memagent_training.rl.collapse import CollapsedError
-from memagent_training.rl.job import prepare
-from memagent_training.rl.journal import Journal, LengthReward, Measurement
+from memagent_training.rl.loop_journal import Journal, LengthReward, Measurement
 from memagent_training.rl.online_trainer import EndOfLoop
-from memagent_training.rl.serving import Serving
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.rl.policy_serving import Serving
+from memagent_training.rl.rl_job import prepare
+from memagent_training.serving.policy_sync import How, Served
+from memagent_training.training_errors import ReplayError
 
 
 class Sync:
@@ -121,7 +121,9 @@ async def test_a_measurement_is_in_the_journal_only_when_its_policy_is_kept(
 # Collections
 
 
-CONVERSATION = TrainingConversation(array("I", [1]), array("I", [2]), array("f", [-0.5]), True, False, "iteration-2")
+CONVERSATION = TrainingConversation(
+    array("I", [1]), array("I", [2]), array("f", [-0.5]), "answer", "", 0, False, "iteration-2"
+)
 
 
 def collected_as(

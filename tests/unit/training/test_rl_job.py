@@ -16,15 +16,13 @@ from support.rl_loops import SETTINGS, record, small_job
 
 from memagent_graph import MemAgentError, RunLog
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.samples import Sample
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
-from memagent_graph.results import ReadResult
-from memagent_training.collect import CollectSettings
-from memagent_training.errors import TrainingError
+from memagent_training.job.collect import CollectSettings
 from memagent_training.rl import RLJob
 from memagent_training.rl.curriculum import HELD_OUT
-from memagent_training.rl.job import MeasureSettings, prepare, write_record
-from memagent_training.rl.journal import Journal
+from memagent_training.rl.loop_journal import Journal
+from memagent_training.rl.rl_job import MeasureSettings, prepare, write_record
+from memagent_training.training_errors import TrainingError
 
 
 def setting(**changes: Any) -> dict[str, Any]:
@@ -49,7 +47,7 @@ def setting(**changes: Any) -> dict[str, Any]:
         ({"lora_rank": 0}, r"LoRA rank of 0.*1 or more"),
         ({"server_timeout": 0.0}, r"0 seconds for a server.*more than 0"),
         ({"base_url": "http://x/v1", "server_options": ("--no",)}, r"--no.*leave --base-url out"),
-        ({"reward": "kindness"}, r"'kindness'.*strict, lenient, string_match, token_f1"),
+        ({"reward": "kindness"}, r"'kindness'.*exact_match, boxed_exact_match, lenient_match, token_f1"),
         ({"evidence_share": 1.5}, r"step_reward_share is 1.5.*0 to 1"),
         ({"model": "nowhere"}, r"no model 'nowhere'"),
         ({"preset": "dap"}, r"no preset 'dap'"),
@@ -151,21 +149,9 @@ def test_measured_lengths_are_the_curriculums_and_four_times_its_longest(tmp_pat
     prepare(small_job(tmp_path, measure=MeasureSettings(every=0, lengths=(20,))))
 
 
-@pytest.mark.parametrize(("name", "value"), [("strict", 0.0), ("lenient", 1.0), ("string_match", 1.0)])
-def test_a_reward_is_a_score_of_an_evaluation(name: str, value: float, tmp_path: Path) -> None:
-    prepared = prepare(small_job(tmp_path, reward=name))
-    sample: Sample = prepared.curriculum.tasks[0].sample(500, 0)
-    said = f"I think it is {sample.gold[0]}, surely"
-    result = dataclasses.replace(_read(), answer=said, raw_answer=said)
-    assert prepared.reward(sample, result) == value
-
-
-def _read() -> ReadResult:
-    from memagent_graph import Budget, MemAgent, ScriptedPolicy
-
-    budget = Budget(context_window=2048, question_tokens=64, memory_tokens=64, chunk_tokens=256, answer_tokens=64)
-    agent = MemAgent(ScriptedPolicy(["noted", "said"]), tokenizer="embedded", budget=budget, run_log=False)
-    return agent.read("A short text.", "What?")
+@pytest.mark.parametrize("name", ["strict", "exact_match", "boxed_exact_match"])
+def test_a_reward_goes_by_its_own_name_or_an_evaluation_s(name: str, tmp_path: Path) -> None:
+    assert prepare(small_job(tmp_path, reward=name)).job.reward == name
 
 
 # Folders

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.rl_loops import measurement, record
 
 from memagent_graph.evaluation.statistics import Estimate
-from memagent_training.errors import TrainingError
-from memagent_training.rl.journal import CollectionRecord, Journal, LengthReward, Measurement
+from memagent_training.rl.loop_journal import CollectionRecord, Journal, LengthReward, Measurement
+from memagent_training.training_errors import TrainingError
 
 COUNT = st.integers(0, 10**12)
 FLOAT = st.floats(allow_nan=False, allow_infinity=False)

@@ -20,13 +20,13 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile, load_profi
 from memagent_graph.prompts import AnswerFormat, load_prompts
 from memagent_graph.results import UpdateRule
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_training.base_model import BaseModel, find_base_model
-from memagent_training.errors import TrainingError
-from memagent_training.rl.job import prepare, write_record
-from memagent_training.rl.journal import Journal
-from memagent_training.rl.reading import ReadingSettings
-from memagent_training.rl.serving import Serving
-from memagent_training.saved_policy import _complete
+from memagent_training.job.base_model import BaseModel, find_base_model
+from memagent_training.job.saved_policy import _complete
+from memagent_training.rl.loop_journal import Journal
+from memagent_training.rl.policy_serving import Serving
+from memagent_training.rl.reading_settings import ReadingSettings
+from memagent_training.rl.rl_job import prepare, write_record
+from memagent_training.training_errors import TrainingError
 
 
 @pytest.fixture

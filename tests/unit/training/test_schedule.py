@@ -12,17 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_training.advantages import AdvantageSettings
-from memagent_training.errors import TrainingError
-from memagent_training.planner import Layout
-from memagent_training.rollouts import Rollout, RolloutGroup, TrainingConversation
-from memagent_training.schedule import Schedule
+from memagent_training.algorithm.advantages import AdvantageSettings
+from memagent_training.algorithm.planner import Layout
+from memagent_training.algorithm.schedule import Schedule
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.training_errors import TrainingError
 
 DROPPING = AdvantageSettings(drop_zero_variance=True)
 
 
 def group(number: int, *rewards: float) -> RolloutGroup:
-    conversation = TrainingConversation(array("I", [1, number]), array("I", [3]), array("f", [-1.0]), True, False, "v")
+    conversation = TrainingConversation(
+        array("I", [1, number]), array("I", [3]), array("f", [-1.0]), "answer", "", 0, False, "v"
+    )
     rollouts = (Rollout(f"{number}-{place}", (conversation,), reward) for place, reward in enumerate(rewards))
     return RolloutGroup(f"g{number}", tuple(rollouts))
 
@@ -72,7 +74,7 @@ def test_the_fingerprint_tells_numbers_of_steps_apart() -> None:
 
 def sure(number: int, probability: float, reward: float) -> Rollout:
     logprob = array("f", [math.log(probability)])
-    conversation = TrainingConversation(array("I", [1]), array("I", [3]), logprob, True, False, "v")
+    conversation = TrainingConversation(array("I", [1]), array("I", [3]), logprob, "answer", "", 0, False, "v")
     return Rollout(f"{number}", (conversation,), reward)
 
 

@@ -18,12 +18,12 @@ from safetensors.torch import load_file  # noqa: E402
 from support import training_world  # noqa: E402
 
 from memagent_graph.errors import MemAgentError  # noqa: E402
-from memagent_training import recomputed  # noqa: E402
-from memagent_training.config import MultiConvDAPOConfig  # noqa: E402
-from memagent_training.errors import TrainingError  # noqa: E402
-from memagent_training.presets import load_preset, preset_names  # noqa: E402
-from memagent_training.rollouts import RolloutGroup  # noqa: E402
-from memagent_training.trainer import MultiConvDAPOTrainer  # noqa: E402
+from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
+from memagent_training.forward import recomputed  # noqa: E402
+from memagent_training.job.config import MultiConvDAPOConfig  # noqa: E402
+from memagent_training.job.presets import load_preset, preset_names  # noqa: E402
+from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
+from memagent_training.training_errors import TrainingError  # noqa: E402
 
 QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
 SMALL = {"groups_per_step": 2, "token_budget": 200, "learning_rate": 0.005, "warmup_steps": 0}
@@ -287,13 +287,13 @@ def test_presets_state_every_choice_of_the_algorithm() -> None:
     """A preset that leaves something to a default would change with the default."""
     import yaml
 
-    from memagent_training import presets
+    from memagent_training.job import presets
 
     names = {
         "baseline", "divide_by_std", "step_reward_share", "drop_zero_variance", "mask_truncated_completions",
-        "loss_weights", "epsilon", "epsilon_high", "delta", "beta", "entropy_coef", "importance_sampling_level",
-        "old_logprobs", "importance_cap", "temperature", "learning_rate", "lr_scheduler_type", "warmup_steps",
-        "weight_decay", "max_grad_norm", "groups_per_step", "num_train_epochs",
+        "loss_weights", "epsilon", "epsilon_high", "delta", "beta", "kl_clamp", "entropy_coef",
+        "importance_sampling_level", "old_logprobs", "importance_cap", "temperature", "learning_rate",
+        "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "groups_per_step", "num_train_epochs",
     }  # fmt: skip
     assert preset_names() == ["dapo", "memagent-paper"]
     for name in preset_names():

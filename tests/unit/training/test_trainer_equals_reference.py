@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,10 +20,10 @@ pytest.importorskip("trl")
 from support import training_world  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 
-from memagent_training.config import MultiConvDAPOConfig  # noqa: E402
-from memagent_training.planner import Layout  # noqa: E402
-from memagent_training.rollouts import RolloutGroup  # noqa: E402
-from memagent_training.schedule import Schedule  # noqa: E402
+from memagent_training.algorithm.planner import Layout  # noqa: E402
+from memagent_training.algorithm.schedule import Schedule  # noqa: E402
+from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
+from memagent_training.job.config import MultiConvDAPOConfig  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 TOLERANCE = 1e-6
@@ -106,6 +107,7 @@ class Reference:
         return self.plain.Settings(
             divide_by_std=config.divide_by_std,
             epsilon=config.advantage_epsilon,
+            step_share=config.step_reward_share,
             leave_one_out=config.baseline == "leave_one_out",
             overlong=overlong,
             drop_zero_variance=config.drop_zero_variance,
@@ -117,6 +119,7 @@ class Reference:
             importance_level=config.importance_sampling_level,
             importance_cap=config.importance_cap,
             kl_coef=config.beta,
+            kl_clamp=math.inf if config.kl_clamp is None else config.kl_clamp,
             entropy_coef=config.entropy_coef,
             temperature=config.temperature,
         )
@@ -168,6 +171,41 @@ def test_one_process(
     case: dict[str, Any], world: tuple[Path, list[RolloutGroup]], reference: Reference, tmp_path: Path
 ) -> None:
     assert_equal(reference, case, training_world.run_case(world[0], case, tmp_path), tmp_path)
+
+
+GRAPH_CASES = [
+    {"preset": preset, "changes": {"layout": layout.value, "token_budget": 90, "step_reward_share": share} | changes}
+    for (preset, share, changes), layout in itertools.product(
+        [
+            ("memagent-paper", 0.5, {"loss_weights": "conversation_mean"}),
+            ("memagent-paper", 1.0, {"baseline": "leave_one_out", "kl_clamp": 1e-4}),
+            ("dapo", 0.3, {"loss_weights": "rollout_mean"}),
+        ],
+        Layout,
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def graph_world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RolloutGroup]]:
+    folder = tmp_path_factory.mktemp("graph")
+    return folder, training_world.make_world(folder, graph=True)
+
+
+@pytest.mark.parametrize("case", GRAPH_CASES, ids=str)
+def test_runs_that_fan_out_and_merge_and_answer_several_questions(
+    case: dict[str, Any], graph_world: tuple[Path, list[RolloutGroup]], tmp_path: Path
+) -> None:
+    steps = training_world.run_case(graph_world[0], case, tmp_path)
+    assert_equal(Reference(*graph_world), case, steps, tmp_path)
+
+
+def test_those_runs_branch_differently_within_a_group(graph_world: tuple[Path, list[RolloutGroup]]) -> None:
+    for group in graph_world[1]:
+        places = [[each.place for each in rollout.conversations_K] for rollout in group.rollouts_G]
+        assert all(len(set(each)) == len(each) for each in places)
+        assert {len({branch for _, branch, _ in each}) for each in places} >= {3, 4}
+        assert {sum(role == "answer" for role, _, _ in each) for each in places} >= {1, 2}
 
 
 def test_the_cases_try_what_they_should(world: tuple[Path, list[RolloutGroup]], tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from support import training_world  # noqa: E402
 from support.training_log import comparable, write_log  # noqa: E402
 
 from memagent_graph import Completion, FinishReason, PolicyError  # noqa: E402
-from memagent_training.advantages import AdvantageSettings, OverlongPenalty, prepare_batch  # noqa: E402
-from memagent_training.config import MultiConvDAPOConfig  # noqa: E402
-from memagent_training.errors import TrainingError  # noqa: E402
-from memagent_training.presets import load_preset  # noqa: E402
-from memagent_training.rollouts import RolloutGroup  # noqa: E402
-from memagent_training.run_metrics import row_metrics  # noqa: E402
-from memagent_training.trainer import MultiConvDAPOTrainer  # noqa: E402
+from memagent_training.algorithm.advantages import AdvantageSettings, OverlongPenalty, prepare_batch  # noqa: E402
+from memagent_training.algorithm.step_metrics import row_metrics  # noqa: E402
+from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
+from memagent_training.job.config import MultiConvDAPOConfig  # noqa: E402
+from memagent_training.job.presets import load_preset  # noqa: E402
+from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
+from memagent_training.training_errors import TrainingError  # noqa: E402
 
 QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
 SMALL = {"groups_per_step": 2, "token_budget": 200, "learning_rate": 0.005, "warmup_steps": 0, "save_strategy": "no"}
@@ -115,7 +115,7 @@ def test_the_gap_in_the_log_is_of_equal_temperatures(world: World, tmp_path: Pat
 
 # Was so: with fewer steps than warm-up has, hardly anything is learned; in one step, whose learning rate is 0, nothing.
 def test_a_training_that_ends_before_its_warm_up_is_refused(world: World, tmp_path: Path) -> None:
-    from memagent_training.training_job import TrainingJob, prepare, train
+    from memagent_training.job.training_job import TrainingJob, prepare, train
 
     folder = world[0]
     runs = write_log(tmp_path / "runs.sqlite", comparable(world[1]), folder / "model")
@@ -129,7 +129,7 @@ def test_a_training_that_ends_before_its_warm_up_is_refused(world: World, tmp_pa
 def test_several_gpus_without_a_launcher_are_refused_with_the_remedy(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memagent_training.training_job import TrainingJob, prepare, train
+    from memagent_training.job.training_job import TrainingJob, prepare, train
 
     runs = write_log(tmp_path / "runs.sqlite", comparable(world[1]), world[0] / "model")
     job = TrainingJob(
@@ -143,8 +143,8 @@ def test_several_gpus_without_a_launcher_are_refused_with_the_remedy(
 # Was so: an attempt that failed stays in the log as an unfinished member, and replay refuses its whole group.
 async def test_a_read_that_was_tried_again_leaves_its_group_whole(tmp_path: Path) -> None:
     collecting: Any = importlib.import_module("test_collect")
-    from memagent_training.collect import CollectSettings, collect
-    from memagent_training.replay import load_groups
+    from memagent_training.data.replay import load_groups
+    from memagent_training.job.collect import CollectSettings, collect
 
     calls = itertools.count()
 
@@ -160,7 +160,7 @@ async def test_a_read_that_was_tried_again_leaves_its_group_whole(tmp_path: Path
         agent, collecting.questions(1), CollectSettings(rollouts=4, groups=1, max_questions=1), name="x"
     )
     assert len(found.groups) == 1
-    replay = load_groups(agent.run_log)
+    replay = load_groups(agent.run_log, reward="exact_match")
     assert [len(group.rollouts_G) for group in replay.groups] == [4], replay.report.refused
 
 
@@ -185,7 +185,7 @@ def test_ranks_with_other_rewards_are_refused(world: World, tmp_path: Path) -> N
         "import os, pathlib, pickle, sys\n"
         "from dataclasses import replace\n"
         "from support.training_world import config_of\n"
-        "from memagent_training.trainer import MultiConvDAPOTrainer\n"
+        "from memagent_training.job.trainer import MultiConvDAPOTrainer\n"
         "folder, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])\n"
         "groups = pickle.loads((folder / 'groups.pkl').read_bytes())\n"
         "if os.environ['RANK'] == '1':\n"

@@ -14,17 +14,18 @@ import pytest
 from support.training_log import comparable, write_log
 
 from memagent_graph.errors import RunLogError, TokenizerError
-from memagent_training import recomputed, training_job
-from memagent_training.answer_matching import GoldAnswers
-from memagent_training.chosen_rewards import OUTCOME_REWARDS, chosen_reward, chosen_step_reward
-from memagent_training.dry_run import plan
-from memagent_training.errors import ReplayError, RewardError, TrainingError
-from memagent_training.job_settings import DECISIVE, make_config, parse_settings
-from memagent_training.planner import Layout
-from memagent_training.rollouts import RolloutGroup
-from memagent_training.step_rewards import FormatReward
-from memagent_training.training_job import PreparedJob, TrainingJob, prepare, read_groups
-from memagent_training.training_output import find_checkpoints, require_same, write_record
+from memagent_training.algorithm.planner import Layout
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.forward import recomputed
+from memagent_training.job import training_job
+from memagent_training.job.dry_run import plan
+from memagent_training.job.job_settings import DECISIVE, make_config, parse_settings
+from memagent_training.job.training_job import PreparedJob, TrainingJob, prepare, read_groups
+from memagent_training.job.training_output import find_checkpoints, require_same, write_record
+from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.rewards.reward_names import OUTCOME_REWARDS, chosen_reward, chosen_step_reward
+from memagent_training.rewards.step_rewards import FormatReward
+from memagent_training.training_errors import ReplayError, RewardError, TrainingError
 
 QUIET = {"use_cpu": True, "groups_per_step": 2, "warmup_steps": 0}
 

@@ -20,9 +20,9 @@ from benchmarks.training_contenders import (
     make_group,
 )
 from benchmarks.training_step import OTHERS, PADDED, PREFIX_TREE, main, write_section
-from memagent_training.planner import Layout
-from memagent_training.prefixes import tree_tokens
-from memagent_training.rollouts import RolloutGroup, TrainingConversation
+from memagent_training.algorithm.planner import Layout
+from memagent_training.data.rollouts import RolloutGroup, TrainingConversation
+from memagent_training.forward.prefix_tree import as_tree
 
 TINY = Setting(model_size="tiny", lengths=Lengths(3, 12, 4))
 
@@ -33,7 +33,7 @@ def _rows(group: RolloutGroup, place: int) -> list[TrainingConversation]:
 
 def _tree(group: RolloutGroup) -> int:
     rows = [row for place in range(CONVERSATIONS) for row in _rows(group, place)]
-    return tree_tokens(row.prompt_ids_P + row.completion_ids_T for row in rows)
+    return len(as_tree([row.prompt_ids_P + row.completion_ids_T for row in rows]).ids)
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from memagent_training.packing import lay_out  # noqa: E402
-from memagent_training.prefix_tree import Node, Trie, as_tree, one_after_another  # noqa: E402
-from memagent_training.scoring import completion_logprobs  # noqa: E402
-from memagent_training.tree_attention import NodeMask, attend_by_paths  # noqa: E402
+from memagent_training.forward.layouts import lay_out  # noqa: E402
+from memagent_training.forward.prefix_tree import Node, Trie, as_tree, one_after_another  # noqa: E402
+from memagent_training.forward.scoring import completion_logprobs  # noqa: E402
+from memagent_training.forward.tree_attention import NodeMask, attend_by_paths  # noqa: E402
 
 HEADS, WIDTH = 2, 4
 

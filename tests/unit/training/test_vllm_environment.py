@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memagent_training.vllm_server import VLLMServer, VLLMServerError, server_environment
+from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, server_environment
 
 
 @pytest.mark.parametrize("device", ["nvidia0", "kfd", "accel/accel0", None])

@@ -152,11 +152,11 @@ def _job(request: RL) -> RLJob:
         TrainingError, EvaluationError, PolicyError: a value that cannot be read, or a policy that cannot be had.
     """
     from memagent_graph.evaluation.planning import parse_lengths  # noqa: PLC0415
-    from memagent_training.chosen_rewards import chosen_reward  # noqa: PLC0415
-    from memagent_training.collect import CollectSettings  # noqa: PLC0415
-    from memagent_training.job_settings import parse_settings  # noqa: PLC0415
-    from memagent_training.rl.job import MeasureSettings, RLJob  # noqa: PLC0415
-    from memagent_training.rl.reading import ReadingSettings  # noqa: PLC0415
+    from memagent_training.job.collect import CollectSettings  # noqa: PLC0415
+    from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
+    from memagent_training.rewards.reward_names import chosen_reward  # noqa: PLC0415
+    from memagent_training.rl.reading_settings import ReadingSettings  # noqa: PLC0415
+    from memagent_training.rl.rl_job import MeasureSettings, RLJob  # noqa: PLC0415
 
     reward: Any = chosen_reward(request.reward)  # a user's own takes a Sample and its ReadResult here
     # The environment's key is for somebody else's server alone.
@@ -221,7 +221,7 @@ def _model(request: RL) -> str:
         return request.model or "embedded"
     from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
     from memagent_graph.policies.registry import PolicyRequest, make_policy  # noqa: PLC0415
-    from memagent_training.errors import TrainingError  # noqa: PLC0415
+    from memagent_training.training_errors import TrainingError  # noqa: PLC0415
 
     policy = make_policy(request.policy, PolicyRequest(model=request.model))
     if not isinstance(policy, LocalPolicy):
@@ -233,7 +233,7 @@ def _model(request: RL) -> str:
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
-    from memagent_training.errors import TrainingError  # noqa: PLC0415
+    from memagent_training.training_errors import TrainingError  # noqa: PLC0415
 
     try:
         found = tuple(dict.fromkeys(float(each) for each in text.split(",") if each.strip()))
@@ -248,7 +248,7 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 def _words(options: Sequence[str]) -> tuple[str, ...]:
     """The server's options one by one, as a shell would take them apart."""
-    from memagent_training.errors import TrainingError  # noqa: PLC0415
+    from memagent_training.training_errors import TrainingError  # noqa: PLC0415
 
     try:
         return tuple(word for each in options for word in shlex.split(each))
@@ -263,8 +263,8 @@ def _finished(job: RLJob, *, quiet: bool) -> Finished:
     from memagent_training.rl import run  # noqa: PLC0415
     from memagent_training.rl.collapse import CollapsedError  # noqa: PLC0415
     from memagent_training.rl.dashboard import Dashboard  # noqa: PLC0415
-    from memagent_training.rl.job import BEST, JOURNAL  # noqa: PLC0415
-    from memagent_training.vllm_server import VLLMServerError  # noqa: PLC0415
+    from memagent_training.rl.rl_job import BEST, JOURNAL  # noqa: PLC0415
+    from memagent_training.serving.vllm_server import VLLMServerError  # noqa: PLC0415
 
     try:
         with Dashboard(job.iterations, quiet=quiet or not is_main_process()) as dashboard:

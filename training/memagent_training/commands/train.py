@@ -27,7 +27,7 @@ from memagent_training.commands.training_process import (
 )
 
 if TYPE_CHECKING:
-    from memagent_training.training_job import PreparedJob, TrainedPolicy, TrainingJob
+    from memagent_training.job.training_job import PreparedJob, TrainedPolicy, TrainingJob
 
 _WIDTH_WITHOUT_TERMINAL: Final = 160
 _OPTION_NAMES: Final[OptionNames] = (
@@ -116,10 +116,10 @@ class Train:
 
 
 def _job(request: Train) -> TrainingJob:
-    from memagent_training.answer_matching import GoldAnswers  # noqa: PLC0415
-    from memagent_training.chosen_rewards import chosen_reward, chosen_step_reward  # noqa: PLC0415
-    from memagent_training.job_settings import parse_settings  # noqa: PLC0415
-    from memagent_training.training_job import TrainingJob, read_groups  # noqa: PLC0415
+    from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
+    from memagent_training.job.training_job import TrainingJob, read_groups  # noqa: PLC0415
+    from memagent_training.rewards.gold_answers import GoldAnswers  # noqa: PLC0415
+    from memagent_training.rewards.reward_names import chosen_reward, chosen_step_reward  # noqa: PLC0415
 
     gold = None if request.gold is None else GoldAnswers.load(request.gold)
     versions, step_reward = request.policy_versions, request.step_reward
@@ -147,7 +147,7 @@ def _job(request: Train) -> TrainingJob:
 
 
 def _prepared(request: Train) -> PreparedJob:
-    from memagent_training.training_job import prepare  # noqa: PLC0415
+    from memagent_training.job.training_job import prepare  # noqa: PLC0415
 
     prepared = prepare(_job(request))
     if not is_main_process():
@@ -166,7 +166,7 @@ def _prepared(request: Train) -> PreparedJob:
 
 
 def _trained(prepared: PreparedJob) -> TrainedPolicy:
-    from memagent_training.training_job import train as train_job  # noqa: PLC0415
+    from memagent_training.job.training_job import train as train_job  # noqa: PLC0415
 
     # The trainer prints its progress, and standard output is for results alone.
     with contextlib.redirect_stdout(sys.stderr):
@@ -178,8 +178,7 @@ def _trained(prepared: PreparedJob) -> TrainedPolicy:
 def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     if not is_main_process():
         return
-    from memagent_training.dry_run import plan, rendered  # noqa: PLC0415
-
+    from memagent_training.job.dry_run import plan, rendered  # noqa: PLC0415
     found = plan(prepared)
     if as_json:
         print_json(found.to_dict())

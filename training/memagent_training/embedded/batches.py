@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memagent_training.embedded.examples import Row, RowBuilder
-from memagent_training.embedded.model import Layout
+from memagent_training.embedded.policy_network import Layout
+from memagent_training.embedded.training_examples import Row, RowBuilder
 
 BRANCHES = 14
 """Update prompts on one section."""

@@ -34,9 +34,9 @@ from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.embedded.batches import collate
 from memagent_training.embedded.corpus import SEPARATOR
 from memagent_training.embedded.documents import Question, Setting, questions_alone, questions_with_foreign_facts
-from memagent_training.embedded.examples import EMPTY, Branch, PromptFormat, Row
 from memagent_training.embedded.release import load_policy
 from memagent_training.embedded.tokenizer import load_encoding
+from memagent_training.embedded.training_examples import EMPTY, Branch, PromptFormat, Row
 
 LONGEST_REPLY = 48
 MOST_BRANCHES = 48

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from memagent_training.embedded.model import ModelShape, Policy
+from memagent_training.embedded.policy_network import ModelShape, Policy
 from memagent_training.embedded.tokenizer import SPECIAL_TOKENS, VOCABULARY
 
 CONTEXT_WINDOW = 1024

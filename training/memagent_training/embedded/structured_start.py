@@ -19,7 +19,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from memagent_training.embedded.model import DecoderLayer, ModelShape, Policy, SelfAttention
+from memagent_training.embedded.policy_network import DecoderLayer, ModelShape, Policy, SelfAttention
 
 CODE, BEFORE, BLEND, OUTPUT = range(4)
 """The parts of the width, in order."""

@@ -29,7 +29,7 @@ from memagent_graph.evaluation.tasks.fitting import Haystack, Insertion
 from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_graph.evaluation.tasks.haystacks import Prose
 from memagent_training.embedded.corpus import SEPARATOR
-from memagent_training.embedded.examples import EMPTY
+from memagent_training.embedded.training_examples import EMPTY
 
 _TOKENS_PER_FACT = 256
 """One foreign fact a chunk, on average, beside the asked one."""

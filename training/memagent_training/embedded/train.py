@@ -17,17 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from memagent_training.algorithm.muon import Muon, bfloat16_is_fast
 from memagent_training.embedded.batches import Batch, collate, make_batch
-from memagent_training.embedded.examples import EMPTY, PromptFormat, Prose, RowBuilder
-from memagent_training.embedded.model import ModelShape, Policy
-from memagent_training.embedded.optim import build_optimizers, schedule
+from memagent_training.embedded.policy_network import ModelShape, Policy
 from memagent_training.embedded.release import load_policy
 from memagent_training.embedded.structured_start import give_structure, token_rarity
 from memagent_training.embedded.tokenizer import VOCABULARY, load_encoding
-from memagent_training.precision import bfloat16_is_fast
+from memagent_training.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
 
@@ -200,6 +199,25 @@ def main() -> None:
     parser.add_argument("--check-every", type=int, default=100)
     parser.add_argument("--check-rows", type=int, default=24, help="held-out sections that a check reads")
     train(parser.parse_args())
+
+
+def build_optimizers(model: nn.Module, muon_lr: float, adamw_lr: float) -> list[torch.optim.Optimizer]:
+    """Muon on the layers' matrices, AdamW on embeddings, head, norms and biases."""
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        inside = parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
+        (matrices if inside else rest).append(parameter)
+    fused = next(model.parameters()).is_cuda
+    return [
+        Muon(matrices, lr=muon_lr),
+        torch.optim.AdamW(rest, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=fused),
+    ]
+
+
+def schedule(step: int, total: int, decay: int, warmup: int = 20) -> float:
+    """The factor on both learning rates: a short rise, a plateau, then a straight line to zero in the last steps."""
+    return min(1.0, (step + 1) / warmup, (total - step) / max(1, decay))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from memagent_training import training_output as output
-from memagent_training.rl.job import BEST, PreparedLoop
-from memagent_training.saved_policy import merge_adapter
+from memagent_training.job import training_output as output
+from memagent_training.job.saved_policy import merge_adapter
+from memagent_training.rl.rl_job import BEST, PreparedLoop
 
 _BEFORE: Final = f"{BEST}.before"
 """The best policy so far, while a better one takes its place."""

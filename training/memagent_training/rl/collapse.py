@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from memagent_training.errors import TrainingError
-from memagent_training.rl.journal import CollectionRecord
+from memagent_training.rl.loop_journal import CollectionRecord
+from memagent_training.training_errors import TrainingError
 
 
 class CollapsedError(TrainingError):

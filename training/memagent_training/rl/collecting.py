@@ -12,18 +12,19 @@ from itertools import islice
 from typing import Any, Final
 
 from memagent_graph.run_log import RunFilter
-from memagent_training.advantages import reason_to_drop
-from memagent_training.answer_matching import GoldAnswers
-from memagent_training.collect import Collected, collect
-from memagent_training.errors import ReplayError
-from memagent_training.replay import load_groups
+from memagent_training.algorithm.advantages import reason_to_drop
+from memagent_training.data.replay import load_groups
+from memagent_training.data.reward_functions import LoggedReward
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.job.collect import SOURCE, Collected, collect
+from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.rewards.step_rewards import EvidenceInMemory
 from memagent_training.rl.collapse import check_rewards
-from memagent_training.rl.job import PreparedLoop
-from memagent_training.rl.journal import CollectionRecord, Journal, LengthReward
+from memagent_training.rl.loop_journal import CollectionRecord, Journal, LengthReward
 from memagent_training.rl.online_trainer import EndOfLoop
-from memagent_training.rl.serving import Serving
-from memagent_training.rollouts import RolloutGroup
-from memagent_training.step_rewards import EvidenceInMemory
+from memagent_training.rl.policy_serving import Serving
+from memagent_training.rl.rl_job import PreparedLoop
+from memagent_training.training_errors import ReplayError
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class Collector:
             self._prepared.curriculum.questions(number, stage),
             self._prepared.job.collect,
             name=_collection(number),
-            reward=self._prepared.reward,
+            reward=self._prepared.job.reward,
             keep_uniform=self._prepared.job.evidence_share > 0,
             resume=True,
         )
@@ -131,6 +132,7 @@ class Collector:
         """A collection's groups as the run log has them."""
         replay = load_groups(
             self._serving.run_log,
+            reward=LoggedReward(None, SOURCE),
             step_reward=self._evidence(number, stage, group_of) if self._prepared.job.evidence_share else None,
             chosen=RunFilter(run_ids=tuple(group_of)),
             groups=group_of,

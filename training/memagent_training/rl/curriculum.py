@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from memagent_graph.evaluation.samples import Sample, Task
-from memagent_training.errors import TrainingError
-from memagent_training.rl.journal import CollectionRecord
+from memagent_training.rl.loop_journal import CollectionRecord
+from memagent_training.training_errors import TrainingError
 
 HELD_OUT: Final = 1_000_000_000
 """Where the indices of samples begin that are measured with. Training takes lower ones."""

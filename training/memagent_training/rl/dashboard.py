@@ -16,11 +16,11 @@ from typing import Final, Self
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from memagent_training.policy_sync import Served
-from memagent_training.rl.journal import CollectionRecord, Measurement
-from memagent_training.rl.progress import LoopProgress
-from memagent_training.rl.view import iteration_line, measurement_line, rendered
+from memagent_training.rl.loop_journal import CollectionRecord, Measurement
+from memagent_training.rl.loop_progress import LoopProgress
+from memagent_training.rl.loop_view import iteration_line, measurement_line, rendered
 from memagent_training.rl.watching import Phase, Watcher
+from memagent_training.serving.policy_sync import Served
 
 _REFRESHES_PER_SECOND: Final = 2
 

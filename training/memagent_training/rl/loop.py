@@ -14,19 +14,19 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback
 
 from memagent_graph.concurrency.background import run_sync
-from memagent_training import training_output as output
-from memagent_training.memory_estimate import lora_of_rank
+from memagent_training.job import training_output as output
+from memagent_training.job.memory_estimate import lora_of_rank
+from memagent_training.job.saved_policy import save_policy
 from memagent_training.rl.best_policy import BestPolicy
 from memagent_training.rl.collapse import check_metrics, check_rewards
 from memagent_training.rl.collecting import Collector
-from memagent_training.rl.job import JOURNAL, PreparedLoop, RLJob, prepare, write_record
-from memagent_training.rl.journal import CollectionRecord, Journal, Measurement
+from memagent_training.rl.loop_journal import CollectionRecord, Journal, Measurement
 from memagent_training.rl.measuring import measure
 from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
-from memagent_training.rl.serving import Serving
+from memagent_training.rl.policy_serving import Serving
+from memagent_training.rl.rl_job import JOURNAL, PreparedLoop, RLJob, prepare, write_record
 from memagent_training.rl.watching import Phase, Watcher
-from memagent_training.saved_policy import save_policy
-from memagent_training.vllm_server import find_vllm_python
+from memagent_training.serving.vllm_server import find_vllm_python
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ import time
 from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.evaluation.samples import Sample
+from memagent_graph.evaluation.scorers import score
 from memagent_graph.evaluation.statistics import estimate
-from memagent_training.collect import strict_reward
 from memagent_training.rl.curriculum import HELD_OUT
-from memagent_training.rl.job import PreparedLoop, answer_format_of
-from memagent_training.rl.journal import Measurement
+from memagent_training.rl.loop_journal import Measurement
+from memagent_training.rl.rl_job import PreparedLoop, answer_format_of
 
 
 async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, temperature: float) -> Measurement:
@@ -37,7 +37,7 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
             try:
                 text = await asyncio.to_thread(lambda: "".join(sample.text()))
                 result = await agent.aread(text, sample.question)
-                return strict_reward(sample, result, answer_format=answer_format)
+                return score(sample, result.answer, result.raw_answer, answer_format=answer_format).strict
             except (PolicyUnreachableError, PolicyAuthenticationError):
                 raise
             except MemAgentError:
@@ -57,8 +57,8 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
             read.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
     scores: dict[int, list[float]] = {}
-    for (length, _), score in zip(asked, found, strict=True):
-        scores.setdefault(length, []).append(score or 0.0)
+    for (length, _), right in zip(asked, found, strict=True):
+        scores.setdefault(length, []).append(right or 0.0)
     return Measurement(
         iteration=iteration,
         temperature=temperature,

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from memagent_graph.errors import MemAgentError
-from memagent_training.config import MultiConvDAPOConfig
-from memagent_training.errors import TrainingError
-from memagent_training.model_fit import check_fit
-from memagent_training.recomputed import LogProbGap
-from memagent_training.rollouts import RolloutGroup
-from memagent_training.schedule import ScheduledStep
-from memagent_training.trainer import MultiConvDAPOTrainer
-from memagent_training.training_output import step_of
+from memagent_training.algorithm.schedule import ScheduledStep
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.forward.recomputed import LogProbGap
+from memagent_training.job.config import MultiConvDAPOConfig
+from memagent_training.job.model_fit import check_fit
+from memagent_training.job.trainer import MultiConvDAPOTrainer
+from memagent_training.job.training_output import step_of
+from memagent_training.training_errors import TrainingError
 
 _SEED_STRIDE: Final = 7919
 """Between the seeds of two iterations' orders."""

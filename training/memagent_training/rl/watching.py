@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from memagent_training.policy_sync import Served
-from memagent_training.rl.journal import CollectionRecord, Measurement
+from memagent_training.rl.loop_journal import CollectionRecord, Measurement
+from memagent_training.serving.policy_sync import Served
 
 
 class Phase(StrEnum):

@@ -1,0 +1,114 @@
+"""The token loss and its gradient are TRL's for all that presets ask for, and the formula's where TRL has no part."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+from trl import GRPOTrainer  # noqa: E402
+
+from memagent_training.algorithm.loss import TokenLoss  # noqa: E402
+from memagent_training.job.presets import load_preset, preset_names  # noqa: E402
+
+B, T = 6, 11
+VARIANTS: list[dict[str, Any]] = [
+    {}, {"delta": 1.3}, {"delta": None}, {"beta": 0.1}, {"importance_sampling_level": "sequence"},
+    {"importance_sampling_level": "sequence", "delta": 1.5, "beta": 0.1, "importance_cap": 1.2},
+]  # fmt: skip
+
+
+def random_inputs(seed: int) -> dict[str, Any]:
+    """Ratios far beyond every bound, advantages of both signs, rows of different lengths, one with nothing learned."""
+    source = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> Any:
+        return scale * torch.randn(*shape, generator=source, dtype=torch.float64)
+
+    logprobs_BT = -normal(B, T).abs()
+    learned_BT = torch.arange(T) < torch.tensor([T, 7, 5, 3, 1, 0])[:, None]
+    learned_BT[0, ::3] = False
+    return {
+        "logprobs_BT": logprobs_BT.requires_grad_(),
+        "old_BT": (logprobs_BT + normal(B, T, scale=0.5)).detach(),
+        "logged_BT": (logprobs_BT + normal(B, T, scale=0.5)).detach(),
+        "reference_BT": (logprobs_BT + normal(B, T, scale=0.7)).detach(),
+        "advantages_BT": normal(B, 1).expand(B, T),
+        "learned_BT": learned_BT,
+    }
+
+
+def through_trl(loss: TokenLoss, inputs: dict[str, Any], weights_BT: Any) -> Any:
+    """TRL's own loss, with weights that sum to 1 as its mask, importance weights in its advantages."""
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (inputs["logprobs_BT"], torch.zeros(B, T), None),
+        args=SimpleNamespace(delta=loss.dual_clip, use_bias_correction_kl=False, steps_per_generation=1),
+        importance_sampling_level="sequence" if loss.per_conversation else "token",
+        accelerator=SimpleNamespace(num_processes=1, reduce=lambda each, **_: each, gather=lambda each: each),
+        model=SimpleNamespace(training=True), loss_type="dapo", beta=loss.kl_coef, use_vllm=False,
+        epsilon_low=loss.clip_low, epsilon_high=loss.clip_high, top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None, aux_loss_enabled=False, _entropy_bonus_enabled=False,
+        current_gradient_accumulation_steps=1, _metrics={"train": defaultdict(list)},
+    )  # fmt: skip
+    importance_BT = 1.0
+    if loss.importance_cap is not None:
+        importance_BT = (inputs["old_BT"] - inputs["logged_BT"]).exp().clamp(max=loss.importance_cap)
+    scale = 1e6  # TRL takes no mask sums and no denominator below 1
+    none = torch.zeros(B, 0, dtype=torch.long)
+    return GRPOTrainer._compute_loss(trainer, None, {
+        "prompt_ids": none, "prompt_mask": none, "completion_ids": torch.zeros(B, T, dtype=torch.long),
+        "completion_mask": torch.ones(B, T), "tool_mask": weights_BT * scale,
+        "advantages": inputs["advantages_BT"] * importance_BT, "old_per_token_logps": inputs["old_BT"],
+        "ref_per_token_logps": inputs["reference_BT"], "num_items_in_batch": torch.tensor(scale),
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_and_gradient_are_trls(preset: str, changes: dict[str, Any], seed: int, tmp_path: Any) -> None:
+    quiet = {"report_to": "none", "use_cpu": True, "bf16": False}
+    loss = load_preset(preset, output_dir=str(tmp_path), **quiet, **changes).token_loss
+    inputs = random_inputs(seed)
+    logprobs_BT, learned_BT = inputs["logprobs_BT"], inputs["learned_BT"]
+    weights_BT = learned_BT / learned_BT.sum()
+    theirs = through_trl(loss, inputs, weights_BT)
+    (their_gradient,) = torch.autograd.grad(theirs, logprobs_BT)
+    ours = (loss(**inputs | ({} if loss.kl_coef else {"reference_BT": None})) * weights_BT).sum()
+    (our_gradient,) = torch.autograd.grad(ours, logprobs_BT)
+    assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
+    assert torch.allclose(our_gradient, their_gradient, rtol=0, atol=1e-6)
+    assert our_gradient.abs().max() > 1e-3
+
+
+def row(*values: float) -> Any:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def test_a_bad_token_s_loss_is_bounded_however_likely_it_became() -> None:
+    everywhere = torch.tensor([[True, True]])
+    loss = TokenLoss(kl_coef=0.0)(row(5.0, 0.1), row(0.0, 0.0), row(0.0, 0.0), None, row(-2.0, -2.0), everywhere)
+    assert loss.tolist() == [pytest.approx([6.0, 2 * math.exp(0.1)])]
+
+
+def test_kl_is_bounded_only_where_that_is_asked_for() -> None:
+    logprobs_BT, reference_BT = row(-9.0, -1.0), row(-1.0, -1.5)
+    exact = [math.exp(8) - 8 - 1, math.exp(-0.5) + 0.5 - 1]
+    assert TokenLoss(kl_clamp=None).kl(logprobs_BT, reference_BT).tolist() == [pytest.approx(exact)]
+    assert TokenLoss(kl_clamp=10.0).kl(logprobs_BT, reference_BT).tolist() == [pytest.approx([10.0, exact[1]])]
+
+
+@pytest.mark.parametrize("per_conversation", [False, True])
+def test_what_is_not_learned_from_passes_nothing_on(per_conversation: bool) -> None:
+    """Not even a not-a-number, which a weight of 0 would leave one."""
+    logprobs_BT = row(-1.0, 900.0).requires_grad_()
+    loss = TokenLoss(kl_coef=0.0, dual_clip=None, per_conversation=per_conversation)
+    learned_BT = torch.tensor([[True, False]])
+    loss(logprobs_BT, row(-1.0, -1.0), row(0.0, 0.0), None, row(-1.0, -1.0), learned_BT)[:, 0].sum().backward()
+    assert logprobs_BT.grad.tolist() == [[1.0, 0.0]]

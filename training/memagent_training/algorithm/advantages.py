@@ -1,0 +1,315 @@
+"""The algorithm: what each conversation learns, from the rewards of whole rollouts compared within their group.
+
+A group of G rollouts is compared by their rewards R; a rollout's advantage is that of each learned token of all of its
+K conversations, however many they are:
+
+    R_i  <- R_i + penalty(longest completion of rollout i)
+    A_i   = R_i - mean(R), or R_i - mean(R without i), over rollouts; optionally divided by std(R) + epsilon
+    A_ik  = (1 - alpha) A_i + alpha A_step_ik
+
+A_step is the same formula over step rewards. They are compared with those at the same place of the group's other
+rollouts, which is role, branch and slot: the k-th memory update with their k-th, an answer with the answers to the same
+question, a branch's note with the notes of that branch. What stands alone at its place has nothing to be compared with,
+and its A_step is 0. std is the sample's (G - 1), as in TRL and verl.
+
+The loss of a step is sum(weight * token loss) over its learned tokens, where the weights sum to 1 whatever the
+micro-batches and ranks. With N rollouts, C conversations and T tokens, counting only what is kept and learned from:
+
+    token_mean         weight = 1 / T of the step                each token weighs the same
+    rollout_mean       weight = 1 / (N * T of its rollout)       each rollout weighs the same
+    conversation_mean  weight = 1 / (C * T of its conversation)  each conversation weighs the same
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from statistics import fmean, pstdev, stdev
+
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.training_errors import TrainingError
+
+
+class Baseline(StrEnum):
+    """What a rollout's reward is compared with."""
+
+    GROUP_MEAN = "group_mean"
+    """The mean of its group, itself included (GRPO, DAPO, MemAgent)."""
+
+    LEAVE_ONE_OUT = "leave_one_out"
+    """The mean of the group's other rollouts (RLOO): G / (G - 1) times the former."""
+
+
+class LossWeights(StrEnum):
+    """Over what the loss of a step is a mean."""
+
+    TOKEN_MEAN = "token_mean"  # noqa: S105 - not a password
+    """Over all learned tokens of the step (DAPO)."""
+
+    ROLLOUT_MEAN = "rollout_mean"
+    """Over rollouts, of the mean over each one's learned tokens."""
+
+    CONVERSATION_MEAN = "conversation_mean"
+    """Over conversations, of the mean over each one's learned tokens (GRPO's, with conversations for sequences)."""
+
+
+class DropReason(StrEnum):
+    """Why a whole group teaches nothing."""
+
+    ALONE = "alone"
+    """Fewer than two rollouts: nothing to compare with."""
+
+    EQUAL_REWARDS = "equal_rewards"
+    """All rollouts earned the same."""
+
+    NOTHING_LEARNED = "nothing_learned"
+    """No completion token is learned from: all are masked or belong to truncated completions that are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverlongPenalty:
+    """DAPO's soft penalty: 0 up to `max_length - cache_length` tokens, then falling to -1 at `max_length`."""
+
+    max_length: int
+    cache_length: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.cache_length <= self.max_length:
+            given = f"a cache_length of {self.cache_length} and a max_length of {self.max_length}"
+            raise TrainingError(f"The overlong penalty has {given}", hint="Give 0 < cache_length <= max_length.")
+
+    def of(self, rollout: Rollout) -> float:
+        """The penalty of a rollout, by the longest completion of any of its conversations, learned from or not."""
+        longest = max(len(conversation.completion_ids_T) for conversation in rollout.conversations_K)
+        excess = longest - (self.max_length - self.cache_length)
+        return -min(max(excess / self.cache_length, 0.0), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageSettings:
+    """How rewards become advantages and loss weights; the defaults are the released MemAgent recipe's."""
+
+    baseline: Baseline = Baseline.GROUP_MEAN
+    divide_by_std: bool = False
+    epsilon: float = 1e-6
+    """What is added to std, so that rewards that hardly differ are not blown up."""
+    step_reward_share: float = 0.0
+    """alpha: 0 for the outcome alone, 1 for the step rewards alone (mixed as in ReMemR1)."""
+    overlong_penalty: OverlongPenalty | None = None
+    mask_truncated: bool = False
+    """Whether a completion that was cut off is left out of the loss (DAPO's overlong filtering). Its rollout's other
+    conversations stay, and so does its reward in the group's mean."""
+    drop_zero_variance: bool = False
+    """Whether groups whose rewards are all equal before any penalty leave the batch, and with it every mean."""
+    loss_weights: LossWeights = LossWeights.TOKEN_MEAN
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.step_reward_share <= 1.0:
+            raise TrainingError(f"step_reward_share is {self.step_reward_share}", hint="Give a share from 0 to 1.")
+        if not 0.0 < self.epsilon < math.inf:
+            raise TrainingError(f"epsilon is {self.epsilon}", hint="Give a small positive number, such as 1e-6.")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """A conversation that is learned from: one row of the loss, whose learned tokens share advantage and weight."""
+
+    conversation: TrainingConversation
+    advantage: float
+    weight: float
+    """What each learned token's loss is multiplied with before the sum over the step."""
+    run_id: str
+    group_index: int
+    """Its group's place among those given, dropped ones included."""
+    rollout_index: int
+    conversation_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """What became of the groups of a step; rewards are of all rollouts given, before any penalty."""
+
+    groups: int
+    dropped: Mapping[str, DropReason]
+    """The dropped groups' ids, each with its reason."""
+    rollouts: int
+    """Rollouts that are learned from, N."""
+    conversations: int
+    """Conversations that are learned from, C."""
+    learned_tokens: int
+    """Completion tokens that are learned from, T."""
+    silent_conversations: int
+    """Conversations of kept groups of which nothing is learned, because of masks or truncation."""
+    reward_mean: float
+    reward_std: float
+    penalised_rollouts: int
+    """Rollouts that the overlong penalty took something from."""
+
+    @property
+    def dropped_fraction(self) -> float:
+        """The share of groups that was dropped."""
+        return len(self.dropped) / self.groups if self.groups else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageBatch:
+    """The rows of one optimizer step, and the report; without rows there is nothing to step on."""
+
+    rows: tuple[TrainingRow, ...] = field(repr=False)
+    report: BatchReport
+
+
+def advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[float]:
+    """A_i = R_i - baseline, over std if wanted; exact zeros where there is nothing to compare.
+
+    The sums are correctly rounded (`fsum`), so that the order of the rollouts changes no bit.
+    """
+    size = len(rewards_G)
+    if _all_equal(rewards_G):
+        return [0.0] * size
+    mean = fmean(rewards_G)
+    scale = size / (size - 1) if settings.baseline is Baseline.LEAVE_ONE_OUT else 1.0
+    if settings.divide_by_std:
+        scale /= stdev(rewards_G) + settings.epsilon
+    return [(reward - mean) * scale for reward in rewards_G]
+
+
+def reason_to_drop(group: RolloutGroup, settings: AdvantageSettings) -> DropReason | None:
+    """Why a group teaches nothing, or None; for filling optimizer steps with groups that do."""
+    alpha = settings.step_reward_share
+    if len(group.rollouts_G) < 2:
+        return DropReason.ALONE
+    if not any(_learned_tokens(c, settings) for rollout in group.rollouts_G for c in rollout.conversations_K):
+        return DropReason.NOTHING_LEARNED
+    if settings.drop_zero_variance:
+        outcomes_equal = alpha == 1 or _all_equal([rollout.reward for rollout in group.rollouts_G])
+        steps_equal = alpha == 0 or all(map(_all_equal, _step_rewards(group).values()))
+        if outcomes_equal and steps_equal:
+            return DropReason.EQUAL_REWARDS
+    return None
+
+
+def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -> AdvantageBatch:
+    """The rows of one optimizer step over these groups, with advantages and loss weights.
+
+    Args:
+        groups: All groups of the step, over all ranks: the weights' denominators are counted here and nowhere else.
+        settings: How rewards become advantages and weights.
+
+    Raises:
+        TrainingError: A reward is not a finite number, or step rewards are wanted and a run has none.
+    """
+    _check_rewards(groups, settings)
+    dropped: dict[str, DropReason] = {}
+    learned: list[tuple[TrainingRow, int]] = []
+    silent = 0
+    for group_index, group in enumerate(groups):
+        reason = reason_to_drop(group, settings)
+        if reason is not None:
+            dropped[group.group_id] = reason
+            continue
+        advantages_GK = _conversation_advantages(group, settings)
+        for rollout_index, (rollout, advantages_K) in enumerate(zip(group.rollouts_G, advantages_GK, strict=True)):
+            places = zip(rollout.conversations_K, advantages_K, strict=True)
+            for conversation_index, (conversation, advantage) in enumerate(places):
+                tokens = _learned_tokens(conversation, settings)
+                indices = (group_index, rollout_index, conversation_index)
+                if tokens:
+                    learned.append((TrainingRow(conversation, advantage, 0.0, rollout.run_id, *indices), tokens))
+                else:
+                    silent += 1
+    rows = _weighed(learned, settings.loss_weights)
+    rollouts = [rollout for group in groups for rollout in group.rollouts_G]
+    rewards = [rollout.reward for rollout in rollouts]
+    report = BatchReport(
+        groups=len(groups),
+        dropped=dropped,
+        rollouts=len({_rollout_of(row) for row in rows}),
+        conversations=len(rows),
+        learned_tokens=sum(tokens for _, tokens in learned),
+        silent_conversations=silent,
+        reward_mean=fmean(rewards) if rewards else 0.0,
+        reward_std=pstdev(rewards) if rewards else 0.0,
+        penalised_rollouts=sum(_penalty(rollout, settings) < 0 for rollout in rollouts),
+    )
+    return AdvantageBatch(rows, report)
+
+
+def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -> list[list[float]]:
+    """A_ik = (1 - alpha) A_i + alpha A_step_ik, for the G rollouts and the K conversations of each."""
+    alpha = settings.step_reward_share
+    outcome_G = advantages([rollout.reward + _penalty(rollout, settings) for rollout in group.rollouts_G], settings)
+    if alpha == 0:
+        pairs = zip(outcome_G, group.rollouts_G, strict=True)
+        return [[outcome] * len(rollout.conversations_K) for outcome, rollout in pairs]
+    step_at = {place: iter(advantages(rewards, settings)) for place, rewards in _step_rewards(group).items()}
+    return [
+        [(1 - alpha) * outcome + alpha * next(step_at[each.place]) for each in rollout.conversations_K]
+        for outcome, rollout in zip(outcome_G, group.rollouts_G, strict=True)
+    ]
+
+
+def _step_rewards(group: RolloutGroup) -> dict[tuple[str, str, int], list[float]]:
+    """The step rewards at each place, in the order of the rollouts that got so far."""
+    rewards_at: dict[tuple[str, str, int], list[float]] = {}
+    for rollout in group.rollouts_G:
+        for conversation, reward in zip(rollout.conversations_K, rollout.step_rewards_K or (), strict=True):
+            rewards_at.setdefault(conversation.place, []).append(reward)
+    return rewards_at
+
+
+def _weighed(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -> tuple[TrainingRow, ...]:
+    """The rows with the weights of the chosen mean, from each row's number of learned tokens."""
+    rollout_tokens: Counter[tuple[int, int]] = Counter()
+    for row, tokens in learned:
+        rollout_tokens[_rollout_of(row)] += tokens
+    step_tokens = rollout_tokens.total()
+
+    def weight(row: TrainingRow, tokens: int) -> float:
+        match mean_over:
+            case LossWeights.TOKEN_MEAN:
+                return 1 / step_tokens
+            case LossWeights.ROLLOUT_MEAN:
+                return 1 / (len(rollout_tokens) * rollout_tokens[_rollout_of(row)])
+            case LossWeights.CONVERSATION_MEAN:
+                return 1 / (len(learned) * tokens)
+
+    return tuple(replace(row, weight=weight(row, tokens)) for row, tokens in learned)
+
+
+def _rollout_of(row: TrainingRow) -> tuple[int, int]:
+    return row.group_index, row.rollout_index
+
+
+def _learned_tokens(conversation: TrainingConversation, settings: AdvantageSettings) -> int:
+    return 0 if settings.mask_truncated and conversation.truncated else conversation.learned_tokens
+
+
+def _penalty(rollout: Rollout, settings: AdvantageSettings) -> float:
+    return settings.overlong_penalty.of(rollout) if settings.overlong_penalty else 0.0
+
+
+def _all_equal(rewards: Sequence[float]) -> bool:
+    """Whether rewards are the same but for rounding, as 0.1 + 0.2 and 0.3 are."""
+    return len(rewards) < 2 or math.isclose(min(rewards), max(rewards), rel_tol=1e-9, abs_tol=1e-12)
+
+
+def _check_rewards(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -> None:
+    for rollout in (rollout for group in groups for rollout in group.rollouts_G):
+        steps = rollout.step_rewards_K if settings.step_reward_share else ()
+        if steps is None:
+            raise TrainingError(
+                "Step rewards are wanted and this run has none",
+                hint="Relabel the runs with a reward per conversation, or set step_reward_share to 0.",
+                run_id=rollout.run_id,
+            )
+        for reward in (rollout.reward, *steps):
+            if not math.isfinite(reward):
+                raise TrainingError(
+                    f"A reward is {reward}",
+                    hint="Mend the reward function and relabel the runs, or leave this one's group out.",
+                    run_id=rollout.run_id,
+                )

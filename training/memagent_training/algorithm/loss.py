@@ -1,0 +1,59 @@
+"""The loss of a token in Multi-Conv DAPO, as the recipe has it that MemAgent was released with.
+
+    r    = p(t) / p_old(t); or one for all tokens of a conversation, their geometric mean (GSPO)
+    L    = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), where A < 0 at most dual_clip |A|
+    loss = min(p_old(t) / p_logged(t), importance_cap) L + kl_coef KL, with Schulman's k3, at most kl_clamp, for KL
+
+A step's loss is the sum of these times the weights of `advantages.prepare_batch`. Tensors are (B, T): a row for each
+conversation, a column for each completion token. What is not learned from has a ratio of 1 and needs a weight of 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """The loss and its settings, of which None leaves a part out."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = 3.0
+    kl_coef: float = 1e-3
+    kl_clamp: float | None = 10.0
+    importance_cap: float | None = None
+    per_conversation: bool = False
+
+    def __call__(
+        self, logprobs_BT: Tensor, old_BT: Tensor, logged_BT: Tensor, reference_BT: Tensor | None,
+        advantages_BT: Tensor, learned_BT: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """(B, T), in nats, differentiable with respect to `logprobs_BT`; `reference_BT` is of use with KL alone."""
+        r_BT, A_BT = self.ratio(logprobs_BT, old_BT, learned_BT), advantages_BT
+        loss_BT = -torch.min(r_BT * A_BT, r_BT.clamp(1 - self.clip_low, 1 + self.clip_high) * A_BT)
+        if self.dual_clip is not None:
+            loss_BT = torch.where(A_BT < 0, loss_BT.clamp(max=-self.dual_clip * A_BT), loss_BT)
+        if self.importance_cap is not None:
+            loss_BT = loss_BT * self.importance(old_BT, logged_BT)
+        return loss_BT if reference_BT is None else loss_BT + self.kl_coef * self.kl(logprobs_BT, reference_BT)
+
+    def ratio(self, logprobs_BT: Tensor, old_BT: Tensor, learned_BT: Tensor) -> Tensor:
+        """R."""
+        log_r_BT = torch.where(learned_BT, logprobs_BT - old_BT, 0.0)
+        if self.per_conversation:
+            log_r_BT = (log_r_BT.sum(1, keepdim=True) / learned_BT.sum(1, keepdim=True).clamp(min=1)) * learned_BT
+        return log_r_BT.exp()
+
+    def importance(self, old_BT: Tensor, logged_BT: Tensor) -> Tensor:
+        """What the clipped loss is weighed with, where the sampler's probabilities were not p_old."""
+        return (old_BT - logged_BT).exp().clamp(max=self.importance_cap)
+
+    def kl(self, logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:
+        """k3, an estimate of the KL divergence from the reference that is never negative."""
+        gap_BT = reference_BT - logprobs_BT
+        k3_BT = gap_BT.exp() - gap_BT - 1
+        return k3_BT if self.kl_clamp is None else k3_BT.clamp(max=self.kl_clamp)

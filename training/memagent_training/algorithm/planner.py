@@ -1,0 +1,366 @@
+"""One optimizer step as a plan: which rows each rank forwards together, within a budget of tokens.
+
+The plan is made from the whole step, the same on every rank; it is a function of what the rows hold, never of the
+order in which they come. At every position all ranks have a micro-batch with equally many rows, because the ranks meet
+there (sharded weights and metrics are gathered) and what they gather must be of equal shape. What is missing is filled
+with inert rows of one prompt and one completion token, whose loss weight is 0. No row is left out, and none is cut.
+
+Splitting a step this way changes no number: the loss weights (`advantages.py`) are already those of the whole step.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+
+from memagent_training.algorithm.advantages import TrainingRow
+from memagent_training.algorithm.prefixes import shared_prefix
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.training_errors import TrainingError
+
+INERT_TOKENS = 2
+"""Tokens of an inert row: one of prompt and one of completion, the least that a loss can be computed from."""
+
+_SLACK = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
+"""How much fuller than ideal micro-batches are tried: rows do not divide evenly, and inert ones take room."""
+_NEAR = 1.01
+"""Plans this near the best differ by less than one micro-batch more or less costs."""
+
+
+class Layout(StrEnum):
+    """How the rows of a micro-batch are forwarded, and so how many tokens they cost."""
+
+    PADDED = "padded"
+    """A rectangle: rows * (longest prompt + longest completion), as TRL pads the two apart."""
+
+    PACKED = "packed"
+    """Rows end to end: the sum of their lengths."""
+
+    PREFIX_TREE = "prefix_tree"
+    """What rows begin with in common is forwarded once: the tokens of their trie, inert rows being one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMicroBatch:
+    """What one rank forwards at once: rows, by their index among those planned, and inert ones after them."""
+
+    rows: tuple[int, ...]
+    inert: int
+    tokens: int
+    """Tokens forwarded, padding and inert rows included."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One optimizer step: for each rank its micro-batches, equally many on every rank, the heaviest first."""
+
+    layout: Layout
+    token_budget: int
+    micro_batches: tuple[tuple[PlannedMicroBatch, ...], ...] = field(repr=False)
+    row_tokens: int
+    """Tokens of all rows, what they share counted for each."""
+
+    @property
+    def forwarded_tokens(self) -> int:
+        """Tokens forwarded over all ranks."""
+        return sum(batch.tokens for rank in self.micro_batches for batch in rank)
+
+    @property
+    def critical_tokens(self) -> int:
+        """What the step takes: at each position, the tokens of the rank that the others wait for."""
+        return sum(max(batch.tokens for batch in position) for position in zip(*self.micro_batches, strict=True))
+
+    @property
+    def idle_share(self) -> float:
+        """The share of the ranks' time, in tokens, that is spent waiting for another: 0 when balanced."""
+        ranks_time = len(self.micro_batches) * self.critical_tokens
+        return 1 - self.forwarded_tokens / ranks_time if ranks_time else 0.0
+
+    @property
+    def padding_share(self) -> float:
+        """The share of forwarded tokens that belong to no row. A prefix tree's only padding are inert rows."""
+        if self.layout is Layout.PADDED:
+            padding = self.forwarded_tokens - self.row_tokens
+        else:
+            padding = sum(_inert_tokens(self.layout, batch.inert) for rank in self.micro_batches for batch in rank)
+        return padding / (self.forwarded_tokens or 1)
+
+    def summary(self) -> str:
+        """One line for people."""
+        rows = sum(len(batch.rows) for rank in self.micro_batches for batch in rank)
+        return (
+            f"{self.layout}: {rows} rows of {self.row_tokens:,} tokens in {len(self.micro_batches[0])} micro-batches "
+            f"on each of {len(self.micro_batches)} ranks; {self.forwarded_tokens:,} tokens forwarded, "
+            f"{self.padding_share:.1%} padding, ranks idle {self.idle_share:.1%}"
+        )
+
+
+def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, layout: Layout) -> StepPlan:
+    """Distribute the rows of one optimizer step.
+
+    Args:
+        rows: All rows of the step.
+        ranks: Processes that train together.
+        token_budget: The most tokens that a rank forwards at once, in the layout's own count.
+        layout: How a micro-batch is forwarded.
+
+    Returns:
+        Of the splits tried that take the ranks the shortest, to 1 %, the one of the fewest micro-batches.
+
+    Raises:
+        TrainingError: A row alone exceeds the budget, which names its run, or there is no rank.
+    """
+    if ranks < 1:
+        raise TrainingError(f"A step is planned for {ranks} ranks", hint="Give at least one.")
+    _check_lengths(rows, token_budget)
+    order = sorted(range(len(rows)), key=lambda index: _sort_key(rows[index], layout))
+    step = _Step([rows[index] for index in order], layout)
+    if layout is Layout.PADDED:
+        candidates = [_padded_positions(step, ranks, token_budget)]
+    else:
+        split = _packed_batches if layout is Layout.PACKED else _tree_batches
+        capacities = _capacities(step, split, ranks, token_budget)
+        candidates = [_positions(step, split(step, each), ranks, token_budget) for each in capacities]
+    costs = [sum(map(step.critical_tokens, positions)) for positions in candidates]
+    near_best = [pair for pair in zip(candidates, costs, strict=True) if pair[1] <= _NEAR * min(costs)]
+    best, _ = min(near_best, key=lambda pair: (len(pair[0]), pair[1]))
+    return StepPlan(layout, token_budget, _dealt(step, best, ranks, order), sum(step.lengths))
+
+
+def optimizer_steps(
+    groups: Sequence[RolloutGroup], *, groups_per_step: int, seed: int, steps: int | None = None
+) -> list[tuple[RolloutGroup, ...]]:
+    """Split groups into optimizer steps, whole groups only, each group in exactly one.
+
+    The shuffle depends on the seed and the groups' ids alone. What is left over makes a last, smaller step, whose loss
+    is a mean over fewer tokens; nothing is dropped. For steps of equally many groups that teach something, leave out
+    those with a `reason_to_drop` before. With `steps`, there are so many, of as equally many groups as can be, whatever
+    `groups_per_step`.
+
+    Raises:
+        TrainingError: Steps of no groups, or two groups of one id.
+    """
+    if groups_per_step < 1:
+        raise TrainingError(f"A step of {groups_per_step} groups", hint="Give groups_per_step of at least 1.")
+    by_id = {group.group_id: group for group in groups}
+    if len(by_id) < len(groups):
+        name, count = Counter(group.group_id for group in groups).most_common(1)[0]
+        raise TrainingError(f"{count} groups are named {name}", hint="Join them, or give each its own id.")
+    shuffled = sorted(by_id)
+    random.Random(seed).shuffle(shuffled)
+    if steps is not None:
+        if not 1 <= steps <= len(shuffled):
+            raise TrainingError(
+                f"{len(shuffled)} groups for {steps} optimizer steps", hint="Collect more groups, or take fewer steps."
+            )
+        bounds = [len(shuffled) * number // steps for number in range(steps + 1)]
+    else:
+        bounds = [*range(0, len(shuffled), groups_per_step), len(shuffled)]
+    return [tuple(by_id[name] for name in shuffled[start:end]) for start, end in pairwise(bounds)]
+
+
+_Batch = list[int]
+"""A micro-batch's rows, by their place in the canonical order."""
+
+
+class _Step:
+    """The rows of a step in canonical order, as lengths."""
+
+    def __init__(self, rows: Sequence[TrainingRow], layout: Layout) -> None:
+        self.layout = layout
+        self.prompts = [len(row.conversation.prompt_ids_P) for row in rows]
+        self.completions = [len(row.conversation.completion_ids_T) for row in rows]
+        self.lengths = [sum(parts) for parts in zip(self.prompts, self.completions, strict=True)]
+        self.shared = [0] * len(rows)
+        """What each row begins with that the row before it has too; in sorted order, all that a trie shares."""
+        if layout is Layout.PREFIX_TREE and rows:
+            previous = _ids(rows[0])
+            for place, row in enumerate(rows[1:], start=1):
+                current = _ids(row)
+                self.shared[place] = shared_prefix(previous, current)
+                previous = current
+
+    def tokens(self, batch: Sequence[int], inert: int = 0) -> int:
+        """What a micro-batch costs; rows of a prefix tree must be neighbours."""
+        if self.layout is Layout.PADDED:
+            longest = [max((of[place] for place in batch), default=1) for of in (self.prompts, self.completions)]
+            return (len(batch) + inert) * sum(longest)
+        real = sum(self.lengths[place] for place in batch) - sum(self.shared[place] for place in batch[1:])
+        return real + _inert_tokens(self.layout, inert)
+
+    def critical_tokens(self, position: Sequence[_Batch]) -> int:
+        """What the slowest rank forwards at one position, its batches filled up to equally many rows."""
+        rows = max(map(len, position))
+        return max(self.tokens(batch, rows - len(batch)) for batch in position)
+
+
+def _inert_tokens(layout: Layout, inert: int) -> int:
+    return INERT_TOKENS * (min(inert, 1) if layout is Layout.PREFIX_TREE else inert)
+
+
+def _ids(row: TrainingRow) -> array[int]:
+    return row.conversation.prompt_ids_P + row.conversation.completion_ids_T
+
+
+def _sort_key(row: TrainingRow, layout: Layout) -> tuple[object, ...]:
+    """The canonical order: a trie's own or the longest first, and then by run, so that the order given is nothing."""
+    prompt, completion = len(row.conversation.prompt_ids_P), len(row.conversation.completion_ids_T)
+    identity = (row.run_id, row.conversation_index, row.advantage, row.weight)
+    return (_ids(row), *identity) if layout is Layout.PREFIX_TREE else (-prompt - completion, -prompt, *identity)
+
+
+def _check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
+    if token_budget < INERT_TOKENS:
+        given = f"The budget is {token_budget} tokens per micro-batch"
+        raise TrainingError(given, hint=f"Give at least {INERT_TOKENS}, which is what an inert row takes.")
+    for row in rows:
+        tokens = len(row.conversation.prompt_ids_P) + len(row.conversation.completion_ids_T)
+        if tokens > token_budget:
+            raise TrainingError(
+                f"A conversation of {tokens} tokens exceeds the budget of {token_budget} tokens per micro-batch",
+                hint=f"Raise the budget to at least {tokens}, or leave the run's whole group out.",
+                run_id=row.run_id,
+                chunk_index=row.conversation.chunk_index,
+            )
+
+
+def _padded_positions(step: _Step, ranks: int, budget: int) -> list[list[_Batch]]:
+    """Neighbours in the order of length, as many at once as the budget takes on every rank."""
+    positions: list[list[_Batch]] = []
+    start = 0
+    while start < len(step.lengths):
+        remaining = range(start, len(step.lengths))
+        # One row each always fits. More rows cost more, but for where the shares' bounds fall.
+        most, too_many = 1, -(-len(remaining) // ranks) + 1
+        while most + 1 < too_many:
+            middle = (most + too_many) // 2
+            if step.critical_tokens(_shares(remaining[: middle * ranks], ranks)) <= budget:
+                most = middle
+            else:
+                too_many = middle
+        positions.append(_shares(remaining[: most * ranks], ranks))
+        start += most * ranks
+    return positions
+
+
+def _shares(places: range, ranks: int) -> list[_Batch]:
+    """Neighbours in equal parts, one per rank."""
+    return [list(places[len(places) * r // ranks : len(places) * (r + 1) // ranks]) for r in range(ranks)]
+
+
+def _packed_batches(step: _Step, capacity: int) -> list[_Batch]:
+    """Each row, the longest first, where the least room is left that it fits into (best fit decreasing)."""
+    batches: list[_Batch] = []
+    rooms: list[tuple[int, int]] = []
+    for place, length in enumerate(step.lengths):
+        found = bisect_left(rooms, (length, 0))
+        if found == len(rooms):
+            room, number = capacity, len(batches)
+            batches.append([])
+        else:
+            room, number = rooms.pop(found)
+        batches[number].append(place)
+        insort(rooms, (room - length, number))
+    return batches
+
+
+def _tree_batches(step: _Step, capacity: int) -> list[_Batch]:
+    """Runs of neighbours in the trie's order, cut where the least is shared, then into the fewest.
+
+    A cut before a row forwards again what that row shares with the one before. With `added[p]` tokens of the trie of
+    the first p rows, the rows from i to p cost shared[i] + added[p] - added[i]; the least loss up to p is the least
+    over the starts i that still fit, which a queue with its best in front gives in one pass.
+    """
+    added = [0]
+    for length, shared in zip(step.lengths, step.shared, strict=True):
+        added.append(added[-1] + length - shared)
+    least: list[tuple[int, int]] = [(0, 0)]
+    cut_before = [0]
+    starts: deque[tuple[int, int, int]] = deque()
+    for end in range(1, len(added)):
+        new = end - 1
+        lost, batches = least[new]
+        candidate = (lost + step.shared[new], batches + 1, new)
+        while starts and starts[-1] >= candidate:
+            starts.pop()
+        starts.append(candidate)
+        while step.shared[starts[0][2]] + added[end] - added[starts[0][2]] > capacity:
+            starts.popleft()
+        best = starts[0]
+        least.append(best[:2])
+        cut_before.append(best[2])
+    batches_from_last: list[_Batch] = []
+    end = len(step.lengths)
+    while end:
+        batches_from_last.append(list(range(cut_before[end], end)))
+        end = cut_before[end]
+    return batches_from_last[::-1]
+
+
+_Split = Callable[[_Step, int], list[_Batch]]
+
+
+def _capacities(step: _Step, split: _Split, ranks: int, budget: int) -> list[int]:
+    """How full micro-batches may be: the budget, and less of it where that gives the ranks more equal shares."""
+    if ranks == 1 or not step.lengths:
+        return [budget]
+    fullest = split(step, budget)
+    tokens = sum(map(step.tokens, fullest))
+    fewest = -(-len(fullest) // ranks)
+    ideals = [budget / (1 + _SLACK[-1]), *(tokens / (ranks * positions) for positions in (fewest, fewest + 1))]
+    longest = max(step.lengths)
+    return sorted({min(budget, max(longest, int(ideal * (1 + slack)) + 1)) for ideal in ideals for slack in _SLACK})
+
+
+def _positions(step: _Step, batches: list[_Batch], ranks: int, budget: int) -> list[list[_Batch]]:
+    """Micro-batches of about equally many rows side by side, one per rank.
+
+    Where inert rows would exceed the budget, the batches that have the most rows are halved until they do not.
+    """
+    sized = [(step.tokens(batch), batch) for batch in batches]
+    while True:
+        sized.sort(key=lambda each: (-len(each[1]), -each[0], each[1]))
+        positions = [sized[start : start + ranks] for start in range(0, len(sized), ranks)]
+        for position in positions:
+            position.extend([(0, [])] * (ranks - len(position)))
+        halved: list[tuple[int, _Batch]] = []
+        for (_, most_rows), *others in positions:
+            if any(tokens + _inert_tokens(step.layout, len(most_rows) - len(rest)) > budget for tokens, rest in others):
+                middle = len(most_rows) // 2
+                halved += [(step.tokens(half), half) for half in (most_rows[:middle], most_rows[middle:])]
+        if not halved:
+            return [[batch for _, batch in position] for position in positions]
+        replaced = {batch[0] for _, batch in halved}
+        sized = [each for each in sized if each[1][0] not in replaced] + halved
+
+
+def _dealt(
+    step: _Step, positions: Sequence[Sequence[_Batch]], ranks: int, order: Sequence[int]
+) -> tuple[tuple[PlannedMicroBatch, ...], ...]:
+    """Positions to ranks, the largest batch to the rank with the least so far.
+
+    The heaviest position comes first, so that a budget that the device cannot hold fails at once.
+    """
+    dealt: list[list[PlannedMicroBatch]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for position in sorted(positions, key=lambda each: (-step.critical_tokens(each), each)):
+        rows = max(map(len, position))
+        planned = [
+            PlannedMicroBatch(
+                rows=tuple(order[place] for place in batch),
+                inert=rows - len(batch),
+                tokens=step.tokens(batch, rows - len(batch)),
+            )
+            for batch in position
+        ]
+        lightest_first = sorted(range(ranks), key=lambda rank: (loads[rank], rank))
+        for rank, batch in zip(lightest_first, sorted(planned, key=lambda each: -each.tokens), strict=True):
+            dealt[rank].append(batch)
+            loads[rank] += batch.tokens
+    return tuple(map(tuple, dealt))

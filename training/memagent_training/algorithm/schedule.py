@@ -1,0 +1,138 @@
+"""Which groups each optimizer step of a training run is made of: the same on every rank and after every resume."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from memagent_training.algorithm.advantages import (
+    AdvantageBatch,
+    AdvantageSettings,
+    DropReason,
+    TrainingRow,
+    prepare_batch,
+    reason_to_drop,
+)
+from memagent_training.algorithm.planner import Layout, StepPlan, optimizer_steps, plan_step
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.training_errors import TrainingError
+
+_STRIDE = 1_000_003
+"""Between the seeds of two passes, so that neighbouring seeds have none in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """One optimizer step: its rows with their advantages and weights, and how they are distributed."""
+
+    groups: tuple[RolloutGroup, ...] = field(repr=False)
+    batch: AdvantageBatch
+    rows: tuple[TrainingRow, ...] = field(repr=False)
+    """The rows that are forwarded, which the plan's numbers mean: those of the batch that have a gradient."""
+    plan: StepPlan
+
+
+@dataclass
+class Schedule:
+    """The optimizer steps over some groups, pass after pass, each pass in an order of its own.
+
+    Args:
+        groups: All groups; those that teach nothing are dropped before steps are filled.
+        settings: How rewards become advantages.
+        groups_per_step: Groups of a step.
+        seed: Of the passes' orders.
+        layout: How micro-batches are forwarded.
+        token_budget: The most tokens that a rank forwards at once.
+        ranks: Processes that train together.
+        all_rows: Whether rows are forwarded whose advantage is 0. They count in the means in any case, but where the
+            loss is the policy gradient alone, without KL and entropy, they have no gradient.
+        steps: Optimizer steps of a pass, in place of `groups_per_step`.
+        skip_certain: With `all_rows` off, rows are not forwarded either whose completion the sampler gave a probability
+            above 1 minus this.
+
+    Raises:
+        TrainingError: No group is left, a reward is no number, or groups share an id.
+    """
+
+    groups: Sequence[RolloutGroup]
+    settings: AdvantageSettings
+    groups_per_step: int
+    seed: int
+    layout: Layout
+    token_budget: int
+    ranks: int
+    all_rows: bool = True
+    steps: int | None = None
+    skip_certain: float = 0.0
+    kept: tuple[RolloutGroup, ...] = field(init=False)
+    dropped: Mapping[str, DropReason] = field(init=False)
+    """The dropped groups' ids, each with its reason."""
+    _newest: tuple[int, ScheduledStep] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        prepare_batch(self.groups, self.settings)  # it checks every reward, those of dropped groups too
+        reasons = {group.group_id: reason_to_drop(group, self.settings) for group in self.groups}
+        self.dropped = {name: reason for name, reason in reasons.items() if reason is not None}
+        self.kept = tuple(group for group in self.groups if group.group_id not in self.dropped)
+        if not self.kept:
+            counts = {reason: list(self.dropped.values()).count(reason) for reason in DropReason}
+            found = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if count)
+            raise TrainingError(
+                f"None of the {len(self.groups)} groups teaches anything ({found or 'there are none'})",
+                hint="Roll out each question several times, and choose questions that are answered only sometimes.",
+            )
+        self.pass_order(0)
+
+    @property
+    def steps_per_pass(self) -> int:
+        """Optimizer steps in which every kept group is trained on once."""
+        return self.steps or -(-len(self.kept) // self.groups_per_step)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that decides the steps, but for what only distributes them (ranks, layout, token budget)."""
+        decisive = (self.settings, self.steps or self.groups_per_step, self.seed, self.skip_certain)
+        digest = hashlib.sha256(repr(decisive).encode())
+        for group in sorted(self.kept, key=lambda each: each.group_id):
+            for rollout in group.rollouts_G:
+                told = (group.group_id, rollout.run_id, rollout.reward, rollout.step_rewards_K)
+                digest.update(repr(told).encode())
+                for conversation in rollout.conversations_K:
+                    ids = (conversation.prompt_ids_P, conversation.completion_ids_T, conversation.logprobs_T)
+                    digest.update(b"|".join(each.tobytes() for each in ids))
+                    digest.update(repr((conversation.truncated, conversation.loss_mask_T)).encode())
+        return digest.hexdigest()[:32]
+
+    def step(self, number: int) -> ScheduledStep:
+        """The step of that number, counted from 0 over all passes."""
+        if self._newest is None or self._newest[0] != number:
+            which_pass, place = divmod(number, self.steps_per_pass)
+            self._newest = (number, self._scheduled(self.pass_order(which_pass)[place]))
+        return self._newest[1]
+
+    def everything(self) -> ScheduledStep:
+        """All kept groups as if they were one step: for what is computed once about every row."""
+        return self._scheduled(self.kept)
+
+    def pass_order(self, which_pass: int) -> list[tuple[RolloutGroup, ...]]:
+        """The groups of each step of a pass, counted from 0."""
+        return optimizer_steps(
+            self.kept,
+            groups_per_step=self.groups_per_step,
+            seed=self.seed + _STRIDE * which_pass,
+            steps=self.steps,
+        )
+
+    def _scheduled(self, groups: Sequence[RolloutGroup]) -> ScheduledStep:
+        batch = prepare_batch(groups, self.settings)
+        rows = batch.rows
+        if not self.all_rows:
+            # A step must have something to wait for.
+            rows = tuple(row for row in rows if row.advantage != 0 and self._is_uncertain(row)) or rows[:1]
+        plan = plan_step(rows, ranks=self.ranks, token_budget=self.token_budget, layout=self.layout)
+        return ScheduledStep(tuple(groups), batch, rows, plan)
+
+    def _is_uncertain(self, row: TrainingRow) -> bool:
+        return -math.expm1(min(math.fsum(row.conversation.logprobs_T), 0.0)) >= self.skip_certain

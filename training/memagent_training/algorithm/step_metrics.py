@@ -1,0 +1,112 @@
+"""What the training log says of a step: of its rollouts, and of its loss as exact means over learned tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from memagent_training.algorithm.advantages import AdvantageBatch
+from memagent_training.algorithm.loss import TokenLoss
+from memagent_training.data.rollouts import RolloutGroup
+
+
+@dataclass
+class TokenMetrics:
+    """Running sums over learned tokens, for a loss with these settings."""
+
+    loss: TokenLoss
+    _sums: dict[str, Tensor] = field(default_factory=dict)
+    _largest: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(
+        self, logprobs_BT: Tensor, old_BT: Tensor, logged_BT: Tensor | None, reference_BT: Tensor | None,
+        advantages_BT: Tensor, learned_BT: Tensor, entropies_BT: Tensor,
+    ) -> None:  # fmt: skip
+        """Add a micro-batch, from what its loss was made of; `logged_BT` where it is comparable with the others."""
+        loss = self.loss
+        ratio_BT = loss.ratio(logprobs_BT, old_BT, learned_BT)
+        gains_BT, losses_BT = advantages_BT > 0, advantages_BT < 0
+        means = {
+            "entropy": entropies_BT,
+            "ratio/mean": ratio_BT,
+            "clip_ratio/low_mean": (ratio_BT < 1 - loss.clip_low) & losses_BT,
+            "clip_ratio/high_mean": (ratio_BT > 1 + loss.clip_high) & gains_BT,
+        }
+        maxima = {"ratio/max": ratio_BT}
+        if logged_BT is not None:
+            means["logprob_gap/mean"] = maxima["logprob_gap/max"] = (logprobs_BT - logged_BT).abs()
+        if loss.dual_clip is not None:
+            means["clip_ratio/dual_mean"] = (ratio_BT > loss.dual_clip) & losses_BT
+        if reference_BT is not None:
+            means["kl"] = loss.kl(logprobs_BT, reference_BT)
+        if loss.importance_cap is not None and logged_BT is not None:
+            means["importance/mean"] = loss.importance(old_BT, logged_BT)
+            means["importance/capped"] = means["importance/mean"] >= loss.importance_cap
+        self._add("tokens", learned_BT, learned_BT)
+        for name, value_BT in means.items():
+            self._add(name, value_BT, learned_BT)
+        for name, value_BT in maxima.items():
+            largest = torch.where(learned_BT, value_BT, 0.0).max()
+            self._largest[name] = torch.maximum(self._largest[name], largest) if name in self._largest else largest
+
+    def reduced(self, accelerator: Accelerator) -> dict[str, float]:
+        """Means and maxima over all ranks; every rank must ask."""
+        names, largest = list(self._sums), list(self._largest)
+        sums = accelerator.reduce(torch.stack([self._sums[name] for name in names]), reduction="sum")
+        gathered = accelerator.gather(torch.stack([self._largest[name] for name in largest])[None])
+        totals = dict(zip(names, sums.tolist(), strict=True))
+        tokens = totals.pop("tokens")
+        return {
+            **{name: total / tokens for name, total in totals.items()},
+            **dict(zip(largest, gathered.amax(0).tolist(), strict=True)),
+        }
+
+    def _add(self, name: str, value_BT: Tensor, learned_BT: Tensor) -> None:
+        total = torch.where(learned_BT, value_BT.double(), 0.0).sum()
+        self._sums[name] = self._sums[name] + total if name in self._sums else total
+
+
+def row_metrics(
+    groups: Sequence[RolloutGroup], batch: AdvantageBatch, policy_versions: Sequence[str]
+) -> dict[str, float]:
+    """Rewards, lengths and ages of a step.
+
+    Args:
+        groups: The step's groups.
+        batch: What is learned from them.
+        policy_versions: Names of weights, oldest first; staleness is how many lie after the one that wrote a row.
+    """
+    report, rows = batch.report, batch.rows
+    rollouts = [rollout for group in groups for rollout in group.rollouts_G]
+    conversations = [each for rollout in rollouts for each in rollout.conversations_K]
+    lengths = [len(each.completion_ids_T) for each in conversations]
+    memories = [len(each.completion_ids_T) for each in conversations if each.role != "answer"]
+    metrics = {
+        "reward": report.reward_mean,
+        "reward_std": report.reward_std,
+        "advantage/abs_mean": fmean(abs(row.advantage) for row in rows),
+        "rollouts": len(rollouts),
+        "conversations": len(conversations),
+        "conversations/learned": report.conversations,
+        "conversations/per_rollout": len(conversations) / len(rollouts),
+        "completions/mean_length": fmean(lengths),
+        "completions/max_length": max(lengths),
+        "completions/truncated_fraction": fmean(each.truncated for each in conversations),
+        "prompts/mean_length": fmean(len(each.prompt_ids_P) for each in conversations),
+        "tokens/learned": report.learned_tokens,
+        "penalised_fraction": report.penalised_rollouts / len(rollouts),
+    }
+    if memories:
+        metrics["memory_tokens/mean"] = fmean(memories)
+        metrics["memory_tokens/max"] = max(memories)
+    newest_first = list(policy_versions)[::-1]
+    ages = [newest_first.index(each.policy_version) for each in conversations if each.policy_version in newest_first]
+    if ages:
+        metrics["staleness/mean"] = fmean(ages)
+        metrics["staleness/max"] = max(ages)
+    return metrics

@@ -1,0 +1,363 @@
+"""Logged runs as groups of rollouts to train on: whole runs and whole groups, each refused one with its reason.
+
+Nothing is tokenised here: a rollout is the token ids and log-probs that the log holds, one `TrainingConversation` for
+each prompt and completion. An update whose text did not become the memory (it was empty, say) was sampled like any
+other and stays in. An attempt that was thrown away and asked for again is left out by default: neither memory nor
+answer came of it, so the run's reward says nothing of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from memagent_graph.policy import FinishReason
+from memagent_graph.results import EventKind, StopReason
+from memagent_graph.run_log import Conversation, ConversationKind, Outcome, RunFilter, RunLog
+from memagent_training.data.replay_report import Refusal, ReplayReport
+from memagent_training.data.reward_functions import (
+    LoggedReward,
+    LoggedStepReward,
+    RewardFunction,
+    StepRewardFunction,
+    checked_steps,
+    name_of,
+)
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.data.training_runs import TrainingRun, read_runs
+from memagent_training.training_errors import ReplayError
+
+Groups: TypeAlias = Mapping[str, str] | Callable[[TrainingRun], str | None]
+"""The group of each run, by run id or by a function; a run without one is left out."""
+
+_TRAINABLE: Final = frozenset({StopReason.ANSWERED.value, StopReason.NO_ANSWER.value})
+_HIGHEST_LOGPROB: Final = 1e-3
+"""Above 0 by rounding only."""
+_IMMATERIAL_SETTINGS: Final = frozenset(
+    {"model", "base_url", "tokenizer", "seed", "logprobs", "concurrency", "timeout", "retries"}
+)
+"""Settings in which rollouts of one group may differ. The model's name changes with its weights where adapters are
+loaded under a name of their own; tokenizers are compared by fingerprint."""
+_IMMATERIAL_SAMPLING: Final = frozenset({"seed", "logprobs"})
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Groups to train on, and what became of all runs."""
+
+    groups: list[RolloutGroup]
+    """In the order of their oldest runs."""
+    report: ReplayReport
+
+    def require_groups(self) -> list[RolloutGroup]:
+        """The groups, of which there must be one at least.
+
+        Raises:
+            ReplayError: every run was refused; names all reasons, those that others follow from first.
+        """
+        report = self.report
+        if self.groups:
+            return self.groups
+        if not report.refused:
+            raise ReplayError(f"there are no runs in {report.source}", hint="Roll some out first.")
+        order = sorted(report.refused, key=lambda reason: reason is Refusal.INCOMPLETE_GROUP)
+        told = "; ".join(f"{reason.value}: {_named(report.refused[reason])}" for reason in order)
+        raise ReplayError(
+            f"none of the {report.runs} runs in {report.source} can be trained on ({told})",
+            hint=" ".join(f"For {reason.value}: {reason.remedy}." for reason in order),
+            run_id=report.refused[order[0]][0],
+        )
+
+
+def _named(run_ids: Sequence[str]) -> str:
+    return ", ".join(run_ids[:3]) + (f" and {len(run_ids) - 3} more" if len(run_ids) > 3 else "")
+
+
+def load_groups(
+    source: RunLog | Path | str,
+    *,
+    reward: str | RewardFunction = "reward",
+    step_reward: str | StepRewardFunction | None = None,
+    chosen: RunFilter | None = None,
+    groups: Groups | None = None,
+    whole_groups: bool = True,
+    min_group: int = 2,
+    max_tokens: int | None = None,
+    policy_versions: Sequence[str] | None = None,
+    max_staleness: int | None = None,
+    tokenizer: str | None = None,
+    template: str | None = None,
+    keep_discarded: bool = False,
+) -> Replay:
+    """The groups that a run log, or an export of one, holds.
+
+    Args:
+        source: the log or its path, or an export's path (Parquet or JSON lines).
+        reward: the name of a logged reward, whose newest value counts, or a function that scores the runs now.
+        step_reward: the same for single conversations; none without it.
+        chosen: which of a log's runs.
+        groups: the group of each run. Without it, runs of one question on one document form a group if they began
+            with the same chunk, and with the same sampling and settings but for the seed and where the model is.
+        whole_groups: refuse all rollouts of a group of which one is refused. Runs by weights, a tokenizer or prompts
+            that were not chosen do not count as part of it. Otherwise the rest of the group is compared.
+        min_group: with fewer rollouts a group is refused.
+        max_tokens: the model's window, for prompt and completion together.
+        policy_versions: the versions that may have written a run, oldest first.
+        max_staleness: how many versions a run may lie behind the last of `policy_versions`; needs them.
+        tokenizer: the fingerprint to train on, where the runs have several.
+        template: the prompts' fingerprint to train on, where the runs have several.
+        keep_discarded: train on attempts that were thrown away, too.
+
+    Raises:
+        ReplayError: runs of several tokenizers or prompts and no choice; or a source that cannot be replayed.
+        RewardError: a reward function failed.
+        RunLogError, MissingExtraError: the source cannot be read.
+    """
+    admission = _Admission(_allowed(policy_versions, max_staleness), max_tokens, tokenizer, template)
+    ledger = _Ledger()
+    for run in read_runs(source, chosen):
+        kept = run if keep_discarded else run.without_discarded()
+        ledger.enter(kept, _group_of(run, groups), next(admission.refusals(run, kept.conversations_K), None))
+    tokenizer = _only("tokenizer", ledger.candidates.values())
+    template = _only("template", ledger.candidates.values())
+    outcome_of = LoggedReward(reward) if isinstance(reward, str) else reward
+    steps_of = LoggedStepReward(step_reward) if isinstance(step_reward, str) else step_reward
+    rollouts: dict[str, Rollout] = {}
+    for run in list(ledger.candidates.values()):
+        found = _rollout(run, outcome_of, steps_of)
+        if isinstance(found, Refusal):
+            ledger.refuse(run.run_id, found)
+        else:
+            rollouts[run.run_id] = found
+    if whole_groups:
+        for run_id in [each for each in ledger.candidates if ledger.group_of[each] in ledger.broken]:
+            ledger.refuse(run_id, Refusal.INCOMPLETE_GROUP)
+    sizes = Counter(ledger.group_of[each] for each in ledger.candidates)
+    for run_id in [each for each in ledger.candidates if sizes[ledger.group_of[each]] < min_group]:
+        ledger.refuse(run_id, Refusal.GROUP_TOO_SMALL)
+    members: dict[str, list[Rollout]] = {}
+    for run_id in ledger.candidates:
+        members.setdefault(ledger.group_of[run_id] or "", []).append(rollouts[run_id])
+    found_groups = [RolloutGroup(group_id, tuple(rollouts_G)) for group_id, rollouts_G in members.items()]
+    name = str(source.path if isinstance(source, RunLog) else source)
+    return Replay(found_groups, _report(name, ledger, found_groups, policy_versions, tokenizer, template))
+
+
+@dataclass
+class _Ledger:
+    """The runs still thought of, and those refused. Runs go by id, oldest first."""
+
+    candidates: dict[str, TrainingRun] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    group_of: dict[str, str | None] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    """Groups of which a member was refused."""
+
+    def enter(self, run: TrainingRun, group: str | None, refusal: Refusal | None) -> None:
+        """Enter the next run."""
+        self.group_of[run.run_id] = group
+        if refusal is None and group is None:
+            refusal = Refusal.NOT_GROUPED
+        if refusal is None:
+            self.candidates[run.run_id] = run
+        else:
+            self.refuse(run.run_id, refusal)
+
+    def refuse(self, run_id: str, reason: Refusal) -> None:
+        """Strike a run out."""
+        self.candidates.pop(run_id, None)
+        self.refused[run_id] = reason
+        group = self.group_of[run_id]
+        if group is not None and not reason.leaves_group_whole:
+            self.broken.add(group)
+
+    def by_reason(self) -> dict[Refusal, tuple[str, ...]]:
+        """The refused, each reason's oldest first."""
+        ids = [run_id for run_id in self.group_of if run_id in self.refused]
+        found = {reason: tuple(each for each in ids if self.refused[each] is reason) for reason in Refusal}
+        return {reason: run_ids for reason, run_ids in found.items() if run_ids}
+
+
+@dataclass(frozen=True, slots=True)
+class _Admission:
+    """What a run must be by itself."""
+
+    versions: frozenset[str] | None
+    max_tokens: int | None
+    tokenizer: str | None
+    template: str | None
+
+    def refusals(self, run: TrainingRun, kept: Sequence[Conversation]) -> Iterator[Refusal]:
+        """Why a run cannot be trained on, of which `kept` are the conversations to train on.
+
+        What makes it a stranger to its group comes first: it must not count as a gap there.
+        """
+        if self.versions is not None and any(each.policy_version not in self.versions for each in kept):
+            yield Refusal.STALE
+        if self.tokenizer is not None and any(each.tokenizer != self.tokenizer for each in kept):
+            yield Refusal.OTHER_TOKENIZER
+        if self.template is not None and any(each.template != self.template for each in kept):
+            yield Refusal.OTHER_TEMPLATE
+        if run.record.stop_reason not in _TRAINABLE:
+            yield Refusal.UNFINISHED
+        if any(event.kind == EventKind.MEMORY_EDITED.value for event in run.events):
+            yield Refusal.EDITED
+        if not _unbroken(run.conversations_K):
+            yield Refusal.LOST_CONVERSATIONS
+        if not all(each.has_ids for each in kept):
+            yield Refusal.NO_TOKEN_IDS
+        if not all(map(_sound, kept)):
+            yield Refusal.DAMAGED_TOKENS
+        if self.max_tokens is not None and any(_tokens(each) > self.max_tokens for each in kept):
+            yield Refusal.TOO_LONG
+
+
+def _allowed(policy_versions: Sequence[str] | None, max_staleness: int | None) -> frozenset[str] | None:
+    if policy_versions is None:
+        if max_staleness is not None:
+            raise ReplayError(
+                "max_staleness was given without policy_versions",
+                hint="Give the versions in order, oldest first: their names do not tell it.",
+            )
+        return None
+    if not policy_versions or (max_staleness is not None and max_staleness < 0):
+        raise ReplayError("no policy version is allowed", hint="Name one at least, and a max_staleness of 0 or more.")
+    return frozenset(policy_versions if max_staleness is None else policy_versions[-1 - max_staleness :])
+
+
+def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
+    if groups is not None:
+        return groups(run) if callable(groups) else groups.get(run.run_id)
+    if not run.conversations_K:
+        return None  # nothing was sampled that could be missed
+    # Only the first conversation: also a run that was killed later must be known for a member of its group.
+    first, record = run.conversations_K[0], run.record
+    settings = {name: value for name, value in record.settings.items() if name not in _IMMATERIAL_SETTINGS}
+    sampling = {name: value for name, value in first.sampling.items() if name not in _IMMATERIAL_SAMPLING}
+    same = [record.question, record.document["key"], first.kind, first.start_byte, first.end_byte, settings, sampling]
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _unbroken(conversations: Iterable[Conversation]) -> bool:
+    """Whether there is an update for every position from 0 on and then the answer, each with all its attempts."""
+    kinds: list[ConversationKind] = []
+    for position, attempts in groupby(conversations, key=lambda each: each.position):
+        held = list(attempts)
+        outcomes = [each.outcome is Outcome.DISCARDED for each in held]
+        if (
+            position != len(kinds)
+            or [each.attempt for each in held] != list(range(len(held)))
+            or len({each.kind for each in held}) != 1
+            or outcomes != [True] * (len(held) - 1) + [False]
+        ):
+            return False
+        kinds.append(held[0].kind)
+    return bool(kinds) and [kind is ConversationKind.ANSWER for kind in kinds] == [False] * (len(kinds) - 1) + [True]
+
+
+def _sound(conversation: Conversation) -> bool:
+    logprobs = conversation.logprobs or ()
+    return (
+        len(conversation.prompt_token_ids or ()) > 0
+        and len(conversation.token_ids or ()) == len(logprobs)
+        and all(math.isfinite(each) and each <= _HIGHEST_LOGPROB for each in logprobs)
+    )
+
+
+def _tokens(conversation: Conversation) -> int:
+    return len(conversation.prompt_token_ids or ()) + len(conversation.token_ids or ())
+
+
+def _only(what: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
+    """The one fingerprint that runs have; None where there are no runs."""
+    run_ids: dict[str, list[str]] = {}
+    for run in runs:
+        for fingerprint in {getattr(each, what) for each in run.conversations_K}:
+            run_ids.setdefault(fingerprint, []).append(run.run_id)
+    if len(run_ids) > 1:
+        found = "; ".join(f"{name!r}: {len(ids)} of them, such as {ids[0]!r}" for name, ids in sorted(run_ids.items()))
+        commonest = max(sorted(run_ids), key=lambda name: len(run_ids[name]))
+        raise ReplayError(
+            f"the runs were made with {len(run_ids)} {what}s, which cannot be trained on together ({found})",
+            hint=f"Choose one, as {what}={commonest!r}, and the others are left out.",
+        )
+    return next(iter(run_ids), None)
+
+
+def _rollout(run: TrainingRun, outcome_of: RewardFunction, steps_of: StepRewardFunction | None) -> Rollout | Refusal:
+    reward = outcome_of(run)
+    steps_K = steps_of(run) if steps_of is not None else ()
+    if reward is None or steps_K is None:
+        return Refusal.NO_REWARD
+    if not all(map(math.isfinite, (reward, *steps_K))):
+        return Refusal.NON_FINITE_REWARD
+    return Rollout(
+        run.run_id,
+        tuple(map(_conversation, run.conversations_K)),
+        float(reward),
+        None if steps_of is None else checked_steps(steps_K, run, name_of(steps_of)),
+    )
+
+
+def _conversation(logged: Conversation) -> TrainingConversation:
+    return TrainingConversation(
+        array("I", logged.prompt_token_ids or ()),
+        array("I", logged.token_ids or ()),
+        array("f", logged.logprobs or ()),
+        *_place(logged),
+        truncated=logged.finish_reason == FinishReason.LENGTH.value,
+        policy_version=logged.policy_version,
+    )
+
+
+def _place(logged: Conversation) -> tuple[str, str, int]:
+    """Role, branch and slot: an update is compared with those of the same chunk, an answer however late it comes."""
+    return logged.kind.value, "", 0 if logged.kind is ConversationKind.ANSWER else logged.position
+
+
+def _report(
+    source: str,
+    ledger: _Ledger,
+    groups: Sequence[RolloutGroup],
+    policy_versions: Sequence[str] | None,
+    tokenizer: str | None,
+    template: str | None,
+) -> ReplayReport:
+    rollouts = [rollout for group in groups for rollout in group.rollouts_G]
+    conversations = [each for rollout in rollouts for each in rollout.conversations_K]
+    newest = len(policy_versions or ()) - 1
+    lag = {name: newest - at for at, name in enumerate(policy_versions or ())}
+    staleness = Counter(
+        max(lag[each.policy_version] for each in rollout.conversations_K) for rollout in rollouts if lag
+    )
+    lengths = [(len(each.prompt_ids_P), len(each.completion_ids_T)) for each in conversations]
+    return ReplayReport(
+        source=source,
+        runs=len(ledger.group_of),
+        refused=ledger.by_reason(),
+        groups=len(groups),
+        rollouts=len(rollouts),
+        conversations=len(conversations),
+        prompt_tokens=sum(prompt for prompt, _ in lengths),
+        completion_tokens=sum(completion for _, completion in lengths),
+        longest=max(map(sum, lengths), default=0),
+        equal_rewards=sum(len({each.reward for each in group.rollouts_G}) == 1 for group in groups),
+        tokenizer=tokenizer if rollouts else None,
+        template=template if rollouts else None,
+        versions=Counter(each.policy_version for each in conversations),
+        staleness=staleness,
+        reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _reshaped(run)),
+    )
+
+
+def _reshaped(run: TrainingRun) -> bool:
+    sampling = [each.sampling for each in run.conversations_K]
+    return any(each.get("temperature", 1.0) != 1.0 or each.get("top_p", 1.0) != 1.0 for each in sampling)

@@ -1,0 +1,110 @@
+"""What a reward function is: a number for a logged run, the same for training, the closed loop and old runs.
+
+Any callable will do. It takes a `TrainingRun` and gives a number, or None where it cannot tell (no gold answer, a text
+that was redacted away):
+
+    def short_and_right(run: TrainingRun) -> float | None:
+        if run.answer is None:
+            return None
+        return float("4711" in run.answer) - 0.001 * len(run.answer)
+
+Those here only look up what the log holds. The package's own are in `memagent_training.rewards`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from memagent_training.data.training_runs import TrainingRun
+from memagent_training.training_errors import RewardError
+
+
+class RewardFunction(Protocol):
+    """What a run is worth."""
+
+    def __call__(self, run: TrainingRun, /) -> float | None:
+        """The run's reward, a finite number; None where it cannot be told."""
+        ...
+
+
+class StepRewardFunction(Protocol):
+    """What each conversation of a run is worth by itself."""
+
+    def __call__(self, run: TrainingRun, /) -> Sequence[float] | None:
+        """One finite number for each of `run.conversations_K`; None where they cannot be told."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedReward:
+    """The newest reward of a name that the log holds for the run: a person's feedback, or an earlier function's."""
+
+    name: str | None = "reward"
+    """None takes any."""
+    source: str | None = None
+    """Only rewards that it gave; None takes anyone's."""
+
+    def __call__(self, run: TrainingRun, /) -> float | None:
+        """The value as logged; None where there is none."""
+        for each in reversed(run.rewards):
+            if each.conversation is None and self.name in {None, each.name} and self.source in {None, each.source}:
+                return each.value
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStepReward:
+    """The newest reward of a name that the log holds for each conversation."""
+
+    name: str
+    source: str | None = None
+    """Only rewards that it gave; None takes anyone's."""
+
+    def __call__(self, run: TrainingRun, /) -> list[float] | None:
+        """The values as logged; None where a conversation has none."""
+        newest = {
+            each.conversation: each.value
+            for each in run.rewards
+            if each.name == self.name and self.source in {None, each.source}
+        }
+        rows = [each.id for each in run.conversations_K]
+        return [newest[row] for row in rows] if all(row in newest for row in rows) else None
+
+
+def checked(value: float, run: TrainingRun, name: str) -> float:
+    """The value, if it is a finite number.
+
+    Raises:
+        RewardError: it is not.
+    """
+    if not math.isfinite(value):
+        raise RewardError(
+            f"the reward {name!r} is {value}, which is no finite number",
+            run_id=run.run_id,
+            hint="Mend the reward function; None says that it cannot tell.",
+        )
+    return float(value)
+
+
+def checked_steps(values_K: Sequence[float], run: TrainingRun, name: str) -> tuple[float, ...]:
+    """The values, if there is a finite number for each of the run's conversations.
+
+    Raises:
+        RewardError: there is not.
+    """
+    if len(values_K) != len(run.conversations_K):
+        raise RewardError(
+            f"the reward {name!r} has {len(values_K)} values for {len(run.conversations_K)} conversations",
+            run_id=run.run_id,
+            hint="Give one for each of run.conversations_K.",
+        )
+    return tuple(checked(value, run, name) for value in values_K)
+
+
+def name_of(function: object) -> str:
+    """What a function or a class of them is called."""
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__

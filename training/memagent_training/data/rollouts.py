@@ -1,0 +1,84 @@
+"""What training sees of logged runs: token ids, log-probs and rewards, in whole rollouts and whole groups.
+
+Letters in names and docstrings give shapes: G rollouts of a group, K conversations of a rollout (K varies), P tokens of
+a prompt, T tokens of a completion.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingConversation:
+    """One prompt and the completion that the policy sampled, exactly as logged.
+
+    A completion token is learned from where `loss_mask_T` is true, or everywhere where it is None.
+    """
+
+    prompt_ids_P: array[int] = field(repr=False)
+    completion_ids_T: array[int] = field(repr=False)
+    logprobs_T: array[float] = field(repr=False)
+    """Natural log of the probability that the sampling policy gave each completion token: before temperature, unless
+    the server tells it otherwise (`MultiConvDAPOConfig.logged_after_temperature`)."""
+    role: str
+    """What the policy was asked as: "update", "answer", or what else a way of reading has."""
+    branch: str
+    """Where in the run's graph; "" is the trunk."""
+    slot: int
+    """Its number among the conversations of that role and branch, from 0."""
+    truncated: bool
+    """Whether the output bound cut it off."""
+    policy_version: str
+    loss_mask_T: Sequence[bool] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.logprobs_T) != len(self.completion_ids_T):
+            raise ValueError(f"{len(self.completion_ids_T)} completion tokens have {len(self.logprobs_T)} log-probs")
+        if self.loss_mask_T is not None and len(self.loss_mask_T) != len(self.completion_ids_T):
+            raise ValueError(
+                f"{len(self.completion_ids_T)} completion tokens have {len(self.loss_mask_T)} mask entries"
+            )
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """What it is compared at: with the conversations of the group's rollouts that have the same place."""
+        return self.role, self.branch, self.slot
+
+    @property
+    def chunk_index(self) -> int | None:
+        """The chunk that it read, where that is known: an update's of the trunk."""
+        return self.slot if self.role == "update" and not self.branch else None
+
+    @property
+    def learned_tokens(self) -> int:
+        """How many completion tokens are learned from."""
+        return len(self.completion_ids_T) if self.loss_mask_T is None else sum(self.loss_mask_T)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One run: its conversations in the order of the log, and what it earned."""
+
+    run_id: str
+    conversations_K: tuple[TrainingConversation, ...]
+    reward: float
+    step_rewards_K: tuple[float, ...] | None = None
+    """A reward for each conversation by itself, where there are such."""
+
+    def __post_init__(self) -> None:
+        if not self.conversations_K:
+            raise ValueError(f"run {self.run_id} has no conversations")
+        if self.step_rewards_K is not None and len(self.step_rewards_K) != len(self.conversations_K):
+            given = f"{len(self.conversations_K)} conversations and {len(self.step_rewards_K)} rewards"
+            raise ValueError(f"run {self.run_id} has {given}")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """The rollouts of one question over one document, which are compared with each other."""
+
+    group_id: str
+    rollouts_G: tuple[Rollout, ...]

@@ -1,0 +1,175 @@
+"""Logged runs as reward functions and replay see them, read one at a time from a run log or an export of one."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Final
+
+from memagent_graph.evaluation.samples import Metric
+from memagent_graph.policy import strip_reasoning
+from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunFilter, RunLog
+from memagent_graph.run_log.exchange import json_lines, parquet
+from memagent_graph.run_log.exchange.logged_run import LoggedRun
+from memagent_graph.run_log.records import RunRecord
+from memagent_training.training_errors import ReplayError
+
+_SQLITE_MAGIC: Final = b"SQLite format 3\0"
+_PARQUET_MAGIC: Final = b"PAR1"
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """What a run's answer should be."""
+
+    answers: tuple[str, ...]
+    metric: Metric | None = None
+    """Whether all of them are asked for or they are wordings of one; None where nobody says."""
+    own_score: Callable[[str], float] | None = None
+    """0 to 1 for an answer, by a rule of the task's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """A logged run. What a resume or an edit superseded is not in it."""
+
+    record: RunRecord
+    conversations_K: tuple[Conversation, ...]
+    """In order of position and attempt. Token ids and log-probs are arrays."""
+    events: tuple[LoggedEvent, ...] = ()
+    """What no conversation caused."""
+    rewards: tuple[Reward, ...] = ()
+    """Of the run and its conversations (by their `id`), oldest first."""
+    gold: Gold | None = None
+    """What the answer should be, where whoever had the run made knows; logs do not hold it."""
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.record.run_id
+
+    @property
+    def question(self) -> str:
+        """What was asked."""
+        return self.record.question
+
+    @property
+    def answer(self) -> str | None:
+        """The answer in the form asked for; "" where the policy gave none, None where the log does not tell."""
+        if self.record.answer is None and self.record.stop_reason == "no_answer":
+            return ""
+        return self.record.answer
+
+    @property
+    def raw_answer(self) -> str | None:
+        """The whole answer completion, reasoning included; None where the run has none or it was redacted away."""
+        answers = [each.text for each in self.conversations_K if each.kind is ConversationKind.ANSWER]
+        return answers[-1] if answers else None
+
+    @property
+    def memories(self) -> list[str | None]:
+        """The memory after each conversation; None where it was redacted away."""
+        memory: str | None = ""
+        memories: list[str | None] = []
+        for each in self.conversations_K:
+            if each.kind is ConversationKind.UPDATE and each.outcome is Outcome.ACCEPTED:
+                written = None if each.text is None else strip_reasoning(each.text).strip()
+                memory = written if each.memory is None else each.memory
+            memories.append(memory)
+        return memories
+
+    def without_discarded(self) -> TrainingRun:
+        """The same run without the attempts that were thrown away and asked for again."""
+        return replace(
+            self, conversations_K=tuple(each for each in self.conversations_K if each.outcome is not Outcome.DISCARDED)
+        )
+
+
+def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> Iterator[TrainingRun]:
+    """The runs of a run log, or of a file that `memagent export` wrote, oldest first.
+
+    An export is read as it is, without a log in between. One run at a time is held in memory.
+
+    Args:
+        source: the log or its path, or an export's path (Parquet or JSON lines).
+        chosen: which of a log's runs.
+
+    Raises:
+        ReplayError: there is no such file, `chosen` was given for an export, or the export was shuffled.
+        RunLogError: the log cannot be read, or the file is neither a log nor an undamaged export.
+        MissingExtraError: Parquet without the extra `export`.
+    """
+    if isinstance(source, RunLog):
+        yield from _logged(source, chosen)
+        return
+    path = Path(source)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_SQLITE_MAGIC))
+            if magic != _SQLITE_MAGIC:
+                file.seek(0)
+                yield from _exported(path, file, magic, chosen)
+                return
+    except OSError as error:
+        raise ReplayError(
+            f"{path} cannot be read: {error.strerror or error}", hint="Name a run log, or an export of one."
+        ) from error
+    with closing(RunLog(path)) as log:
+        yield from _logged(log, chosen)
+
+
+def read_run(log: RunLog, run_id: str) -> TrainingRun:
+    """One run of a log.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        RunLogError: the log cannot be read.
+    """
+    return _training_run(log.get(run_id), log.conversations(run_id), log.events(run_id), log.rewards(run_id))
+
+
+def _logged(log: RunLog, chosen: RunFilter | None) -> Iterator[TrainingRun]:
+    for record in list(log.runs(chosen))[::-1]:
+        yield read_run(log, record.run_id)
+
+
+def _exported(path: Path, file: IO[bytes], magic: bytes, chosen: RunFilter | None) -> Iterator[TrainingRun]:
+    if chosen is not None:
+        raise ReplayError(
+            f"{path} is an export, of which no runs can be chosen", hint="Choose them when exporting, or give the log."
+        )
+    seen: set[str] = set()
+    is_parquet = magic.startswith(_PARQUET_MAGIC) or path.suffix.lower() == ".parquet"
+    runs: Iterator[LoggedRun] = (parquet if is_parquet else json_lines).read(path, file)
+    for run in runs:
+        if run.record.run_id in seen:
+            raise ReplayError(
+                f"{path} does not hold the run in one piece",
+                run_id=run.record.run_id,
+                hint="Was it sorted or shuffled? Give the file that was exported.",
+            )
+        seen.add(run.record.run_id)
+        yield _training_run(run.record, run.conversations, run.events, run.rewards)
+
+
+def _training_run(
+    record: RunRecord,
+    conversations: Iterable[Conversation],
+    events: Sequence[LoggedEvent],
+    rewards: Sequence[Reward],
+) -> TrainingRun:
+    # Arrays take a tenth of what lists of numbers do, and the garbage collector does not look into them.
+    kept = tuple(
+        replace(
+            each,
+            prompt_token_ids=None if each.prompt_token_ids is None else array("I", each.prompt_token_ids),
+            token_ids=None if each.token_ids is None else array("I", each.token_ids),
+            logprobs=None if each.logprobs is None else array("f", each.logprobs),
+        )
+        for each in conversations
+        if not each.superseded
+    )
+    return TrainingRun(record, kept, tuple(events), tuple(rewards))

@@ -1,0 +1,1 @@
+"""Rows of token ids through a model: how micro-batches are laid out, attended and scored."""

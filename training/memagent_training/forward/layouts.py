@@ -1,0 +1,172 @@
+"""Rows of a micro-batch as model inputs, in three layouts that differ in what is forwarded, never in the result.
+
+- `padded`: prompts left-padded, completions right-padded, one sequence per row, as TRL's GRPOTrainer has them.
+- `packed`: rows one after the other in one sequence, positions starting again at each.
+- `prefix_tree`: what rows begin with in common is forwarded once (`prefix_tree.py`), in one sequence, too.
+
+Which tokens of such a sequence see each other is said by its nodes; `tree_attention.py` computes only those pairs.
+The way back, from the model's output to log-probs per row, is `scoring.py`.
+
+Letters: B rows, P and T their longest prompt and completion, S sequences of N tokens that are forwarded, C completion
+tokens that are scored (a token that rows share, with all that comes before it, is scored once for all of them).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from memagent_training.forward.prefix_tree import Node, Trie, as_tree, one_after_another
+
+
+class TokenRow(Protocol):
+    """One conversation's token ids: a `TrainingConversation`, say. The prompt has at least one token."""
+
+    @property
+    def prompt_ids_P(self) -> Sequence[int]:  # noqa: N802  a shape, as everywhere
+        """The prompt."""
+
+    @property
+    def completion_ids_T(self) -> Sequence[int]:  # noqa: N802
+        """What the policy sampled; may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedRows:
+    """Rows as rectangles, under the names that TRL's `_compute_loss` reads; masks are 1 where there is a token."""
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    completion_ids: Tensor
+    completion_mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Model inputs for some rows, and where each completion token's prediction is found."""
+
+    layout: str
+    input_ids_SN: Tensor
+    position_ids_SN: Tensor
+    padding_mask_SN: Tensor | None
+    """1 where there is a token; only of the padded layout."""
+    nodes: tuple[Node, ...]
+    """Which tokens of the one sequence see each other; empty in the padded layout."""
+    scored_places_C: Tensor
+    """Index into the flattened inputs of the token before each scored token."""
+    scored_ids_C: Tensor
+    score_of_BT: Tensor
+    """Which scored token each row's completion token is; C where the row has none."""
+    row_tokens: int
+    """Tokens of all rows, what is shared counted for each."""
+    longest: int
+    """Tokens of the longest row."""
+
+    @property
+    def mask_BT(self) -> Tensor:  # noqa: N802
+        """True where a row has a completion token."""
+        return self.score_of_BT < len(self.scored_ids_C)
+
+    @property
+    def forwarded_tokens(self) -> int:
+        """Tokens that pass through the model, padding included."""
+        return self.input_ids_SN.numel()
+
+
+def pad_rows(rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | str = "cpu") -> PaddedRows:
+    """Left-padded prompts and right-padded completions."""
+    prompt_ids, prompt_mask = _rectangle([row.prompt_ids_P for row in rows], pad_id, left=True)
+    completion_ids, completion_mask = _rectangle([row.completion_ids_T for row in rows], pad_id, left=False)
+    return PaddedRows(*(each.to(device) for each in (prompt_ids, prompt_mask, completion_ids, completion_mask)))
+
+
+def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch.device | str = "cpu") -> MicroBatch:
+    """The model inputs of a micro-batch.
+
+    Args:
+        rows: at least one.
+        layout: "padded", "packed" or "prefix_tree".
+        pad_id: any id of the vocabulary; padding is never seen by a token of a row.
+        device: where the tensors go.
+
+    Raises:
+        ValueError: no rows, a row without a prompt token, or an unknown layout.
+    """
+    if not rows:
+        raise ValueError("a micro-batch needs at least one row")
+    for number, row in enumerate(rows):
+        if not len(row.prompt_ids_P):
+            raise ValueError(f"row {number} has no prompt token, so nothing predicts its first completion token")
+    if layout == "padded":
+        return _padded(rows, pad_id, device)
+    ids = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
+    if layout == "packed":
+        return _in_one_sequence(rows, one_after_another(ids), layout, device)
+    if layout == "prefix_tree":
+        return _in_one_sequence(rows, as_tree(ids), layout, device)
+    raise ValueError(f"unknown layout {layout!r}: padded, packed or prefix_tree")
+
+
+def _rectangle(rows: Sequence[Sequence[int]], pad_id: int, left: bool) -> tuple[Tensor, Tensor]:
+    """Rows as ids and mask of equal width, padded on one side."""
+    width = max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), pad_id)
+    mask = torch.zeros((len(rows), width), dtype=torch.long)
+    for number, row in enumerate(rows):
+        start = width - len(row) if left else 0
+        ids[number, start : start + len(row)] = torch.tensor(list(row), dtype=torch.long)
+        mask[number, start : start + len(row)] = 1
+    return ids, mask
+
+
+def _padded(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> MicroBatch:
+    parts = pad_rows(rows, pad_id=pad_id, device=device)
+    mask_SN = torch.cat([parts.prompt_mask, parts.completion_mask], dim=1)
+    completion_BT = parts.completion_mask.bool()
+    place_SN = torch.arange(mask_SN.numel(), device=mask_SN.device).view_as(mask_SN)
+    before_BT = place_SN[:, parts.prompt_ids.shape[1] :] - 1
+    score_of_BT = torch.full_like(parts.completion_ids, int(completion_BT.sum()))
+    score_of_BT[completion_BT] = torch.arange(int(completion_BT.sum()), device=mask_SN.device)
+    return MicroBatch(
+        layout="padded",
+        input_ids_SN=torch.cat([parts.prompt_ids, parts.completion_ids], dim=1),
+        position_ids_SN=(mask_SN.cumsum(1) - 1).clamp(min=0),
+        padding_mask_SN=mask_SN,
+        nodes=(),
+        scored_places_C=before_BT[completion_BT],
+        scored_ids_C=parts.completion_ids[completion_BT],
+        score_of_BT=score_of_BT,
+        row_tokens=int(mask_SN.sum()),
+        longest=int(mask_SN.sum(1).max()),
+    )
+
+
+def _in_one_sequence(rows: Sequence[TokenRow], trie: Trie, layout: str, device: torch.device | str) -> MicroBatch:
+    score_of = [[-1] * max(len(row.completion_ids_T) for row in rows) for _ in rows]
+    scored: dict[int, int] = {}
+    places: list[int] = []
+    for number, path in trie.paths.items():
+        prompt = len(rows[number].prompt_ids_P)
+        for step, (before, place) in enumerate(zip(path[prompt - 1 :], path[prompt:], strict=False)):
+            score = scored.setdefault(place, len(places))
+            if score == len(places):
+                places.append(before)
+            score_of[number][step] = score
+    score_of_BT = torch.tensor(score_of, dtype=torch.long).view(len(rows), -1)
+    return MicroBatch(
+        layout=layout,
+        input_ids_SN=torch.tensor([trie.ids], device=device),
+        position_ids_SN=torch.tensor([trie.depths], device=device),
+        padding_mask_SN=None,
+        nodes=trie.nodes,
+        scored_places_C=torch.tensor(places, dtype=torch.long, device=device),
+        scored_ids_C=torch.tensor([trie.ids[place] for place in scored], dtype=torch.long, device=device),
+        score_of_BT=score_of_BT.where(score_of_BT >= 0, len(places)).to(device),
+        row_tokens=sum(map(len, trie.paths.values())),
+        longest=max(trie.depths) + 1,
+    )

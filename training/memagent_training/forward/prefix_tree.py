@@ -1,0 +1,79 @@
+"""Rows of token ids in one sequence: one after the other, or as a token trie in which a shared prefix stands once.
+
+No torch here. A row is the token ids of one conversation, prompt and completion. Sorting the rows makes the trie: the
+rows below each of its branches are then neighbours, so that a row adds only the tokens after what it has in common
+with the row before it. Laid out like that, depth first, a token is seen by those from itself to the end of its
+subtree, and by no others. Rows one after the other are such a trie too, whose rows have nothing in common.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+
+from memagent_training.algorithm.prefixes import shared_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Tokens from `start` to `end` that follow each other without a branch, each seeing those before it."""
+
+    start: int
+    end: int
+    subtree_end: int
+    """The tokens from `end` to here come after this node in some row: each sees all of the node."""
+
+
+@dataclass(slots=True)
+class Trie:
+    """Rows in one sequence. Lists have one entry per token of the sequence."""
+
+    ids: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    """How many tokens come before it in its row: its position."""
+    ends: list[int] = field(default_factory=list)
+    """Where its subtree ends: token j sees token i where i <= j < ends[i]."""
+    paths: dict[int, list[int]] = field(default_factory=dict)
+    """Row number -> the places in the sequence of the row's tokens, in order."""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The sequence in parts, in its order. Subtrees that end alike and are neighbours have no branch between."""
+        found: list[Node] = []
+        start = 0
+        for subtree_end, tokens in groupby(self.ends):
+            end = start + sum(1 for _ in tokens)
+            found.append(Node(start, end, subtree_end))
+            start = end
+        return tuple(found)
+
+
+def one_after_another(rows: Sequence[array[int]]) -> Trie:
+    """Every row by itself, in the rows' order."""
+    return _laid_out(rows, range(len(rows)), [0] * len(rows))
+
+
+def as_tree(rows: Sequence[array[int]]) -> Trie:
+    """Every prefix once, however many rows begin with it; each row has at least one token."""
+    order = sorted(range(len(rows)), key=lambda number: rows[number])
+    return _laid_out(rows, order, [0, *(shared_prefix(rows[a], rows[b]) for a, b in pairwise(order))])
+
+
+def _laid_out(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[int]) -> Trie:
+    """Rows in an order; `shared` says how many tokens each begins with that the row before it has too."""
+    trie = Trie()
+    path: list[int] = []
+    for number, common in zip(order, shared, strict=True):
+        row, start = rows[number], len(trie.ids)
+        for place in path[common:]:
+            trie.ends[place] = start
+        path = path[:common] + list(range(start, start + len(row) - common))
+        trie.ids += row[common:]
+        trie.depths += range(common, len(row))
+        trie.ends += [0] * (len(row) - common)
+        trie.paths[number] = path
+    for place in path:
+        trie.ends[place] = len(trie.ids)
+    return trie

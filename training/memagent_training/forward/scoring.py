@@ -1,0 +1,195 @@
+"""The model's log-probs of a micro-batch's completion tokens, whatever its layout.
+
+What transformers does with masks (5.23, checked by the tests):
+
+- A 4-D mask is taken as it is, for every layer, and handed to SDPA: so is one of ours, which is no matrix
+  (`tree_attention.py`). Eager attention would add it to a matrix, and flash attention takes none.
+- Without a mask and without a cache, rows of one sequence are told apart by positions that start again
+  (masking_utils.find_packed_sequence_indices). Packed rows are forwarded like that where a mask of ours cannot be: by
+  flash attention, and by layers with a window. Hence `use_cache=False`: under the configs' default, True, rows would
+  silently see each other. So they do in some models' eager attention (OPT, GPT-OSS), and in every recurrent layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from memagent_training.forward.layouts import MicroBatch
+from memagent_training.forward.tree_attention import NodeMask
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbs:
+    """Of each row's completion tokens, right-padded with zeros; differentiable."""
+
+    logprobs_BT: Tensor
+    entropies_BT: Tensor | None
+    """Of the distribution that each token was drawn from, in nats."""
+    mask_BT: Tensor
+
+
+def completion_logprobs(
+    model: nn.Module,
+    micro_batch: MicroBatch,
+    *,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    entropy_gradient: bool = False,
+    logits_chunk: int = 1024,
+) -> LogProbs:
+    """Log-probs of every row's completion tokens, in float32 or better.
+
+    Logits are computed where a completion token is predicted and nowhere else, `logits_chunk` tokens at a time, and
+    again in the backward pass rather than kept. To be part of the model's own forward (autocast and sharded wrappers
+    act there), this happens in the place of its output head, which returns log-probs instead of logits. A model that
+    does something to its logits afterwards (a soft cap, a scale) is noticed, and its logits are then taken whole.
+
+    Args:
+        model: a causal language model of transformers, wrapped or not.
+        micro_batch: from `lay_out`.
+        temperature: logits are divided by it.
+        with_entropy: also each distribution's entropy.
+        entropy_gradient: whether the entropy is differentiable, too.
+        logits_chunk: tokens whose logits are held at once.
+
+    Raises:
+        ValueError: the model's attention cannot take the layout.
+    """
+    core = _unwrapped(model)
+    inputs = {
+        "input_ids": micro_batch.input_ids_SN,
+        "position_ids": micro_batch.position_ids_SN,
+        "attention_mask": _attention_mask(core, micro_batch),
+        "use_cache": False,
+    }
+    scoring = _Scoring(micro_batch, temperature, with_entropy, entropy_gradient, logits_chunk)
+    scored_C2 = None if core in _WITH_LATER_STEPS else _scored_in_forward(model, core, inputs, scoring)
+    if scored_C2 is None:
+        _WITH_LATER_STEPS.add(core)
+        scored_C2 = scoring.score(model(**inputs).logits.flatten(0, 1)[micro_batch.scored_places_C])
+    # The last entry stands for the tokens that a shorter completion does not have.
+    by_row_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_of_BT]
+    entropies_BT = by_row_BT2[..., 1] if with_entropy else None
+    return LogProbs(by_row_BT2[..., 0], entropies_BT, micro_batch.mask_BT)
+
+
+_WITH_LATER_STEPS: WeakSet[nn.Module] = WeakSet()
+"""Models seen to do something to what their head returns."""
+
+_PROBE = 100.0
+"""Goes through the model after the scores, to see whether it comes out as it was; exact in bfloat16, above any cap."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scoring:
+    """From hidden states or logits to the log-prob and the entropy of each scored token."""
+
+    micro_batch: MicroBatch
+    temperature: float
+    with_entropy: bool
+    entropy_gradient: bool
+    logits_chunk: int
+
+    def through(self, head: nn.Module, hidden_SND: Tensor) -> Tensor:
+        """(C, 2), a chunk of logits at a time."""
+        wanted_CD = hidden_SND.flatten(0, 1)[self.micro_batch.scored_places_C]
+
+        def chunk_scores(hidden: Tensor, ids: Tensor) -> Tensor:
+            return self._score(head.forward(hidden), ids)
+
+        hidden_chunks = torch.split(wanted_CD, self.logits_chunk)
+        ids_chunks = torch.split(self.micro_batch.scored_ids_C, self.logits_chunk)
+        pieces = list(zip(hidden_chunks, ids_chunks, strict=True))
+        if len(pieces) == 1 or not torch.is_grad_enabled():
+            return torch.cat([chunk_scores(*piece) for piece in pieces])
+        scores: list[Tensor] = [checkpoint(chunk_scores, *piece, use_reentrant=False) for piece in pieces]
+        return torch.cat(scores)
+
+    def score(self, logits_CV: Tensor) -> Tensor:
+        """(C, 2), from all logits at once."""
+        return self._score(logits_CV, self.micro_batch.scored_ids_C)
+
+    def _score(self, logits_CV: Tensor, ids_C: Tensor) -> Tensor:
+        if logits_CV.dtype != torch.float64:
+            logits_CV = logits_CV.float()
+        logits_CV = logits_CV / self.temperature
+        normalizer_C = logits_CV.logsumexp(-1)
+        logprobs_C = logits_CV.gather(1, ids_C[:, None])[:, 0] - normalizer_C
+        if not self.with_entropy:
+            return torch.stack([logprobs_C, torch.zeros_like(logprobs_C)], dim=1)
+        with nullcontext() if self.entropy_gradient else torch.no_grad():
+            entropies_C = normalizer_C - (logits_CV.softmax(-1) * logits_CV).sum(-1)
+        return torch.stack([logprobs_C, entropies_C], dim=1)
+
+
+def _scored_in_forward(model: nn.Module, core: Any, inputs: dict[str, Any], scoring: _Scoring) -> Tensor | None:
+    """(C, 2) from one forward of the model, or None where the model does something to what its head returns."""
+    with _in_place_of_head(core.get_output_embeddings(), scoring) as given:
+        returned_C2: Tensor = model(**inputs).logits[0]
+    if bool((returned_C2[-1] != _PROBE).any()):
+        return None
+    if returned_C2.dtype == given[0].dtype:
+        return returned_C2[:-1]
+    # A sharded wrapper may round what a model returns, too much for log-probs, and waits for that to be used.
+    return given[0] + 0 * returned_C2[:-1]
+
+
+@contextmanager
+def _in_place_of_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tensor]]:
+    """While it lasts, the head gives scores and a probe, (1, C + 1, 2), instead of logits.
+
+    The scores are put into the yielded list as well.
+    """
+    given: list[Tensor] = []
+
+    def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # A sharded head's weights are there now, and may be gone again by the time of `after`.
+        given.append(scoring.through(module, inputs[0]))
+        return (inputs[0][:, :0],)
+
+    def after(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+        return torch.cat([given[0][None], given[0].new_full((1, 1, 2), _PROBE)], dim=1)
+
+    hooks = [head.register_forward_pre_hook(before), head.register_forward_hook(after)]
+    try:
+        yield given
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _unwrapped(model: nn.Module) -> Any:
+    return getattr(model, "module", model)
+
+
+def _attention_mask(core: Any, micro_batch: MicroBatch) -> Tensor | None:
+    """The mask in a form that the model's attention takes exactly; it is every layer's."""
+    if not micro_batch.nodes:
+        return micro_batch.padding_mask_SN
+    config = core.config.get_text_config()
+    attention, layout, longest = config._attn_implementation, micro_batch.layout, micro_batch.longest
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+    if kinds - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"the {layout} layout cannot serve layers of {sorted(kinds)}: use the padded layout")
+    window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
+    is_cut = window is not None and longest > window
+    if attention == "sdpa" and not is_cut:
+        return NodeMask(micro_batch.nodes, micro_batch.input_ids_SN.device) if len(micro_batch.nodes) > 1 else None
+    if attention != "sdpa" and "flash" not in attention:
+        raise ValueError(f"{attention} attention cannot tell the rows apart: load the model with sdpa, or use padded")
+    if layout == "packed":
+        return None
+    if is_cut:
+        raise ValueError(
+            f"a row of {longest} tokens is longer than the model's attention window of {window}, which the {layout}"
+            " layout would ignore: use the packed layout"
+        )
+    raise ValueError(f"{attention} attention takes no 4-D mask: load the model with sdpa, or use the packed layout")

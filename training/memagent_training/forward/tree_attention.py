@@ -1,0 +1,224 @@
+"""Attention of rows in one sequence, exact and without a mask: only pairs of tokens that see each other are computed.
+
+A token sees those before it in its node and all of its ancestors (`prefix_tree.py`). Both are stretches of the
+sequence, so the work falls into two blocks per node, its own tokens among themselves and all tokens below it with it;
+each gives a part of a softmax, and the parts are joined by the logarithms of their sums. Keys and values are read where
+they are, never copied, however many rows share them. Together the blocks have as many pairs as the rows would have one
+by one, less what shared prefixes save.
+
+`NodeMask` brings this into a model of transformers. It goes in as a 4-D attention mask, which models hand to SDPA
+untouched (5.23, checked by the tests), and SDPA hands over to what it is given: torch's own way for masks that are not
+matrices, see torch.nn.attention.bias. So nothing of the model is changed or registered, a layer that gradient
+checkpointing runs again has its mask as it had it the first time, and a model that does anything else with the mask
+fails with an error instead of computing something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from memagent_training.forward.prefix_tree import Node
+
+
+class NodeMask(Tensor):
+    """Stands for the (1, 1, N, N) mask of a sequence's nodes, of which it holds no entry."""
+
+    nodes: tuple[Node, ...]
+
+    @staticmethod
+    def __new__(cls, nodes: tuple[Node, ...], device: torch.device | str = "cpu") -> NodeMask:
+        """A byte that says it is of that shape."""
+        tokens = nodes[-1].end
+        mask = torch.zeros((), dtype=torch.bool, device=device).expand(1, 1, tokens, tokens).as_subclass(cls)
+        mask.nodes = nodes
+        return mask
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What torch calls in place of its functions when they are given a mask of this class."""
+        if func is functional.scaled_dot_product_attention:
+            return attend(*args, **(kwargs or {}))
+        if func in _HARMLESS or getattr(func, "__name__", None) == "__get__":
+            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        raise ValueError(
+            f"the model's attention does not leave its mask to SDPA, but calls {getattr(func, '__name__', func)} on it:"
+            " use the padded layout"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"NodeMask({len(self.nodes)} nodes, {self.nodes[-1].end} tokens)"
+
+
+_HARMLESS: frozenset[Any] = frozenset(
+    {Tensor.dim, Tensor.size, Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex}
+)
+"""What wrappers and models ask of any tensor, besides its attributes."""
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: NodeMask,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`scaled_dot_product_attention` with a `NodeMask`; its arguments are described there.
+
+    Raises:
+        ValueError: there are other keys than those of the mask's tokens, such as learned or cached ones.
+    """
+    nodes = attn_mask.nodes
+    if not query.shape[2] == key.shape[2] == nodes[-1].end:
+        raise ValueError(
+            f"the model's attention has {query.shape[2]} queries and {key.shape[2]} keys for {nodes[-1].end} tokens:"
+            " use the padded layout"
+        )
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if enable_gqa:
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    if query.device.type == "cpu" and query.shape[-1] == value.shape[-1] and dropout_p == 0:
+        attended: Tensor = _Blockwise.apply(query, key, value, nodes, scale)  # type: ignore[no-untyped-call]
+        return attended
+    return attend_by_paths(query, key, value, nodes, dropout_p=dropout_p, scale=scale)
+
+
+def attend_by_paths(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    nodes: Sequence[Node],
+    *,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """The same on any device, where torch has no kernel that gives the sums: all keys of a node's path at once.
+
+    Keys and values are copied for each path.
+    """
+    paths = list(_paths(nodes))
+    places = torch.tensor(list(chain.from_iterable(chain.from_iterable(paths))), device=query.device)
+    own, seen = [node.end - node.start for node in nodes], [sum(map(len, path)) for path in paths]
+    attended = []
+    for queries, keys, values in zip(
+        torch.split(query, own, dim=2),
+        torch.split(key.index_select(2, places), seen, dim=2),
+        torch.split(value.index_select(2, places), seen, dim=2),
+        strict=True,
+    ):
+        new, all_seen = queries.shape[2], keys.shape[2]
+        is_root = new == all_seen
+        mask = (
+            None if is_root else torch.ones(new, all_seen, dtype=torch.bool, device=query.device).tril(all_seen - new)
+        )
+        attended.append(
+            functional.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, dropout_p=dropout_p, is_causal=is_root, scale=scale
+            )
+        )
+    return torch.cat(attended, dim=2)
+
+
+def _paths(nodes: Sequence[Node]) -> Iterator[list[range]]:
+    """For each node the stretches of its row, its ancestors' and its own."""
+    path: list[Node] = []
+    for node in nodes:
+        while path and path[-1].subtree_end <= node.start:
+            path.pop()
+        path.append(node)
+        yield [range(each.start, each.end) for each in path]
+
+
+_attention: Callable[..., tuple[Tensor, Tensor]] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""Attended values, and for each query the logarithm of the sum that its softmax was divided by."""
+_attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+)
+"""The gradients of queries, keys and values. Given the results of a whole softmax, a block's are its part of them."""
+
+
+class _Blockwise(torch.autograd.Function):
+    """On a CPU, with the kernels of SDPA there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[Node, ...], scale: float | None
+    ) -> Tensor:
+        """Block by block, each joined to those before it."""
+        query, key, value = (_with_whole_heads(each) for each in (query, key, value))
+        attended = _zeros(query)
+        log_sums = attended.new_full(query.shape[:3], -torch.inf)
+        for queries, keys, is_own in _blocks(nodes):
+            part, log_sum = _attention(
+                query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, is_own, scale=scale
+            )
+            _join(attended[:, :, queries], log_sums[:, :, queries], part, log_sum)
+        attended = attended.to(query.dtype)
+        ctx.save_for_backward(query, key, value, attended, log_sums)
+        ctx.nodes, ctx.scale = nodes, scale
+        return attended
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """Block by block, their gradients added up."""
+        query, key, value, attended, log_sums = ctx.saved_tensors
+        gradient = _with_whole_heads(gradient)
+        of_query, of_key, of_value = (_zeros(each) for each in (query, key, value))
+        for queries, keys, is_own in _blocks(ctx.nodes):
+            parts = _attention_backward(
+                gradient[:, :, queries],
+                query[:, :, queries],
+                key[:, :, keys],
+                value[:, :, keys],
+                attended[:, :, queries],
+                log_sums[:, :, queries],
+                0.0,
+                is_own,
+                scale=ctx.scale,
+            )
+            of_query[:, :, queries] += parts[0]
+            of_key[:, :, keys] += parts[1]
+            of_value[:, :, keys] += parts[2]
+        return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None
+
+
+def _blocks(nodes: Sequence[Node]) -> Iterator[tuple[slice, slice, bool]]:
+    """Queries, keys that they see, and whether these are one node's own tokens, each seeing those before it."""
+    for node in nodes:
+        own, below = slice(node.start, node.end), slice(node.end, node.subtree_end)
+        yield own, own, True
+        if below.start < below.stop:
+            yield below, own, False
+
+
+def _join(attended: Tensor, log_sums: Tensor, part: Tensor, log_sum: Tensor) -> None:
+    """Add a block's part of a softmax to what the blocks before it gave, in place."""
+    total = torch.logaddexp(log_sums, log_sum)
+    attended.mul_((log_sums - total).exp()[..., None])
+    attended.addcmul_(part.to(total.dtype), (log_sum - total).exp()[..., None])
+    log_sums.copy_(total)
+
+
+def _with_whole_heads(tensor: Tensor) -> Tensor:
+    """The kernels read a head's numbers as neighbours."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _zeros(like: Tensor) -> Tensor:
+    """To add up in. In the order (batch, tokens, heads, dimension), into which models bring it next."""
+    batch, heads, tokens, dimension = like.shape
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return torch.zeros(batch, tokens, heads, dimension, dtype=dtype).transpose(1, 2)

@@ -1,0 +1,96 @@
+"""The model that a training begins with, as far as it is known before its weights are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from memagent_graph.errors import PolicyError
+from memagent_graph.policies.hub import is_hub_id, model_folder
+from memagent_graph.policies.model_info import weights_version
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile
+from memagent_graph.tokenizers import load_tokenizer
+from memagent_training.training_errors import TrainingError
+
+_WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """A causal language model in a folder, or on the hub."""
+
+    name: str
+    """As the user wrote it."""
+    source: str
+    """What transformers loads: a folder's path or a hub id."""
+    folder: Path
+    """Where its configuration and tokenizer are; its weights, too, unless it is on the hub."""
+    window: int | None
+    """Prompt and completion together, in tokens."""
+    tokenizer: str
+    """The tokenizer's fingerprint."""
+    version: str
+    """Of the weights, as the local policy names it; empty where they are not here."""
+    profile: Profile | None = None
+    """What it is to be read with, where that is not its folder's."""
+
+
+def find_base_model(name: str) -> BaseModel:
+    """Look at a model, without loading it.
+
+    Args:
+        name: a folder, a hub id, or "embedded" for the policy that comes with the package.
+
+    Raises:
+        TrainingError: there is no such model, or it is not whole.
+        TokenizerError: its tokenizer cannot be read.
+    """
+    folder, source = _located(name)
+    return BaseModel(
+        name=name,
+        source=source,
+        folder=folder,
+        window=_window(folder),
+        tokenizer=load_tokenizer(folder).fingerprint,
+        version=weights_version(folder),
+    )
+
+
+def _located(name: str) -> tuple[Path, str]:
+    """The model's folder and what transformers is to load."""
+    folder = EMBEDDED_FOLDER if name == "embedded" else Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            is_adapter = (folder / "adapter_config.json").is_file()
+            raise TrainingError(
+                f"{folder} has {'only adapters' if is_adapter else 'no config.json'}",
+                hint="Name a folder of whole weights. A training with adapters leaves merged ones beside them."
+                if is_adapter
+                else "Name a folder with config.json, weights and tokenizer, or a hub id.",
+            )
+        if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+            raise TrainingError(f"{folder} has no weights", hint=f"It needs {' or '.join(_WEIGHTS)}.")
+        return folder, str(folder.resolve())  # adapters remember it, wherever they are loaded
+    if folder.exists() or not is_hub_id(name):
+        raise TrainingError(
+            f"there is no model {name!r}", hint='Name a folder with config.json and weights, a hub id, or "embedded".'
+        )
+    try:
+        return model_folder(name, with_weights=False), name
+    except PolicyError as error:
+        raise TrainingError(error.message, hint=error.hint) from error
+
+
+def _window(folder: Path) -> int | None:
+    from transformers import AutoConfig  # noqa: PLC0415  slow to import
+
+    try:
+        config = AutoConfig.from_pretrained(folder).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise TrainingError(
+            f"{folder / 'config.json'} cannot be understood: {error}",
+            hint="It must be of a causal language model that the installed transformers knows.",
+        ) from error
+    window = getattr(config, "max_position_embeddings", None)
+    return int(window) if window else None

@@ -1,0 +1,275 @@
+"""Rollouts for training: each question read several times by the policy that is trained, in whole groups.
+
+Questions are samples of an evaluation task, and what reads them is the public reader. A group in which all rollouts
+earn the same teaches nothing, so further questions are asked until enough groups have variance (DAPO's dynamic
+sampling): as many groups are at work as are still wanted, and each one without variance makes room for another.
+
+A group is whole once all its rewards are in the run log. So a collection that was killed goes on under its name: whole
+groups are taken from the log, the others are read anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from memagent_graph import MemAgent, MemAgentError, ReadResult, RunFilter, RunLog, Usage
+from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
+from memagent_graph.evaluation.samples import Sample
+from memagent_graph.evaluation.scorers import OwnMetric
+from memagent_training.data.reward_functions import RewardFunction, checked
+from memagent_training.data.training_runs import Gold, read_run
+from memagent_training.rewards.reward_names import named_reward
+from memagent_training.training_errors import RewardError, TrainingError
+
+SOURCE = "collect"
+"""Who gives the rewards of what was collected, by the log."""
+_SERVER_GONE = (PolicyUnreachableError, PolicyAuthenticationError)
+"""Errors of which a further question would only be a further case."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectSettings:
+    """How much is rolled out."""
+
+    rollouts: int = 16
+    """G: how often each question is read."""
+    groups: int = 16
+    """How many groups with variance are wanted."""
+    max_questions: int = 64
+    """After how many questions to stop, however many groups have variance."""
+    concurrency: int = 256
+    """Reads in flight."""
+    retries: int = 1
+    """How often a read that failed is begun anew."""
+
+    def __post_init__(self) -> None:
+        if self.rollouts < 2:
+            raise TrainingError(f"Groups of {self.rollouts}", hint="Read each question twice at least.")
+        if not 1 <= self.groups <= self.max_questions:
+            given = f"{self.groups} groups of at most {self.max_questions} questions"
+            raise TrainingError(given, hint="Ask at least as many questions as groups are wanted.")
+        if self.concurrency < 1 or self.retries < 0:
+            given = f"concurrency is {self.concurrency}, retries are {self.retries}"
+            raise TrainingError(given, hint="Give a concurrency of 1 or more, and retries of 0 or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedGroup:
+    """One question's rollouts."""
+
+    name: str
+    task: str
+    length: int
+    """The sample's, in the task's unit."""
+    run_ids: tuple[str, ...]
+    rewards: tuple[float, ...]
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether the rollouts earned differently."""
+        return not math.isclose(min(self.rewards), max(self.rewards))
+
+
+@dataclass(slots=True)
+class Collected:
+    """What came of it. Rewards stand in the run log, too."""
+
+    groups: list[CollectedGroup] = field(default_factory=list)
+    """Groups with variance, as they were finished; those without, too, where they are kept."""
+    uniform: list[CollectedGroup] = field(default_factory=list)
+    """Groups without."""
+    failed: dict[str, MemAgentError] = field(default_factory=dict)
+    """Questions of which a read failed for good, each with the first error; the whole group is left out."""
+    usage: Usage = field(default_factory=Usage)
+    """What the reads cost that this call made; FLOPs are not counted."""
+
+    @property
+    def questions(self) -> int:
+        """How many were asked."""
+        return len(self.groups) + len(self.uniform) + len(self.failed)
+
+    @property
+    def reward(self) -> float:
+        """The mean over all rollouts, those of groups without variance included; NaN where there are none."""
+        rewards = [reward for group in (*self.groups, *self.uniform) for reward in group.rewards]
+        return sum(rewards) / len(rewards) if rewards else math.nan
+
+    @property
+    def group_of(self) -> dict[str, str]:
+        """The group's name of each run of these groups: what `load_groups` takes."""
+        return {run_id: group.name for group in self.groups for run_id in group.run_ids}
+
+
+def gold_of(sample: Sample) -> Gold:
+    """What a question's answer should be, by its task's rules."""
+    own = partial(sample.task.own_score, sample) if isinstance(sample.task, OwnMetric) else None
+    return Gold(sample.gold, sample.task.metric, own)
+
+
+async def collect(
+    agent: MemAgent,
+    samples: Iterable[Sample],
+    settings: CollectSettings,
+    *,
+    name: str,
+    reward: str | RewardFunction = "exact_match",
+    keep_uniform: bool = False,
+    resume: bool = False,
+) -> Collected:
+    """Roll questions out until enough groups have variance, or there are no more questions.
+
+    Args:
+        agent: A reader with a run log, whose policy tells token ids and log-probs, at the temperature to train at. What
+            its rules refuse is rewarded for what was kept in its place; `UpdateRules(invented=UpdateRule.ACCEPT)`
+            turns off the rule that a policy's profile may bring.
+        samples: Questions; taken one at a time, as they are needed.
+        settings: How much.
+        name: Of this collection; run ids and groups begin with it, so it must be new to the run log.
+        reward: What a read is worth: a built-in's name or a function, whose runs carry their gold answers. It is logged
+            under the built-in's name, or the function's.
+        keep_uniform: Take groups without variance, too: where more than outcomes is rewarded, they may teach.
+        resume: Go on with a collection of this name, of the same samples and settings, if the log has one.
+
+    Raises:
+        TrainingError: The reader keeps no log, the log has a collection of that name, or there is no such reward.
+        PolicyUnreachableError, PolicyAuthenticationError: The server is gone, or refuses the key. What is whole by then
+            is in the log.
+        MemAgentError: Every question failed; the first error.
+    """
+    if agent.run_log is None:
+        raise TrainingError(
+            "The reader keeps no run log", hint="Make it with run_log=..., from which training replays."
+        )
+    if not resume and list(agent.run_log.runs(RunFilter(run_ids=(f"{name}-0-0",)))):
+        hint = "Give this one another name, or go on with that one (resume=True)."
+        raise TrainingError(f"The run log has a collection {name!r} already", hint=hint)
+    reward_name, function = named_reward(reward)
+    collected = Collected()
+    slots = asyncio.Semaphore(settings.concurrency)
+    collection = _Collection(agent, settings, reward_name, function, slots, collected, resume, keep_uniform)
+    asked: Iterator[tuple[int, Sample]] = enumerate(samples)
+    at_work: dict[asyncio.Task[CollectedGroup], str] = {}
+    is_exhausted = False
+    try:
+        while True:
+            while not is_exhausted and len(at_work) < settings.groups - len(collected.groups):
+                number, sample = next(asked, (0, None)) if collection.begun < settings.max_questions else (0, None)
+                if sample is None:
+                    is_exhausted = True
+                    break
+                collection.begun += 1
+                group_name = f"{name}-{number}"
+                at_work[asyncio.create_task(collection.group(group_name, sample))] = group_name
+            if not at_work:
+                break
+            done, _ = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                collection.enter(at_work.pop(task), task)
+    finally:
+        for task in at_work:
+            task.cancel()
+        await asyncio.gather(*at_work, return_exceptions=True)
+    if collected.failed and not (collected.groups or collected.uniform):
+        raise next(iter(collected.failed.values()))
+    return collected
+
+
+@dataclass
+class _Collection:
+    agent: MemAgent
+    settings: CollectSettings
+    reward_name: str
+    reward: RewardFunction
+    slots: asyncio.Semaphore
+    collected: Collected
+    may_be_logged: bool
+    keep_uniform: bool
+    begun: int = 0
+
+    def enter(self, name: str, task: asyncio.Task[CollectedGroup]) -> None:
+        """Enter a group that is done."""
+        try:
+            group = task.result()
+        except _SERVER_GONE:
+            raise
+        except MemAgentError as error:
+            self.collected.failed[name] = error
+            return
+        is_wanted = group.has_variance or self.keep_uniform
+        (self.collected.groups if is_wanted else self.collected.uniform).append(group)
+
+    async def group(self, name: str, sample: Sample) -> CollectedGroup:
+        """All rollouts of a question; the document is stored once."""
+        if self.may_be_logged:
+            logged = await asyncio.to_thread(self._logged, name, sample)
+            if logged is not None:
+                return logged
+        reference = await asyncio.to_thread(self._store, name, sample)
+        reads = [self._rollout(f"{name}-{place}", reference, sample) for place in range(self.settings.rollouts)]
+        results = await asyncio.gather(*reads, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        read: list[ReadResult] = [result for result in results if isinstance(result, ReadResult)]
+        run_ids = tuple(each.run_id for each in read)
+        gold = gold_of(sample)
+        rewards = tuple(await asyncio.gather(*(asyncio.to_thread(self._rewarded, each, gold) for each in run_ids)))
+        await asyncio.to_thread(self._log, run_ids, rewards)
+        return CollectedGroup(name, sample.task.name, sample.length, run_ids, rewards)
+
+    def _rewarded(self, run_id: str, gold: Gold) -> float:
+        run = replace(read_run(self._run_log, run_id), gold=gold)
+        value = self.reward(run.without_discarded())
+        if value is None:
+            hint = "Give it what it needs; a log whose redaction drops answers cannot be rewarded."
+            raise RewardError(f"the reward {self.reward_name!r} cannot tell what it is worth", run_id=run_id, hint=hint)
+        return checked(value, run, self.reward_name)
+
+    def _logged(self, name: str, sample: Sample) -> CollectedGroup | None:
+        """The group as an earlier call logged it; None where it is not whole."""
+        run_ids = tuple(f"{name}-{place}" for place in range(self.settings.rollouts))
+        totals = self._run_log.totals(run_ids)
+        rewards = [totals[run_id].rewards.get(self.reward_name) for run_id in run_ids]
+        found = tuple(reward for reward in rewards if reward is not None)
+        if len(found) < len(run_ids):
+            return None
+        return CollectedGroup(name, sample.task.name, sample.length, run_ids, found)
+
+    def _store(self, name: str, sample: Sample) -> DocumentRef:
+        return self.agent.store.add(Document.from_text("".join(sample.text()), name=name))
+
+    async def _rollout(self, run_id: str, reference: DocumentRef, sample: Sample) -> ReadResult:
+        for attempt in range(self.settings.retries + 1):
+            try:
+                async with self.slots:  # under the same id: the log keeps the run that came to its end
+                    result = await self.agent.aread(reference, sample.question, run_id=run_id)
+                self.collected.usage = _sum(self.collected.usage, result.usage)
+                return result
+            except MemAgentError:
+                if attempt == self.settings.retries:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _log(self, run_ids: tuple[str, ...], rewards: tuple[float, ...]) -> None:
+        for run_id, reward in zip(run_ids, rewards, strict=True):
+            self._run_log.reward(run_id, reward, name=self.reward_name, source=SOURCE)
+
+    @property
+    def _run_log(self) -> RunLog:
+        assert self.agent.run_log is not None  # noqa: S101  collect saw to it
+        return self.agent.run_log
+
+
+def _sum(one: Usage, other: Usage) -> Usage:
+    return Usage(
+        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
+        completion_tokens=one.completion_tokens + other.completion_tokens,
+        cached_tokens=one.cached_tokens + other.cached_tokens,
+        turns=one.turns + other.turns,
+        seconds=one.seconds + other.seconds,
+    )

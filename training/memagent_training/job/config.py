@@ -1,0 +1,271 @@
+"""What a training run can be told: TRL's GRPOConfig with the settings of Multi-Conv DAPO.
+
+TRL's own names are kept where TRL has the thing: `epsilon` and `epsilon_high` (clipping), `delta` (dual clip), `beta`
+(KL against the reference model), `temperature`, `entropy_coef`, `importance_sampling_level` ("sequence" for a GSPO-like
+ratio per conversation), `mask_truncated_completions`. The defaults are the released MemAgent recipe's.
+
+What has no meaning for logged runs is fixed: generation, batch sizes (`token_budget` takes their place), gradient
+accumulation (an optimizer step is planned as a whole), and the form of the loss (`loss_weights` says its mean).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trl.trainer.grpo_config import GRPOConfig
+
+from memagent_training.algorithm.advantages import AdvantageSettings, Baseline, LossWeights, OverlongPenalty
+from memagent_training.algorithm.loss import TokenLoss
+from memagent_training.algorithm.planner import INERT_TOKENS, Layout
+from memagent_training.algorithm.schedule import Schedule
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.training_errors import TrainingError
+
+
+class OldLogProbs(StrEnum):
+    """What the probability ratio of the clipped loss compares the current weights with."""
+
+    RECOMPUTED = "recomputed"
+    """The weights that training began with, forwarded once before the first step (verl, MemAgent). The sampler's own
+    log-probs then only enter `importance_cap`."""
+
+    LOGGED = "logged"
+    """The log-probs that the sampler logged: no forward pass more, and what the sampler computes otherwise than the
+    trainer is clipped with the rest."""
+
+
+_FIXED: dict[str, tuple[object, str]] = {
+    "gradient_accumulation_steps": (1, "an optimizer step is planned whole; lower token_budget to save memory"),
+    "loss_type": ("dapo", "loss_weights chooses the mean"),
+    "steps_per_generation": (None, "nothing is generated"),
+    "generation_batch_size": (None, "nothing is generated"),
+    "save_only_model": (False, "training could not go on from such a checkpoint"),
+    "sync_ref_model": (False, "the reference stays as it was, so that a resumed training has the same one"),
+    "use_vllm": (False, "runs are replayed; roll them out with the reader"),
+    "use_transformers_continuous_batching": (False, "runs are replayed; roll them out with the reader"),
+    "num_iterations": (1, "num_train_epochs passes over the runs several times"),
+    "top_entropy_quantile": (1.0, "a quantile per micro-batch would make the loss depend on their split"),
+    "use_adaptive_entropy": (False, "entropy_coef is constant"),
+    "off_policy_mask_threshold": (None, "importance_cap bounds what stale runs can do"),
+    "log_completions": (False, "the run log holds them"),
+    "scale_rewards": ("group", "divide_by_std says it"),
+    "use_bias_correction_kl": (False, "KL is as the released recipe has it"),
+    "multi_objective_aggregation": ("sum_then_normalize", "each run has one reward"),
+}
+"""Options of TRL's that must stay as they are, and what to use instead."""
+
+
+@dataclass
+class MultiConvDAPOConfig(GRPOConfig):
+    """Settings of a `MultiConvDAPOTrainer`; `memagent_training.job.presets` loads published ones.
+
+    Raises:
+        TrainingError: a value that cannot be, or an option of TRL's that does nothing here.
+    """
+
+    learning_rate: float = 1e-6
+    muon_learning_rate: float | None = None
+    """Where given, Muon moves the layers' matrices at this rate, and AdamW the rest at `learning_rate`
+    (`MuonWithAdamW`): for small policies that were trained from nothing. Both follow the same schedule."""
+    lr_scheduler_type: str = "constant_with_warmup"
+    warmup_steps: float = 20
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    logging_steps: float = 1
+    epsilon: float = 0.2
+    delta: float | None = 3.0
+    beta: float = 1e-3
+    # Set here although some are TRL's own defaults, because those change between versions.
+    use_bias_correction_kl: bool = False
+    importance_sampling_level: str = "token"
+    temperature: float = 1.0
+    entropy_coef: float = 0.0
+    top_entropy_quantile: float = 1.0
+    mask_truncated_completions: bool = False
+    loss_type: str = "dapo"
+    disable_dropout: bool = True
+    ddp_find_unused_parameters: bool | None = False
+    remove_unused_columns: bool | None = False
+    save_steps: float = 10
+    save_total_limit: int | None = 3
+
+    groups_per_step: int = 8
+    """Groups of one optimizer step; the last step of a pass may have fewer."""
+    layout: str = Layout.PREFIX_TREE.value
+    """How a micro-batch is forwarded: padded, packed or prefix_tree. The result is the same."""
+    token_budget: int = 16_384
+    """The most tokens that a process forwards at once, in the layout's own count."""
+    baseline: str = Baseline.GROUP_MEAN.value
+    divide_by_std: bool = False
+    advantage_epsilon: float = 1e-6
+    step_reward_share: float = 0.0
+    overlong_max_length: int | None = None
+    """Completion tokens at which DAPO's soft penalty reaches -1; None for no penalty."""
+    overlong_cache_length: int | None = None
+    """Over how many tokens before that it grows."""
+    drop_zero_variance: bool = False
+    loss_weights: str = LossWeights.TOKEN_MEAN.value
+    old_logprobs: str = OldLogProbs.RECOMPUTED.value
+    kl_clamp: float | None = 10.0
+    """The most that a token's KL estimate counts; None for no bound."""
+    importance_cap: float | None = None
+    """Where given, each token's policy gradient is multiplied with min(p_old / p_logged, cap): token-level truncated
+    importance sampling for runs that older weights, or another engine's arithmetic, sampled. With `old_logprobs` logged
+    the weight is always 1: the ratio itself is then with what was sampled, and the clip bounds it."""
+    logged_after_temperature: bool = False
+    """Whether the logged log-probs are those of what was sampled from, after temperature (vLLM: --logprobs-mode
+    processed_logprobs). Otherwise they are those before it, and only of use where it is 1."""
+    skip_certain: float = 0.0
+    """Conversations whose completion the sampler gave a probability above 1 minus this are not forwarded, though they
+    count in the means. The gradient of such a row is at most about that small a part of an uncertain one's: with 0.001,
+    a copied memory costs nothing. 0 forwards every row that has a gradient."""
+    max_logprob_gap: float = 1.0
+    """Mean absolute difference per token, in nats, between logged and recomputed log-probs above which training does
+    not begin: the runs are then another model's."""
+
+    def __post_init__(self) -> None:
+        # TRL's batches of prompts; the smallest that it takes. What is forwarded is planned from token_budget.
+        self.per_device_train_batch_size = 2
+        self.num_generations = 2
+        if self.steps_per_generation == 1:  # as a config that was saved has them
+            self.steps_per_generation = self.generation_batch_size = None
+        self._check()
+        super().__post_init__()  # type: ignore[no-untyped-call]
+
+    def _check(self) -> None:
+        for name, (value, instead) in _FIXED.items():
+            given = getattr(self, name, value)
+            if given != value:
+                raise TrainingError(f"{name} is {given!r}, which has no use here", hint=f"{instead}.")
+        if self.eval_strategy != "no":
+            raise TrainingError("eval_strategy has no use here", hint="Measure checkpoints with memagent eval.")
+        if self.temperature <= 0:
+            raise TrainingError(
+                f"temperature is {self.temperature}", hint="Give the one that the runs were sampled at."
+            )
+        if self.importance_cap is not None and self.importance_cap < 1:
+            raise TrainingError(f"importance_cap is {self.importance_cap}", hint="Give 1 or more, or None for none.")
+        leasts = {
+            "epsilon": 0,
+            "beta": 0,
+            "kl_clamp": 0,
+            "muon_learning_rate": 0,
+            "groups_per_step": 1,
+            "token_budget": INERT_TOKENS,
+        }
+        for name, least in leasts.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise TrainingError(f"{name} is {value}", hint=f"Give {least} or more.")
+        if self.importance_sampling_level not in {"token", "sequence"}:
+            given = f"importance_sampling_level is {self.importance_sampling_level!r}"
+            raise TrainingError(given, hint="Choose token or sequence.")
+        for name, kind in (("layout", Layout), ("old_logprobs", OldLogProbs)):
+            if getattr(self, name) not in set(kind):
+                raise TrainingError(f"{name} is {getattr(self, name)!r}", hint=f"Choose one of {', '.join(kind)}.")
+        if (self.importance_cap is not None or self.old_logprobs == OldLogProbs.LOGGED) and not self.logged_is_sampled:
+            raise TrainingError(
+                f"The runs' log-probs are those before temperature, and temperature is {self.temperature}",
+                hint="Train without importance_cap and with old_logprobs: recomputed, or on runs sampled at 1. If the "
+                "server told those after temperature, say so (logged_after_temperature: true).",
+            )
+        self._check_skipping()
+        bound = 1 + self.token_loss.clip_high
+        if self.delta is not None and self.delta <= bound:
+            raise TrainingError(
+                f"delta is {self.delta}, within the upper clipping bound of {bound}",
+                hint="Give more than that (the dual clip is usually 3), or None.",
+            )
+        self.advantage_settings  # noqa: B018  it checks
+
+    def _check_skipping(self) -> None:
+        if not 0 <= self.skip_certain < 1:
+            raise TrainingError(f"skip_certain is {self.skip_certain}", hint="Give 0 (skip none) to less than 1.")
+        if self.skip_certain and (not self.logged_is_sampled or self.beta != 0 or self.entropy_coef != 0):
+            raise TrainingError(
+                f"skip_certain is {self.skip_certain} with log-probs before a temperature of {self.temperature}, "
+                f"beta {self.beta} and entropy_coef {self.entropy_coef}: it cannot be told which rows have hardly a "
+                "gradient",
+                hint="Sample at temperature 1 (or with log-probs after temperature) without KL and entropy bonus, or "
+                "set skip_certain=0.",
+            )
+
+    def check_warm_up(self, steps: int) -> None:
+        """Refuse a training that ends before its learning rate is up; in the first step of a warm-up it is 0.
+
+        Raises:
+            TrainingError: There are not more optimizer steps than steps of warm-up.
+        """
+        warm_up = self.get_warmup_steps(steps)
+        if warm_up >= steps:
+            raise TrainingError(
+                f"The learning rate warms up over {warm_up} optimizer steps, and the training has {steps}",
+                hint="Set warmup_steps lower (0 for none), take more runs, fewer groups_per_step, or more passes.",
+            )
+
+    @property
+    def token_loss(self) -> TokenLoss:
+        """The loss of each token."""
+        return TokenLoss(
+            clip_low=self.epsilon,
+            clip_high=self.epsilon if self.epsilon_high is None else self.epsilon_high,
+            dual_clip=self.delta,
+            kl_coef=self.beta,
+            kl_clamp=self.kl_clamp,
+            importance_cap=self.importance_cap,
+            per_conversation=self.importance_sampling_level == "sequence",
+        )
+
+    @property
+    def logged_is_sampled(self) -> bool:
+        """Whether the logged log-probs are those of the distribution that was sampled from."""
+        return self.temperature == 1 or self.logged_after_temperature
+
+    @property
+    def advantage_settings(self) -> AdvantageSettings:
+        """How rewards become advantages and loss weights."""
+        if (self.overlong_max_length is None) != (self.overlong_cache_length is None):
+            raise TrainingError(
+                "Only one of overlong_max_length and overlong_cache_length is set", hint="Set both, or neither."
+            )
+        penalty = None
+        if self.overlong_max_length is not None and self.overlong_cache_length is not None:
+            penalty = OverlongPenalty(self.overlong_max_length, self.overlong_cache_length)
+        try:
+            baseline, loss_weights = Baseline(self.baseline), LossWeights(self.loss_weights)
+        except ValueError as error:
+            choices = ", ".join([*Baseline, *LossWeights])
+            raise TrainingError(f"{error}", hint=f"There are, of baselines and loss weights: {choices}.") from error
+        return AdvantageSettings(
+            baseline=baseline,
+            divide_by_std=self.divide_by_std,
+            epsilon=self.advantage_epsilon,
+            step_reward_share=self.step_reward_share,
+            overlong_penalty=penalty,
+            mask_truncated=self.mask_truncated_completions,
+            drop_zero_variance=self.drop_zero_variance,
+            loss_weights=loss_weights,
+        )
+
+    def schedule(
+        self, groups: Sequence[RolloutGroup], *, seed: int | None = None, steps: int | None = None
+    ) -> Schedule:
+        """The optimizer steps over these groups, shuffled by `seed` (the config's own by default).
+
+        Raises:
+            TrainingError: No group teaches anything, a reward is no number, or groups share an id.
+        """
+        return Schedule(
+            groups,
+            self.advantage_settings,
+            groups_per_step=self.groups_per_step,
+            seed=self.seed if seed is None else seed,
+            layout=Layout(self.layout),
+            token_budget=self.token_budget,
+            ranks=self.world_size,
+            all_rows=self.beta != 0 or self.entropy_coef != 0,
+            steps=steps,
+            skip_certain=self.skip_certain,
+        )

@@ -1,0 +1,306 @@
+"""A training's plan, from its runs, settings and the model's shape alone: what `memagent train --dry-run` prints."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from accelerate.utils import parse_flag_from_env
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from memagent_training.algorithm.advantages import TrainingRow
+from memagent_training.algorithm.planner import Layout, StepPlan, plan_step
+from memagent_training.algorithm.schedule import ScheduledStep
+from memagent_training.data.replay_report import ReplayReport
+from memagent_training.forward.layouts import MicroBatch, lay_out
+from memagent_training.job.job_settings import ChangedSetting, changed_settings
+from memagent_training.job.memory_estimate import (
+    MemoryEstimate,
+    ModelSizes,
+    Precision,
+    as_text,
+    estimate_memory,
+    unloaded_model,
+)
+from memagent_training.job.training_job import PreparedJob
+from memagent_training.training_errors import TrainingError
+
+_CHEAP_TOKENS: Final = 4_000_000
+"""Row tokens that are planned in all layouts; some seconds' work."""
+_NAMED_RUNS: Final = 3
+_ZERO_STAGE: Final = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutCost:
+    """What the planned steps cost in one layout."""
+
+    layout: str
+    forwarded_tokens: int
+    padding_share: float
+    micro_batches: int
+    """On each rank, over the planned steps."""
+    largest_micro_batch: int
+    """Tokens that a rank forwards at once, at most."""
+    idle_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a training would do."""
+
+    report: ReplayReport
+    dropped: Mapping[str, str]
+    """Groups that teach nothing, by id, with the reason."""
+    groups_kept: int
+    steps_per_pass: int
+    total_steps: int
+    obstacle: str | None
+    """Why a training of so many steps cannot begin, and what to do."""
+    ranks: int
+    resumes_from: str | None
+    planned_steps: int
+    """Steps of the first pass of which the costs below are."""
+    row_tokens: int
+    """Tokens of all rows of those steps, what they share counted for each."""
+    learned_tokens: int
+    layout: str
+    """The one that was asked for."""
+    costs: tuple[LayoutCost, ...]
+    """Of all layouts, the one asked for included."""
+    checkpointing: bool
+    memory: MemoryEstimate | None
+    """None where the model's shape is none that the estimate knows."""
+    model_version: str
+    changed: tuple[ChangedSetting, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        report = {each.name: getattr(self.report, each.name) for each in fields(self.report)}
+        report["refused"] = {reason.value: list(runs) for reason, runs in self.report.refused.items()}
+        report["remedies"] = {reason.value: reason.remedy for reason in self.report.refused}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values["report"] = report
+        values["costs"] = list(map(asdict, self.costs))
+        values["memory"] = None if self.memory is None else {**asdict(self.memory), "total": self.memory.total}
+        values["changed"] = list(map(asdict, self.changed))
+        return values
+
+
+def plan(prepared: PreparedJob) -> Plan:
+    """Plan the first pass, or as much of it as is quickly planned in all layouts.
+
+    Raises:
+        TrainingError: a row exceeds the token budget, or the model's configuration is of no causal language model.
+    """
+    schedule, config = prepared.schedule, prepared.config
+    steps = list(_first_steps(prepared))
+    plans = {layout: [_planned(step, layout, prepared) for step in steps] for layout in Layout}
+    return Plan(
+        report=prepared.replay.report,
+        dropped={group: reason.value for group, reason in schedule.dropped.items()},
+        groups_kept=len(schedule.kept),
+        steps_per_pass=schedule.steps_per_pass,
+        total_steps=prepared.total_steps,
+        obstacle=_obstacle(prepared),
+        ranks=schedule.ranks,
+        resumes_from=None if prepared.checkpoints.newest is None else prepared.checkpoints.newest.name,
+        planned_steps=len(steps),
+        row_tokens=sum(each.row_tokens for each in plans[Layout.PADDED]),
+        learned_tokens=sum(step.batch.report.learned_tokens for step in steps),
+        layout=config.layout,
+        costs=tuple(_cost(layout, found) for layout, found in plans.items()),
+        checkpointing=bool(config.gradient_checkpointing),
+        memory=_memory(prepared, steps, plans[Layout(config.layout)]),
+        model_version=prepared.base.version,
+        changed=changed_settings(config, prepared.job.preset, prepared.job.settings),
+    )
+
+
+def _obstacle(prepared: PreparedJob) -> str | None:
+    try:
+        prepared.config.check_warm_up(prepared.total_steps)
+    except TrainingError as error:
+        return str(error)
+    return None
+
+
+def _first_steps(prepared: PreparedJob) -> Iterator[ScheduledStep]:
+    tokens = 0
+    for number in range(min(prepared.schedule.steps_per_pass, prepared.total_steps)):
+        step = prepared.schedule.step(number)
+        tokens += step.plan.row_tokens
+        if number and tokens > _CHEAP_TOKENS:
+            return
+        yield step
+
+
+def _planned(step: ScheduledStep, layout: Layout, prepared: PreparedJob) -> StepPlan:
+    if step.plan.layout is layout:
+        return step.plan
+    schedule = prepared.schedule
+    return plan_step(step.rows, ranks=schedule.ranks, token_budget=schedule.token_budget, layout=layout)
+
+
+def _cost(layout: Layout, plans: list[StepPlan]) -> LayoutCost:
+    forwarded = sum(each.forwarded_tokens for each in plans)
+    ranks_time = sum(len(each.micro_batches) * each.critical_tokens for each in plans)
+    return LayoutCost(
+        layout=layout.value,
+        forwarded_tokens=forwarded,
+        padding_share=sum(each.padding_share * each.forwarded_tokens for each in plans) / (forwarded or 1),
+        micro_batches=sum(len(each.micro_batches[0]) for each in plans),
+        largest_micro_batch=max(batch.tokens for each in plans for rank in each.micro_batches for batch in rank),
+        idle_share=1 - forwarded / ranks_time if ranks_time else 0.0,
+    )
+
+
+def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepPlan]) -> MemoryEstimate | None:
+    """The estimate for the heaviest micro-batch that was planned."""
+    config, job = prepared.config, prepared.job
+    model = unloaded_model(prepared.base.source, lora_rank=job.lora_rank)
+    try:
+        sizes = ModelSizes.of(model)
+    except AttributeError:  # a shape with other parts, such as a recurrent one
+        return None
+    heaviest = max(
+        (
+            (batch.tokens, step.rows, batch.rows)
+            for step, found in zip(steps, plans, strict=True)
+            for rank in found.micro_batches
+            for batch in rank
+        ),
+        key=lambda each: each[0],
+    )
+    options: Any = config.model_init_kwargs or {}
+    is_narrow = str(options.get("dtype", "float32")).removeprefix("torch.") in {"bfloat16", "float16"}
+    micro_batch = _laid_out(heaviest[1], heaviest[2], config.layout)
+    return estimate_memory(
+        sizes,
+        micro_batch,
+        precision=Precision(2 if is_narrow else 4, mixed=not is_narrow and config.mixed_precision != "no"),
+        checkpointing=bool(config.gradient_checkpointing),
+        optimizer=str(getattr(config.optim, "value", config.optim)),
+        with_reference=config.beta != 0 and job.lora_rank is None,
+        shards=_shards(prepared),
+    )
+
+
+def _laid_out(rows: tuple[TrainingRow, ...], chosen: tuple[int, ...], layout: str) -> MicroBatch:
+    return lay_out([rows[number].conversation for number in chosen], layout, pad_id=0)
+
+
+def _shards(prepared: PreparedJob) -> int:
+    """Ranks that share what is kept of the model, under FSDP and ZeRO's stage 3; accelerate shards on no CPU.
+
+    ZeRO's lower stages share a part of it; as if they shared nothing, the estimate is too high rather than too low.
+    """
+    zero_3 = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and os.environ.get(_ZERO_STAGE) == "3"
+    is_asked = zero_3 or parse_flag_from_env("ACCELERATE_USE_FSDP")
+    return prepared.schedule.ranks if is_asked and not prepared.config.use_cpu else 1
+
+
+def rendered(found: Plan, worded: Callable[[str], str] = str) -> RenderableType:
+    """The plan as tables; `worded` says remedies in the reader's terms, such as a command's options."""
+    parts: list[RenderableType] = [_runs_table(found, worded), _schedule_table(found), _tokens_table(found)]
+    if found.memory is None:
+        parts.append(Text("memory: not estimated for a model of this shape"))
+    else:
+        parts.append(_memory_table(found.memory, checkpointing=found.checkpointing))
+    if found.changed:
+        parts.append(_settings_table(found))
+    if found.obstacle is not None:
+        parts.append(Text(f"cannot begin: {worded(found.obstacle)}"))
+    return Group(*(each for part in parts for each in (part, Text(""))))
+
+
+def _runs_table(found: Plan, worded: Callable[[str], str]) -> Table:
+    report = found.report
+    table = _table("runs", "count", "which", "what to do")
+    table.add_row(
+        "taken", f"{report.rollouts:,}", f"in groups: {report.groups:,}; conversations: {report.conversations:,}"
+    )
+    for reason, runs in report.refused.items():
+        table.add_row(f"refused: {reason.value}", f"{len(runs):,}", Text(_named(runs)), worded(reason.remedy))
+    for why, count in Counter(found.dropped.values()).items():
+        groups = tuple(name for name, each in found.dropped.items() if each == why)
+        table.add_row(f"group dropped: {why}", f"{count:,}", Text(_named(groups)), "nothing: it teaches nothing")
+    written = ", ".join(f"{name or 'unknown'} ({count:,})" for name, count in report.versions.items())
+    here = f"; the model is {found.model_version}" if found.model_version else ""
+    table.add_row("written by", f"{len(report.versions):,}", Text(written + here))
+    for lag, count in sorted(report.staleness.items()):
+        table.add_row(f"{lag} versions behind", f"{count:,}", "rollouts")
+    if report.reshaped:
+        table.add_row(
+            "reshaped sampling", f"{len(report.reshaped):,}", Text(_named(report.reshaped)),
+            "roll out with temperature 1 and top_p 1",
+        )  # fmt: skip
+    return table
+
+
+def _schedule_table(found: Plan) -> Table:
+    table = _table("schedule", "count")
+    table.add_row("groups that teach", f"{found.groups_kept:,}")
+    table.add_row("steps per pass", f"{found.steps_per_pass:,}")
+    table.add_row("steps in all", f"{found.total_steps:,}")
+    table.add_row("ranks", f"{found.ranks:,}")
+    table.add_row(f"tokens in rows, {_planned_part(found)}", f"{found.row_tokens:,}")
+    table.add_row("learned of them", f"{found.learned_tokens:,}")
+    if found.resumes_from:
+        table.add_row("goes on from", found.resumes_from)
+    return table
+
+
+def _tokens_table(found: Plan) -> Table:
+    table = _table(
+        f"tokens, {_planned_part(found)}", "forwarded", "padding", "micro-batches per rank", "largest", "ranks idle",
+    )  # fmt: skip
+    for each in found.costs:
+        mark = " (chosen)" if each.layout == found.layout else ""
+        table.add_row(
+            each.layout + mark, f"{each.forwarded_tokens:,}", f"{each.padding_share:.1%}", f"{each.micro_batches:,}",
+            f"{each.largest_micro_batch:,}", f"{each.idle_share:.1%}",
+        )  # fmt: skip
+    return table
+
+
+def _planned_part(found: Plan) -> str:
+    return "one pass" if found.planned_steps == found.steps_per_pass else f"first {found.planned_steps:,} steps"
+
+
+def _memory_table(memory: MemoryEstimate, *, checkpointing: bool) -> Table:
+    sizes = memory.sizes
+    of = f"{sizes.parameters:,} weights, {sizes.trained:,} of them trained"
+    table = _table("memory per rank, estimated", "size", "")
+    for name in ("weights", "gradients", "optimizer", "reference"):
+        table.add_row(name, as_text(getattr(memory, name)), of if name == "weights" else "")
+    for word, size in (("with", memory.activations_checkpointed), ("without", memory.activations_kept)):
+        mark = " (chosen)" if checkpointing == (word == "with") else ""
+        table.add_row(f"activations {word} checkpointing{mark}", as_text(size))
+    table.add_row("in all", as_text(memory.total))
+    return table
+
+
+def _settings_table(found: Plan) -> Table:
+    table = _table("settings", "preset", "here")
+    for each in found.changed:
+        table.add_row(each.name, Text(str(each.preset)), Text(str(each.value)))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in columns:
+        numeric = name in {"count", "forwarded", "padding", "micro-batches per rank", "largest", "ranks idle", "size"}
+        table.add_column(name, justify="right" if numeric else "left")
+    return table
+
+
+def _named(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:_NAMED_RUNS])
+    return shown + (f" and {len(names) - _NAMED_RUNS:,} more" if len(names) > _NAMED_RUNS else "")

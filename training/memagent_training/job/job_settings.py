@@ -1,0 +1,152 @@
+"""Settings of a training job as a user types them: NAME=VALUE, read as what the setting is declared to be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers.utils.import_utils import is_torch_bf16_gpu_available
+
+from memagent_training.job.config import MultiConvDAPOConfig
+from memagent_training.job.presets import load_preset
+from memagent_training.training_errors import TrainingError
+
+_INSTEAD: Final = {
+    "output_dir": "name the folder with --out",
+    "resume_from_checkpoint": "go on with --resume, which takes the newest whole checkpoint",
+}
+"""Settings that the job itself decides, and how."""
+_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_KNOWS_NONE: Final = frozenset({"report_to"})
+"""Settings of which "none" is a value of its own."""
+_KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", list: "a list"}
+
+DECISIVE: Final = (
+    "learning_rate", "muon_learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay",
+    "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "mixed_precision", "seed",
+    "model_init_kwargs", "epsilon", "epsilon_high", "delta", "beta", "entropy_coef", "importance_sampling_level",
+    "temperature", "groups_per_step", "baseline", "divide_by_std", "advantage_epsilon", "step_reward_share",
+    "overlong_max_length", "overlong_cache_length", "drop_zero_variance", "mask_truncated_completions",
+    "loss_weights", "old_logprobs", "importance_cap", "logged_after_temperature", "skip_certain",
+    "kl_clamp", "disable_dropout", "cast_lm_head_to_fp32", "router_aux_loss_coef",
+)  # fmt: skip
+"""Settings that decide what the weights become. The others only say how it is computed, how long, and what is told."""
+
+
+def rate_depends_on_length(config: MultiConvDAPOConfig) -> bool:
+    """Whether the learning rate of a step depends on how many there are: not where it is constant after a warm-up.
+
+    A warm-up below 1 is a share of all steps.
+    """
+    scheduler = config.lr_scheduler_type
+    is_constant = str(getattr(scheduler, "value", scheduler)).startswith("constant")
+    return not is_constant or 0 < config.warmup_steps < 1
+
+
+def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
+    """Settings by name from NAME=VALUE texts. Unknown names pass; `load_preset` refuses them with what is near.
+
+    Raises:
+        TrainingError: there is no "=", the value is not of the setting's kind, or the job decides it.
+    """
+    kinds = typing.get_type_hints(MultiConvDAPOConfig)
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise TrainingError(f"{pair!r} is no setting", hint="Write NAME=VALUE, as in groups_per_step=4.")
+        if name in _INSTEAD:
+            raise TrainingError(f"{name} cannot be set so", hint=f"Instead, {_INSTEAD[name]}.")
+        settings[name] = _value(name, text.strip(), _members(kinds.get(name, str)))
+    return settings
+
+
+def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> MultiConvDAPOConfig:
+    """The settings of a preset with changes, and with those that follow from the machine.
+
+    Without an accelerator, processes that were launched together find each other only if they are told to use CPUs;
+    and TRL's default, bfloat16, is not for every machine.
+
+    Raises:
+        TrainingError: an unknown preset or setting, or a value that cannot be.
+    """
+    machine: dict[str, Any] = {} if torch.accelerator.is_available() else {"use_cpu": True}
+    if {**machine, **settings}.get("use_cpu") or not is_torch_bf16_gpu_available():
+        machine["bf16"] = False
+    changes = {**machine, **settings}
+    try:
+        return load_preset(preset, output_dir=str(out), **changes)
+    except (ValueError, TypeError, ImportError) as error:  # what transformers and TRL raise
+        said = " ".join(str(error).split())
+        raise TrainingError(
+            f"these settings cannot be had: {said}", hint="Change them with --set NAME=VALUE, or in the preset's file."
+        ) from error
+
+
+def decisive(config: MultiConvDAPOConfig) -> dict[str, Any]:
+    """The settings that decide what the weights become, JSON-ready."""
+    return {name: _plain(getattr(config, name)) for name in DECISIVE}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChangedSetting:
+    """A setting that is not as its preset has it."""
+
+    name: str
+    preset: Any
+    value: Any
+
+
+def changed_settings(
+    config: MultiConvDAPOConfig, preset: str | Path, names: Iterable[str]
+) -> tuple[ChangedSetting, ...]:
+    """Those of `names` in which a training's settings differ from the preset's."""
+    original = make_config(preset, {}, Path(str(config.output_dir)))
+    pairs = ((name, _plain(getattr(original, name)), _plain(getattr(config, name))) for name in sorted(names))
+    return tuple(ChangedSetting(*each) for each in pairs if each[1] != each[2])
+
+
+def _plain(value: Any) -> Any:
+    value = getattr(value, "value", value)  # an enum of transformers'
+    return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
+
+
+def _members(kind: Any) -> frozenset[Any]:
+    """The plain types that a declared type allows."""
+    origin = typing.get_origin(kind)
+    if origin in {typing.Union, types.UnionType}:
+        return frozenset().union(*map(_members, typing.get_args(kind)))
+    return frozenset({origin or kind})
+
+
+def _value(name: str, text: str, kinds: frozenset[Any]) -> Any:
+    if types.NoneType in kinds and text.lower() in {"none", "null", ""} and name not in _KNOWS_NONE:
+        return None
+    if bool in kinds and text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for number in (int, float):
+        if number in kinds:
+            try:
+                return number(text)
+            except ValueError:
+                continue
+    if kinds & {dict, list} and text[:1] in {"{", "["}:
+        try:
+            parsed = json.loads(text)
+        except ValueError as error:
+            raise TrainingError(f"{name} is no JSON: {error}", hint="Write it as JSON, in quotes.") from error
+        if type(parsed) in kinds:
+            return parsed
+    # Declared as an enum of transformers', or as text.
+    if kinds - {bool, int, float, dict, list, types.NoneType}:
+        return text
+    wanted = [words for kind, words in _KINDS.items() if kind in kinds]
+    nothing = ["none"] if types.NoneType in kinds else []
+    raise TrainingError(f"{name} is {text!r}", hint=f"Give {' or '.join(wanted + nothing)}.")

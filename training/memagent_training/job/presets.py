@@ -1,0 +1,74 @@
+"""Published recipes as settings: YAML files in which each value stands beside its source.
+
+A preset is the name of one that comes with the package, or the path of a file of the same form: settings of
+`MultiConvDAPOConfig` by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from memagent_training.job.config import MultiConvDAPOConfig
+from memagent_training.training_errors import TrainingError
+
+_HERE = Path(__file__).parents[1]
+_FOLDER = next(folder for folder in (_HERE / "configs", _HERE.parent / "configs") if folder.is_dir())
+"""Inside the installed package, or beside it in a checkout."""
+
+
+def preset_names() -> list[str]:
+    """The presets that come with the package."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
+    """The settings of a preset.
+
+    Args:
+        name: Of a preset that comes with the package, or a file's path.
+        changes: Settings in place of the preset's; `output_dir` has no default there.
+
+    Raises:
+        TrainingError: there is no such preset, the file is no mapping, or a setting is unknown.
+    """
+    settings = {**_read(name), **changes}
+    known = {each.name for each in dataclasses.fields(MultiConvDAPOConfig) if each.init}
+    for setting in settings:
+        if setting not in known:
+            close = difflib.get_close_matches(setting, known, n=3)
+            hint = f"Did you mean {' or '.join(close)}?" if close else "See MultiConvDAPOConfig."
+            raise TrainingError(f"There is no setting {setting!r}", hint=hint)
+    return MultiConvDAPOConfig(**{setting: _number(setting, value) for setting, value in settings.items()})
+
+
+def _number(setting: str, value: Any) -> Any:
+    """A number where one is meant: YAML takes 1e-6, without a point, for text."""
+    kind = str(MultiConvDAPOConfig.__dataclass_fields__[setting].type)
+    if not isinstance(value, str) or "float" not in kind or "str" in kind:
+        return value
+    try:
+        return float(value)
+    except ValueError as error:
+        raise TrainingError(f"{setting} is {value!r}", hint="Give a number.") from error
+
+
+def _read(name: str | Path) -> Mapping[str, Any]:
+    """The preset's settings by name."""
+    path = _FOLDER / f"{name}.yaml" if str(name) in preset_names() else Path(name)
+    try:
+        settings = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise TrainingError(
+            f"There is no preset {str(name)!r}", hint=f"Choose {' or '.join(preset_names())}, or give a file's path."
+        ) from error
+    except yaml.YAMLError as error:
+        raise TrainingError(f"{name} is no YAML: {error}", hint="Give settings as 'name: value' lines.") from error
+    if not isinstance(settings, dict):
+        raise TrainingError(f"{name} is no mapping of settings", hint="Give settings as 'name: value' lines.")
+    return settings

@@ -1,0 +1,72 @@
+"""A trainer's weights as a folder to read with: whole weights or adapters, tokenizer, profile."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from memagent_graph.policies.profile import save_profile
+from memagent_training.job import training_output as output
+from memagent_training.job.base_model import BaseModel
+from memagent_training.job.config import MultiConvDAPOConfig
+
+
+def save_policy(
+    trainer: Any, base: BaseModel, out: Path, *, lora_rank: int | None = None, merged: bool = True
+) -> Path | None:
+    """Write the policy that a trainer holds. To be called on every rank.
+
+    Args:
+        trainer: a trainer of the Transformers library.
+        base: what the training began with; tokenizer, chat template and profile are its.
+        out: the policy's folder.
+        lora_rank: of the adapters, if such are trained.
+        merged: whether whole weights with the adapters in them are written, too.
+
+    Returns:
+        Where the adapters are by themselves, if such are trained.
+    """
+    adapter = None if lora_rank is None else out / output.ADAPTER_FOLDER
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    kind_of_checkpoints = getattr(plugin, "state_dict_type", None)
+    if plugin is not None:
+        plugin.set_state_dict_type("FULL_STATE_DICT")  # checkpoints may be sharded, a policy may not
+    trainer.save_model(str(adapter or out))
+    if plugin is not None:
+        plugin.set_state_dict_type(kind_of_checkpoints)
+    if trainer.accelerator.is_main_process:
+        if adapter is not None and merged:
+            merge_adapter(base, adapter, out, trainer.args)
+        if adapter is None:
+            _complete(out, base)
+            _make_sharable(out)
+        else:
+            _make_sharable(adapter)
+    trainer.accelerator.wait_for_everyone()
+    return adapter
+
+
+def _complete(out: Path, base: BaseModel) -> None:
+    output.complete_policy(out, base.folder)
+    if base.profile is not None:
+        save_profile(base.profile, out)
+
+
+def _make_sharable(folder: Path) -> None:
+    """Weights that another user's server can read, as it can the rest, and no pickle of this machine's settings."""
+    (folder / "training_args.bin").unlink(missing_ok=True)
+    for weights in folder.glob("*.safetensors"):
+        shutil.copymode(next(folder.glob("*config.json")), weights)
+
+
+def merge_adapter(base: BaseModel, adapter: Path, out: Path, config: MultiConvDAPOConfig) -> None:
+    """Write a policy of whole weights with adapters in them, in the precision that was trained in."""
+    from peft import PeftModel  # noqa: PLC0415  optional
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
+
+    options: Any = config.model_init_kwargs or {}
+    model: Any = AutoModelForCausalLM.from_pretrained(base.source, dtype=options.get("dtype", "float32"))
+    PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(out)
+    _complete(out, base)
+    _make_sharable(out)

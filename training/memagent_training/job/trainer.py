@@ -1,0 +1,372 @@
+"""Multi-Conv DAPO on TRL's GRPOTrainer: logged rollouts of many conversations each, exact whatever the micro-batches.
+
+TRL keeps what it is good at: the reference model, adapters, the optimizer, checkpoints, logging, and everything that
+accelerate distributes. What differs is what a step is made of. A rollout is K conversations, so there is no batch of
+prompts to generate from: one item of the dataloader is the number of an optimizer step, whose rows, weights and
+micro-batches the schedule gives on every rank alike. The loss of each micro-batch is the sum of its tokens' losses
+(`loss.TokenLoss`) and entropies times their weights, which are those of the whole step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import use_adapter
+
+from memagent_training.algorithm.advantages import TrainingRow
+from memagent_training.algorithm.muon import MuonWithAdamW
+from memagent_training.algorithm.planner import PlannedMicroBatch
+from memagent_training.algorithm.schedule import ScheduledStep
+from memagent_training.algorithm.step_metrics import TokenMetrics, row_metrics
+from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.forward import recomputed
+from memagent_training.forward.layouts import MicroBatch, lay_out
+from memagent_training.forward.recomputed import LogProbGap, RowKey, gap_between, key_of
+from memagent_training.forward.scoring import LogProbs, completion_logprobs
+from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
+from memagent_training.job.model_fit import check_fit
+from memagent_training.training_errors import TrainingError
+
+
+class MultiConvDAPOTrainer(GRPOTrainer):
+    """Trains a policy on logged groups of rollouts (MemAgent, arXiv 2507.02259; DAPO, arXiv 2503.14476).
+
+    Args:
+        model: A causal language model, or its path or hub id; a peft model, too.
+        groups: All groups, from `replay.load_groups`. The same on every rank. A subclass that makes them while it
+            trains gives none; `args.max_steps` then says how many steps there are.
+        args: The settings.
+        processing_class: The tokenizer that is saved with the model; the model's own by default. Nothing is tokenised.
+        policy_versions: Names of the weights that wrote the runs, oldest first, for the metric of staleness.
+        callbacks, optimizers, peft_config: As of `GRPOTrainer`.
+
+    Raises:
+        TrainingError: The groups cannot be trained on with this model, with the run's id and what to do.
+    """
+
+    args: MultiConvDAPOConfig
+    _tag_names = ["trl", "multi-conv-dapo"]  # noqa: RUF012  TRL's type
+    _name = "Multi-Conv DAPO"
+
+    def __init__(
+        self,
+        model: Any,
+        groups: Sequence[RolloutGroup] | None,
+        args: MultiConvDAPOConfig,
+        *,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        policy_versions: Sequence[str] = (),
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        peft_config: Any = None,
+    ) -> None:
+        steps = args.max_steps
+        if groups is not None:
+            self._begin_schedule(groups, args, args.seed)
+            steps = self.schedule.steps_per_pass
+        super().__init__(
+            model=model,
+            reward_funcs=_rewards_are_logged,
+            args=args,
+            train_dataset=Dataset.from_dict({"step": list(range(steps))}),
+            processing_class=processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            peft_config=peft_config,
+        )
+        if self.aux_loss_enabled:
+            raise TrainingError(
+                "The model balances its experts with a loss of its own, which is not supported",
+                hint="Set router_aux_loss_coef=0 to train without it.",
+            )
+        self.policy_versions = tuple(policy_versions)
+        self.logprob_gap: LogProbGap | None = None
+        """Logged against recomputed log-probs, once training has begun."""
+        policy: Any = self.model
+        self._weights = int(sum(parameter.numel() for parameter in policy.parameters()))
+        if groups is not None:
+            check_fit(policy.config, groups)
+
+    def _begin_schedule(
+        self, groups: Sequence[RolloutGroup], args: MultiConvDAPOConfig, seed: int, steps: int | None = None
+    ) -> None:
+        """Plan steps over these groups, so many if given; what is known of earlier ones is forgotten."""
+        self.schedule = args.schedule(groups, seed=seed, steps=steps)
+        self._reward_of_all = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
+        self._recomputed: Mapping[RowKey, Tensor] = {}
+        self._has_begun = False
+
+    def _scheduled_step(self) -> ScheduledStep:
+        """The optimizer step that is next."""
+        return self.schedule.step(self.state.global_step)
+
+    # What the Trainer's loop asks for
+
+    def get_train_dataloader(self) -> DataLoader[dict[str, int]]:
+        """One item per optimizer step, not sharded over ranks: the plan of the step says what each rank does."""
+        steps: Any = self.train_dataset
+        return DataLoader(steps, batch_size=1, collate_fn=_only)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """The Trainer's, or Muon's and AdamW's together.
+
+        Raises:
+            TrainingError: Muon is wanted where matrices are spread over ranks.
+        """
+        muon_rate = self.args.muon_learning_rate
+        trained: Any = self.model if model is None else model
+        if self.optimizer is None and muon_rate is not None:
+            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+                raise TrainingError(
+                    "Muon needs each matrix whole, and FSDP and DeepSpeed spread them over ranks",
+                    hint="Leave muon_learning_rate out, or train with plain data parallelism.",
+                )
+            self.optimizer = MuonWithAdamW(
+                trained,
+                lr=self.args.learning_rate,
+                muon_lr=muon_rate,
+                weight_decay=self.args.weight_decay,
+                betas=(self.args.adam_beta1, self.args.adam_beta2),
+                eps=self.args.adam_epsilon,
+            )
+        made: torch.optim.Optimizer = super().create_optimizer(model)
+        return made
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Forward and backward of one optimizer step, micro-batch by micro-batch.
+
+        Returns:
+            This rank's part of the loss times the number of ranks, so that their mean is the step's loss.
+        """
+        model.train()
+        step = self._scheduled_step()
+        if not self._has_begun:
+            self._begin(model)
+        began = time.perf_counter()
+        metrics = TokenMetrics(self.args.token_loss)
+        planned = step.plan.micro_batches[self.accelerator.process_index]
+        loss = torch.zeros((), device=self.accelerator.device)
+        for number, micro_batch in enumerate(planned, start=1):
+            is_last = number == len(planned)
+            self.accelerator.gradient_state._set_sync_gradients(is_last)  # what DeepSpeed's engine goes by
+            # Not with FSDP, where every rank would hold whole gradients until the last micro-batch.
+            with nullcontext() if is_last or self.is_fsdp_enabled else self.accelerator.no_sync(model):
+                loss += self._forward_backward(model, step.rows, micro_batch, metrics)
+        self._log_step(step, metrics, time.perf_counter() - began)
+        return loss
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """6 per weight and forwarded token, without attention; for the log."""
+        step = self._scheduled_step()
+        return int(6 * self._weights * step.plan.forwarded_tokens / self.accelerator.num_processes)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """The Trainer's, and then what marks a checkpoint as whole; older ones go only after that."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            run_folder = Path(self._get_output_dir(trial=trial))
+            path = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}" / recomputed.FILE_NAME
+            recomputed.save(path, self.schedule.fingerprint, self._recomputed)
+            rotate_checkpoints(str(run_folder), limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
+        if checkpoint is not None:
+            self._recomputed = recomputed.load(Path(checkpoint) / recomputed.FILE_NAME, self.schedule.fingerprint)
+            self._has_begun = True
+
+    # One micro-batch
+
+    def _forward_backward(
+        self,
+        model: nn.Module,
+        rows: Sequence[TrainingRow],
+        planned: PlannedMicroBatch,
+        metrics: TokenMetrics,
+    ) -> Tensor:
+        micro_batch, (weights_BT, advantages_BT, logged_BT, old_BT) = self._laid_out(rows, planned)
+        learned_BT = weights_BT > 0
+        reference_BT = self._reference_logprobs(model, micro_batch)
+        entropy_coef = self.args.entropy_coef
+        with self.compute_loss_context_manager():
+            scored = self._score(model, micro_batch, with_entropy=True, entropy_gradient=entropy_coef != 0)
+            logprobs_BT, entropies_BT = scored.logprobs_BT, scored.entropies_BT
+            assert entropies_BT is not None  # noqa: S101  they were asked for
+            loss_BT = metrics.loss(logprobs_BT, old_BT, logged_BT, reference_BT, advantages_BT, learned_BT)
+            if entropy_coef != 0:
+                loss_BT = loss_BT - entropy_coef * entropies_BT
+            loss = (loss_BT * weights_BT).sum() * self.accelerator.num_processes
+        comparable_BT = logged_BT if self.args.logged_is_sampled else None
+        metrics.add(
+            logprobs_BT.detach(), old_BT, comparable_BT, reference_BT, advantages_BT, learned_BT, entropies_BT.detach()
+        )
+        options = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
+        self.accelerator.backward(loss, **options)
+        detached: Tensor = loss.detach()
+        return detached
+
+    def _laid_out(self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch) -> tuple[MicroBatch, Tensor]:
+        """Model inputs of a micro-batch, and for each of its completion tokens what the loss is made of.
+
+        The latter is (4, B, T): weights, advantages, logged and old log-probs, 0 where there is no token. Inert rows
+        weigh nothing.
+        """
+        real = [rows[number] for number in planned.rows]
+        micro_batch = self._inputs_of(real, planned.inert)
+        targets_4BT = torch.zeros(4, *micro_batch.score_of_BT.shape)
+        for place, row in enumerate(real):
+            conversation = row.conversation
+            of_row_4T = targets_4BT[:, place, : len(conversation.completion_ids_T)]
+            of_row_4T[0] = row.weight
+            if conversation.loss_mask_T is not None:
+                of_row_4T[0] *= torch.tensor(conversation.loss_mask_T)
+            of_row_4T[1] = row.advantage
+            of_row_4T[2] = torch.tensor(conversation.logprobs_T)
+            of_row_4T[3] = self._old(row)
+        return micro_batch, targets_4BT.to(self.accelerator.device)
+
+    def _inputs_of(self, rows: Sequence[TrainingRow], inert: int) -> MicroBatch:
+        pad_id = self._tokenizer.pad_token_id
+        return lay_out(
+            [*(row.conversation for row in rows), *[_InertRow((pad_id,), (pad_id,))] * inert],
+            self.args.layout,
+            pad_id=pad_id,
+            device=self.accelerator.device,
+        )
+
+    def _old(self, row: TrainingRow) -> Tensor:
+        if self.args.old_logprobs == OldLogProbs.LOGGED:
+            return torch.tensor(row.conversation.logprobs_T)
+        # A row without a gradient, forwarded because its step has no other, was not recomputed.
+        return self._recomputed.get(key_of(row), torch.tensor(row.conversation.logprobs_T))
+
+    def _score(self, model: nn.Module, micro_batch: MicroBatch, **options: Any) -> LogProbs:
+        return completion_logprobs(model, micro_batch, temperature=self.args.temperature, **options)
+
+    def _reference_logprobs(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor | None:
+        """Under the reference model, or under the model without what is trained of it."""
+        if self.args.beta == 0:
+            return None
+        adapters: AbstractContextManager[Any] = nullcontext()
+        if self.ref_model is None:
+            core = self.accelerator.unwrap_model(model)
+            adapters = use_adapter(core, adapter_name="ref" if "ref" in core.peft_config else None)
+        with torch.no_grad(), adapters, self._without_checkpointing(model):
+            return self._score(self.ref_model or model, micro_batch).logprobs_BT
+
+    def _without_checkpointing(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """It would only warn that there is no gradient to checkpoint for."""
+        options: Any = self.args.gradient_checkpointing_kwargs
+        without: AbstractContextManager[Any] = disable_gradient_checkpointing(
+            self.accelerator.unwrap_model(model), options
+        )
+        return without
+
+    # Before the first step
+
+    def _begin(self, model: nn.Module) -> None:
+        """Compare the logged log-probs with the model's own, and keep the latter as what ratios compare with."""
+        fingerprints = gather_object([self.schedule.fingerprint])
+        if len(set(fingerprints)) > 1:
+            raise TrainingError(
+                "The processes that train together have different runs or rewards",
+                hint="Give rewards that are the same each time, or log them (memagent_training.rewards.relabel) first.",
+            )
+        self.args.check_warm_up(self.state.max_steps)
+        keeps = self.args.old_logprobs == OldLogProbs.RECOMPUTED
+        step = self.schedule.everything() if keeps else self.schedule.step(0)
+        found = self._forward(model, step, self.args.temperature, heaviest_only=not keeps)
+        if keeps:
+            self._recomputed = found
+        if not self.args.logged_is_sampled:  # the log's are those before temperature
+            found = self._forward(model, step, 1.0, heaviest_only=True)
+        self.logprob_gap = gap_between(step.rows, found)
+        self._refuse_strange_runs()
+        self._has_begun = True
+
+    def _forward(
+        self, model: nn.Module, step: ScheduledStep, temperature: float, *, heaviest_only: bool
+    ) -> dict[RowKey, Tensor]:
+        """Log-probs of a step's rows, from all ranks; of each rank's heaviest micro-batch alone if so wished."""
+        planned = step.plan.micro_batches[self.accelerator.process_index]
+        found: list[tuple[RowKey, Tensor]] = []
+        with torch.no_grad(), self._without_checkpointing(model):
+            for each in planned[:1] if heaviest_only else planned:
+                rows = [step.rows[number] for number in each.rows]
+                micro_batch = self._inputs_of(rows, each.inert)
+                scored = completion_logprobs(model, micro_batch, temperature=temperature).logprobs_BT.float().cpu()
+                for row, logprobs_T in zip(rows, scored, strict=False):
+                    found.append((key_of(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
+        return dict(gather_object(found))
+
+    def _refuse_strange_runs(self) -> None:
+        gap = self.logprob_gap
+        if gap is None:
+            return
+        if self.accelerator.is_main_process:
+            self._tell_gap(gap)
+        if not gap.mean <= self.args.max_logprob_gap:
+            raise TrainingError(
+                f"The runs were not sampled by this model: {gap}",
+                hint="Name the model that wrote them, or raise max_logprob_gap if it changed that much since.",
+                run_id=gap.worst_run,
+            )
+
+    def _tell_gap(self, gap: LogProbGap) -> None:
+        print(gap, flush=True)
+
+    # Metrics
+
+    def _log_step(self, step: ScheduledStep, metrics: TokenMetrics, seconds: float) -> None:
+        """TRL's log takes them from where its own loss would leave means of means over micro-batches."""
+        plan = step.plan
+        self.state.num_input_tokens_seen += plan.forwarded_tokens
+        values = {
+            **metrics.reduced(self.accelerator),
+            **row_metrics(step.groups, step.batch, self.policy_versions),
+            "reward/with_dropped": self._reward_of_all,
+            "groups/dropped_fraction": len(self.schedule.dropped) / len(self.schedule.groups),
+            "tokens/forwarded": plan.forwarded_tokens,
+            "conversations/forwarded": len(step.rows),
+            "tokens/padding_fraction": plan.padding_share,
+            "num_tokens": self.state.num_input_tokens_seen,
+            "step_time": seconds,
+        }
+        for name, value in values.items():
+            self._metrics["train"][name].append(float(value))
+
+
+@dataclass(frozen=True, slots=True)
+class _InertRow:
+    """Fills a micro-batch up to as many rows as the other ranks have."""
+
+    prompt_ids_P: tuple[int, ...]
+    completion_ids_T: tuple[int, ...]
+
+
+def _rewards_are_logged(*_: Any, **__: Any) -> list[float | None]:
+    raise AssertionError("nothing is generated, so nothing is rewarded")
+
+
+def _only(items: list[dict[str, int]]) -> dict[str, int]:
+    return items[0]

@@ -1,0 +1,263 @@
+"""A training from logged runs to a finished policy folder: what is wished, what was found, and doing it.
+
+    prepared = prepare(TrainingJob(runs="runs.sqlite", model="policy-1", out=Path("policy-2"), preset="dapo"))
+    policy = train(prepared)
+
+`prepare` loads no weights; what can be refused without them is refused there, but for a training that is too short,
+whose plan (`dry_run`) tells how long it is. `memagent train` is a thin shell around the two.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memagent_graph.run_log import RunLog
+from memagent_training.algorithm.advantages import prepare_batch
+from memagent_training.algorithm.schedule import Schedule
+from memagent_training.data.replay import Groups, Replay, load_groups
+from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction
+from memagent_training.job import training_output as output
+from memagent_training.job.base_model import BaseModel, find_base_model
+from memagent_training.job.config import MultiConvDAPOConfig
+from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
+from memagent_training.job.memory_estimate import lora_of_rank
+from memagent_training.job.saved_policy import save_policy
+from memagent_training.job.training_output import Checkpoints
+from memagent_training.training_errors import TrainingError
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """What is wished of a training."""
+
+    runs: RunLog | Path | str
+    """A run log or its path, or an export's path."""
+    model: str
+    """The policy that wrote the runs: a folder, a hub id, or "embedded"."""
+    out: Path
+    """Where checkpoints and the finished policy go."""
+    preset: str | Path = "memagent-paper"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of `MultiConvDAPOConfig` in place of the preset's."""
+    reward: str | RewardFunction = "reward"
+    """A logged reward's name, or a function that scores the runs now."""
+    step_reward: str | StepRewardFunction | None = None
+    groups: Groups | None = None
+    """The group of each run; without it, runs of one question on one document, read the same way."""
+    whole_groups: bool = True
+    max_tokens: int | None = None
+    """The longest conversation to train on; the model's window at most."""
+    policy_versions: Sequence[str] | None = None
+    """Weights that may have written the runs, oldest first."""
+    max_staleness: int | None = None
+    tokenizer: str | None = None
+    """The fingerprint to train on, where the runs have several."""
+    template: str | None = None
+    trust_tokenizer: bool = False
+    """Take the runs for the model's although their reader counted tokens with another tokenizer."""
+    lora_rank: int | None = None
+    """Train adapters of this rank instead of all weights."""
+    resume: bool = False
+    """Go on from the newest whole checkpoint in `out`, or begin if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """A training that can begin."""
+
+    job: TrainingJob
+    config: MultiConvDAPOConfig
+    base: BaseModel
+    replay: Replay
+    schedule: Schedule
+    checkpoints: Checkpoints
+    """What the training goes on from."""
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole training."""
+        if self.config.max_steps > 0:
+            return self.config.max_steps
+        return -int(-self.config.num_train_epochs * self.schedule.steps_per_pass // 1)
+
+    @property
+    def record(self) -> dict[str, dict[str, Any]]:
+        """What decides the weights but for the runs. How long it takes does where the learning rate follows from it."""
+        steps = self.total_steps if rate_depends_on_length(self.config) else None
+        return {
+            "settings": {**decisive(self.config), "steps": steps},
+            "model": {"weights": self.base.version, "lora_rank": self.job.lora_rank},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedPolicy:
+    """What a training made."""
+
+    folder: Path
+    """Weights, tokenizer and, where the base model has one, profile: a policy to read with."""
+    adapter: Path | None
+    """The adapters by themselves, where such were trained; their weights are merged into `folder`'s too."""
+    steps: int
+    metrics: Mapping[str, float]
+    """Of the last step, as logged."""
+
+
+def prepare(job: TrainingJob) -> PreparedJob:
+    """Load the runs and check that the model can be trained on them as wished.
+
+    Raises:
+        TrainingError: it cannot; says why and what to do. Its kinds ReplayError and RewardError are about the runs.
+        TokenizerError, RunLogError, MissingExtraError: the model's tokenizer or the runs cannot be read.
+    """
+    config = make_config(job.preset, job.settings, job.out)
+    if job.lora_rank is not None and job.lora_rank < 1:
+        raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
+    _check_step_rewards(job, config)
+    _check_ranks(config)
+    base = find_base_model(job.model)
+    output.require_folder(job.out, base.folder)
+    if job.resume:
+        checkpoints = output.find_checkpoints(job.out)
+    else:
+        output.require_unused(job.out)
+        checkpoints = Checkpoints(None)
+    replay = load_groups(
+        job.runs,
+        reward=job.reward,
+        step_reward=job.step_reward,
+        groups=job.groups,
+        whole_groups=job.whole_groups,
+        max_tokens=min((each for each in (job.max_tokens, base.window) if each is not None), default=None),
+        policy_versions=job.policy_versions,
+        max_staleness=job.max_staleness,
+        tokenizer=job.tokenizer,
+        template=job.template,
+    )
+    replay.require_groups()
+    _check_tokenizer(job, base, replay)
+    schedule = config.schedule(replay.groups)
+    _check_schedule(schedule, config)
+    prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)
+    if job.resume and (checkpoints.newest or checkpoints.passed_over):
+        output.require_same(job.out, prepared.record)
+    return prepared
+
+
+def train(prepared: PreparedJob, *, callbacks: Sequence[TrainerCallback] = ()) -> TrainedPolicy:
+    """Train, and leave a policy folder in `out`. To be called on every rank.
+
+    Raises:
+        TrainingError: the training is too short to warm up, the runs are not this model's, or a checkpoint is of other
+            runs or settings.
+    """
+    from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: PLC0415  heavy
+
+    job, base = prepared.job, prepared.base
+    prepared.config.check_warm_up(prepared.total_steps)
+    try:
+        trainer = MultiConvDAPOTrainer(
+            base.source,
+            prepared.replay.groups,
+            prepared.config,
+            policy_versions=job.policy_versions or (),
+            callbacks=list(callbacks),
+            peft_config=None if job.lora_rank is None else lora_of_rank(job.lora_rank),
+        )
+    except OSError as error:
+        raise TrainingError(f"the model {base.name} cannot be loaded: {error}", hint="Check its weights.") from error
+    newest = prepared.checkpoints.newest
+    if newest is None and trainer.accelerator.is_main_process:
+        output.write_record(job.out, prepared.record)
+    trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+    adapter = save_policy(trainer, base, job.out, lora_rank=job.lora_rank)
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return TrainedPolicy(job.out, adapter, trainer.state.global_step, logged[-1] if logged else {})
+
+
+def read_groups(path: Path) -> dict[str, str]:
+    """The group of each run, from a JSON object or lines "run,group" of a CSV file.
+
+    Raises:
+        TrainingError: the file is neither.
+    """
+    hint = 'Write a JSON object, {"run": "group", ...}, or CSV lines, run,group.'
+    try:
+        text = path.read_text("utf-8")
+        if path.suffix.lower() == ".json":
+            read = json.loads(text)
+            if not isinstance(read, dict):
+                raise ValueError("it is no JSON object")
+            return {str(run): str(group) for run, group in read.items()}
+        rows = [row for row in csv.reader(text.splitlines()) if row]
+        if any(len(row) != 2 for row in rows):
+            raise ValueError("a line has not two columns")
+        return {run.strip(): group.strip() for run, group in rows}
+    except (OSError, ValueError, csv.Error) as error:
+        raise TrainingError(f"{path} tells no groups: {error}", hint=hint) from error
+
+
+def _check_step_rewards(job: TrainingJob, config: MultiConvDAPOConfig) -> None:
+    share = config.step_reward_share
+    if share > 0 and job.step_reward is None:
+        raise TrainingError(
+            f"step_reward_share is {share}, and no step reward is named", hint="Name one (--step-reward)."
+        )
+    if share == 0 and job.step_reward is not None:
+        raise TrainingError(
+            "a step reward is named, and step_reward_share is 0, which ignores it",
+            hint="Give it a share, as in --set step_reward_share=0.2.",
+        )
+
+
+def _check_ranks(config: MultiConvDAPOConfig) -> None:
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched != config.world_size:
+        raise TrainingError(
+            f"{launched} processes were launched, and each would train by itself",
+            hint="Launch as many as there are GPUs, or train on CPUs (--set use_cpu=true).",
+        )
+    if config.n_gpu > 1:
+        raise TrainingError(
+            f"One process sees {config.n_gpu} GPUs, and trains on one",
+            hint="Start it with accelerate launch, or set CUDA_VISIBLE_DEVICES to one of them.",
+        )
+
+
+def _check_tokenizer(job: TrainingJob, base: BaseModel, replay: Replay) -> None:
+    logged = replay.report.tokenizer
+    if job.trust_tokenizer or logged == base.tokenizer:
+        return
+    raise TrainingError(
+        f"wrong base model: the runs were made with the tokenizer {logged}, and {base.name} has {base.tokenizer}",
+        hint="Name the model that wrote the runs. If it is, and their reader only counted tokens with another "
+        "tokenizer, say so (--trust-tokenizer); its log-probs are compared before training begins in any case.",
+        run_id=replay.groups[0].rollouts_G[0].run_id,
+    )
+
+
+def _check_schedule(schedule: Schedule, config: MultiConvDAPOConfig) -> None:
+    """What would come up in the middle of a training otherwise."""
+    batch = prepare_batch(schedule.kept, config.advantage_settings)
+    if not any(row.advantage for row in batch.rows):
+        raise TrainingError(
+            "all rewards are equal within every group, so that there is nothing to learn",
+            hint="Roll out each question several times, and choose questions that are answered only sometimes.",
+        )
+    for row in batch.rows:
+        tokens = len(row.conversation.prompt_ids_P) + len(row.conversation.completion_ids_T)
+        if tokens > config.token_budget:
+            raise TrainingError(
+                f"a conversation of {tokens:,} tokens exceeds token_budget, {config.token_budget:,}",
+                hint=f"Raise it (--set token_budget={tokens}), or leave such runs out (--max-tokens).",
+                run_id=row.run_id,
+            )

@@ -1,0 +1,154 @@
+"""The folder that a training writes: checkpoints to go on from, a record of what made them, and the finished policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from memagent_training.forward import recomputed
+from memagent_training.training_errors import TrainingError
+
+RECORD: Final = "training.json"
+"""What decided the weights of a training: settings, base model, adapters."""
+ADAPTER_FOLDER: Final = "adapter"
+"""Where a training with adapters leaves them by themselves; beside it are whole weights with them merged in."""
+
+_STATE: Final = "trainer_state.json"
+_POLICY_FILES: Final = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
+    "memagent.json",
+)  # fmt: skip
+"""What makes weights a policy. A tokenizer's files are copied rather than saved anew: saving may word them otherwise,
+and the runs of the new policy would seem to be another tokenizer's."""
+_NUMBER: Final = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The checkpoints of an output folder."""
+
+    newest: Path | None
+    """The newest whole one."""
+    passed_over: tuple[Path, ...] = ()
+    """Newer ones that are not whole: the training was killed while it wrote them."""
+
+
+def find_checkpoints(out: Path) -> Checkpoints:
+    """Look for the newest whole checkpoint.
+
+    A checkpoint is whole when it has the trainer's state and the file that `MultiConvDAPOTrainer` writes last.
+    """
+    passed_over: list[Path] = []
+    for folder in _checkpoints(out):
+        if (folder / recomputed.FILE_NAME).is_file() and (folder / _STATE).is_file():
+            return Checkpoints(folder, tuple(passed_over))
+        passed_over.append(folder)
+    return Checkpoints(None, tuple(passed_over))
+
+
+def require_unused(out: Path) -> None:
+    """Refuse a folder in which something was trained before.
+
+    Raises:
+        TrainingError: it has checkpoints or weights.
+    """
+    found = [*_checkpoints(out), *(sorted(out.glob("*.safetensors")) if out.is_dir() else [])]
+    if found:
+        raise TrainingError(
+            f"{out} already holds {found[0].name}, which would be overwritten",
+            hint="Go on with that training (--resume), or name another folder (--out).",
+        )
+
+
+def require_folder(out: Path, base: Path) -> None:
+    """Refuse what cannot be written to, and the base model's own folder.
+
+    Raises:
+        TrainingError: it is one of them.
+    """
+    if out.resolve() == base.resolve():
+        raise TrainingError(
+            f"{out} is the folder of the model to train, which would be overwritten",
+            hint="Name another folder (--out).",
+        )
+    nearest = next(folder for folder in (out, *out.resolve().parents) if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise TrainingError(f"{out} cannot be written: {nearest} is no folder that may be written to", hint="Name one.")
+
+
+def write_record(out: Path, record: Mapping[str, Any]) -> None:
+    """Keep what decides the weights, the file appearing whole."""
+    out.mkdir(parents=True, exist_ok=True)
+    unfinished = out / f"{RECORD}.unfinished"
+    unfinished.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", "utf-8")
+    unfinished.replace(out / RECORD)
+
+
+def require_same(out: Path, record: Mapping[str, Any]) -> None:
+    """Refuse to go on with other settings, another base model or other adapters than a training began with.
+
+    A folder without a record says nothing; which runs and rewards there were, each checkpoint says itself.
+
+    Raises:
+        TrainingError: something differs; says what.
+    """
+    try:
+        kept = json.loads((out / RECORD).read_text("utf-8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise TrainingError(
+            f"{out / RECORD} cannot be read: {error}", hint="Begin anew in another output folder."
+        ) from error
+    new = json.loads(json.dumps(record))
+    differences = [
+        f"{name} was {old!r} and is {new[part][name]!r}"
+        for part in sorted(new)
+        for name, old in sorted(kept.get(part, {}).items())
+        if name in new[part] and new[part][name] != old and not (name == "weights" and "" in {old, new[part][name]})
+    ]  # weights on the hub have no name before they are here
+    if differences:
+        raise TrainingError(
+            f"the training in {out} began otherwise: {'; '.join(differences)}",
+            hint="Resume with the same, or begin anew in another output folder.",
+        )
+
+
+def complete_policy(out: Path, base: Path) -> None:
+    """Copy beside the new weights what else makes them a policy: tokenizer, chat template, budgets and prompts."""
+    for name in _POLICY_FILES:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, out / name)
+    if (base / "templates").is_dir():
+        shutil.copytree(base / "templates", out / "templates", dirs_exist_ok=True)
+    if (out / "config.json").is_file():
+        _restore_cache(out / "config.json", base / "config.json")
+
+
+def _restore_cache(config: Path, of_base: Path) -> None:
+    """Have generation use a cache if the base model does: the Transformers trainer turns it off in what it saves."""
+    settings, wanted = (json.loads(path.read_text("utf-8")) for path in (config, of_base))
+    if settings.get("use_cache", True) != wanted.get("use_cache", True):
+        settings["use_cache"] = wanted.get("use_cache", True)
+        config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """The optimizer step that a checkpoint's folder is named after; None for another folder."""
+    match = _NUMBER.fullmatch(checkpoint.name)
+    return int(match[1]) if match else None
+
+
+def _checkpoints(out: Path) -> list[Path]:
+    """Checkpoint folders, whole or not, the newest first."""
+    numbered = [(step_of(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()]
+    return [path for _, path in sorted(((step, path) for step, path in numbered if step is not None), reverse=True)]

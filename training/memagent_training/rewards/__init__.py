@@ -1,0 +1,27 @@
+"""What runs and single conversations are worth: reward functions, their names, the gold answers they compare with."""
+
+from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.rewards.outcome_rewards import (
+    BoxedExactMatch,
+    ExactMatch,
+    LenientMatch,
+    StringMatch,
+    TokenF1,
+    Weighted,
+)
+from memagent_training.rewards.relabelling import relabel, relabel_steps
+from memagent_training.rewards.step_rewards import EvidenceInMemory, FormatReward
+
+__all__ = [
+    "BoxedExactMatch",
+    "EvidenceInMemory",
+    "ExactMatch",
+    "FormatReward",
+    "GoldAnswers",
+    "LenientMatch",
+    "StringMatch",
+    "TokenF1",
+    "Weighted",
+    "relabel",
+    "relabel_steps",
+]

@@ -1,0 +1,99 @@
+"""The gold answers of runs. How an answer is compared with them is in `memagent_graph.evaluation.scorers`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from memagent_training.data.training_runs import Gold, TrainingRun
+from memagent_training.training_errors import RewardError
+
+Answers: TypeAlias = str | Sequence[str]
+"""An answer, or several. What several mean, alternatives or parts, is up to the reward function."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoldAnswers:
+    """The right answers of runs: by run id, else by document and question, else by question alone."""
+
+    answers: Mapping[str, Answers]
+    """By run id, or by question where it is asked about one document or its answer is the same in all."""
+    of_documents: Mapping[tuple[str, str], Answers] = field(default_factory=dict)
+    """By document and question; a document goes by its key, which is a digest of it, or by its name."""
+
+    def of(self, run: TrainingRun) -> tuple[str, ...] | None:
+        """The gold answers of a run; None where there are none."""
+        document = run.record.document
+        of_document = ((str(document[by]), run.question) for by in ("key", "name"))
+        found = self.answers.get(run.run_id)
+        for key in of_document:
+            found = self.of_documents.get(key) if found is None else found
+        if found is None:
+            found = self.answers.get(run.question, ())
+        return (found,) if isinstance(found, str) else tuple(found) or None
+
+    def gold_of(self, run: TrainingRun) -> Gold | None:
+        """The same as a run carries them."""
+        found = self.of(run)
+        return None if found is None else Gold(found)
+
+    @classmethod
+    def load(cls, path: Path | str) -> GoldAnswers:
+        """From JSON lines, each an object with `question` or `run_id`, and `answers` (a list) or `answer`.
+
+        A line with `document` beside its `question`, a document's name or key, is about that document alone.
+
+        Raises:
+            RewardError: the file cannot be read, a line is not of that form, or it answers otherwise what an earlier
+                one has answered; says which.
+        """
+        path = Path(path)
+        found: dict[str | tuple[str, str], tuple[int, list[str]]] = {}
+        try:
+            with path.open(encoding="utf-8") as file:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        key, value = _entry(line, f"{path}, line {number}")
+                        before, answers = found.setdefault(key, (number, value))
+                        if answers != value:
+                            raise _ambiguous(f"{path}, line {number}", before)
+        except (OSError, UnicodeDecodeError) as error:
+            raise RewardError(f"{path} cannot be read: {error}", hint="Name a UTF-8 file of JSON lines.") from error
+        return cls(
+            {key: value for key, (_, value) in found.items() if isinstance(key, str)},
+            {key: value for key, (_, value) in found.items() if not isinstance(key, str)},
+        )
+
+
+def _entry(line: str, place: str) -> tuple[str | tuple[str, str], list[str]]:
+    try:
+        entry: Any = json.loads(line)
+    except ValueError as error:
+        raise _no_entry(place) from error
+    if not isinstance(entry, dict):
+        raise _no_entry(place)
+    key = entry.get("run_id", entry.get("question"))
+    document = None if "run_id" in entry else entry.get("document")
+    value: Any = entry.get("answers", entry.get("answer"))
+    value = [value] if isinstance(value, str) else value
+    well_formed = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if not isinstance(key, str) or not well_formed or not (document is None or isinstance(document, str)):
+        raise _no_entry(place)
+    return (key if document is None else (document, key)), value
+
+
+def _no_entry(place: str) -> RewardError:
+    return RewardError(
+        f"{place}: no question with its answers",
+        hint='Write {"question": "...", "answers": ["...", ...]} in each line, with "document" where it is about one.',
+    )
+
+
+def _ambiguous(place: str, before: int) -> RewardError:
+    return RewardError(
+        f"{place}: the question of line {before} again, with other answers",
+        hint='Say the document of each ("document": its name or key), or join wordings of one answer in one line.',
+    )

@@ -1,0 +1,137 @@
+"""Rewards of whole runs: how near a run's answer is to the gold one, as an evaluation scores it.
+
+They compare with the gold answers that they are made with, or else with those that the run itself carries, as in the
+closed loop. Rewards of single conversations are in `step_rewards`, a language model's judgement in `judge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memagent_graph.evaluation import scorers
+from memagent_graph.evaluation.samples import Metric
+from memagent_graph.policy import strip_reasoning
+from memagent_graph.prompts import last_boxed
+from memagent_graph.results import StopReason
+from memagent_training.data.reward_functions import RewardFunction, checked
+from memagent_training.data.training_runs import Gold, TrainingRun
+from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.training_errors import RewardError
+
+
+@dataclass(frozen=True, slots=True)
+class _Compares:
+    gold: GoldAnswers | None = None
+    """Where to find the gold answers; the run's own without it. Those of a list are alternatives."""
+
+    def of(self, run: TrainingRun) -> Gold | None:
+        """What the run's answer should be."""
+        gold = run.gold if self.gold is None else self.gold.gold_of(run)
+        return gold if gold is not None and gold.answers else None
+
+
+@dataclass(frozen=True, slots=True)
+class ExactMatch(_Compares):
+    r"""1 if the answer is a gold one and has the form that was asked for: an evaluation's strict score.
+
+    Where the reader took the answer from a \boxed{}, that must stand in the completion's last 300 characters.
+    """
+
+    def __call__(self, run: TrainingRun, /) -> float | None:
+        """1 or 0."""
+        gold, answer = self.of(run), run.answer
+        if gold is None or answer is None or run.raw_answer is None:
+            return None
+        said = strip_reasoning(run.raw_answer)
+        taken = scorers.boxed_at_end(said, gold.answers) if last_boxed(said) == answer else answer
+        return float(taken is not None and scorers.is_exactly(taken, gold.answers, gold.metric or Metric.ANY))
+
+
+@dataclass(frozen=True, slots=True)
+class BoxedExactMatch(_Compares):
+    r"""The paper's: 1 if the last \boxed{} in the completion's last 300 characters is a gold answer.
+
+    Reasoning counts as part of the completion, which it does not for `ExactMatch`.
+    """
+
+    def __call__(self, run: TrainingRun, /) -> float | None:
+        """1 or 0."""
+        gold = self.of(run)
+        if gold is None or run.raw_answer is None:
+            return None
+        boxed = scorers.boxed_at_end(run.raw_answer)
+        return float(boxed is not None and scorers.is_exactly(boxed, gold.answers, gold.metric or Metric.ANY))
+
+
+@dataclass(frozen=True, slots=True)
+class LenientMatch(_Compares):
+    """1 if the answer holds a gold answer as whole words. A part of a gold answer ("The") earns nothing."""
+
+    def __call__(self, run: TrainingRun, /) -> float | None:
+        """1 or 0."""
+        gold, answer = self.of(run), run.answer
+        if gold is None or answer is None:
+            return None
+        return float(scorers.holds(answer, gold.answers, gold.metric or Metric.ANY))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenF1(_Compares):
+    """The answer's F1 over normalised words, against the gold answer that it is nearest to. 0 to 1."""
+
+    def __call__(self, run: TrainingRun, /) -> float | None:
+        """0 to 1."""
+        gold, answer = self.of(run), run.answer
+        if gold is None or answer is None:
+            return None
+        return scorers.best_f1(answer, gold.answers, gold.metric or Metric.ANY)
+
+
+@dataclass(frozen=True, slots=True)
+class StringMatch(_Compares):
+    """RULER's metric: gold strings contained in the answer completion, case folded and otherwise as they are.
+
+    The completion counts as a whole, without its reasoning, as RULER looks at all that a model said; but one without an
+    answer in the form asked for is worth nothing. A task with a metric of its own is scored by that.
+    """
+
+    metric: Metric | None = None
+    """How several gold strings count; as the run's task says without it, or else all of them."""
+
+    def __call__(self, run: TrainingRun, /) -> float | None:
+        """0 to 1."""
+        gold = self.of(run)
+        if gold is None or run.raw_answer is None:
+            return None
+        if run.record.stop_reason == StopReason.NO_ANSWER.value:
+            return 0.0
+        if gold.own_score is not None and self.metric is None:
+            return gold.own_score(run.answer or "")
+        metric = self.metric or gold.metric or Metric.ALL
+        return scorers.string_match(strip_reasoning(run.raw_answer), gold.answers, metric)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """The weighted sum of reward functions, by name. It cannot be told where one of them cannot."""
+
+    parts: Mapping[str, tuple[float, RewardFunction]]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise RewardError("no rewards were given to add up", hint="Name at least one, with its weight.")
+
+    def __call__(self, run: TrainingRun, /) -> float | None:
+        """The sum.
+
+        Raises:
+            RewardError: a part is no finite number; says which.
+        """
+        total = 0.0
+        for name, (weight, function) in self.parts.items():
+            value = function(run)
+            if value is None:
+                return None
+            total += weight * checked(value, run, name)
+        return total

@@ -1,0 +1,153 @@
+"""Reward functions by what a user writes for them: one vocabulary for `train`, `rl`, `collect` and evaluations.
+
+A built-in that compares with gold answers is meant only where gold answers are given; the same name without them is a
+reward that the log holds, as `relabel` or `collect` may have entered it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from memagent_graph.evaluation.samples import Metric
+from memagent_graph.evaluation.scorers import REWARD_NAMES
+from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction, name_of
+from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.rewards.outcome_rewards import (
+    BoxedExactMatch,
+    ExactMatch,
+    LenientMatch,
+    StringMatch,
+    TokenF1,
+)
+from memagent_training.rewards.step_rewards import EvidenceInMemory, FormatReward
+from memagent_training.training_errors import RewardError
+
+OUTCOME_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], RewardFunction]]] = {
+    "exact_match": ExactMatch,
+    "boxed_exact_match": BoxedExactMatch,
+    "lenient_match": LenientMatch,
+    "token_f1": TokenF1,
+    "string_match": StringMatch,
+    "string_match_part": partial(StringMatch, metric=Metric.ANY),
+}
+"""They compare a run's answer with gold ones. An evaluation's names for scores (`REWARD_NAMES`) mean them, too."""
+STEP_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], StepRewardFunction]]] = {
+    "evidence_in_memory": EvidenceInMemory
+}
+"""They compare each memory with gold answers."""
+FORMAT_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
+    "boxed_format": FormatReward(),
+    "plain_format": FormatReward(boxed=False),
+}
+"""They need no gold answers, so their names never mean a logged reward."""
+
+_OWN_CODE: Final = re.compile(r"(?P<module>[^:]+(?::[\\/][^:]+)?):(?P<name>[A-Za-z_][\w.]*)")
+
+
+def named_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
+    """What a reward is logged as, and the function, which compares with the gold answers that runs carry.
+
+    Args:
+        reward: a built-in's name, or a function.
+
+    Raises:
+        RewardError: there is no such built-in.
+    """
+    if not isinstance(reward, str):
+        return name_of(reward), reward
+    name = REWARD_NAMES.get(reward, reward)
+    return name, _built_in(name)(None)
+
+
+def chosen_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFunction:
+    """The reward function that `text` means, or the name of a logged reward.
+
+    Args:
+        text: "module:function" or "file.py:function", a built-in's name, or a logged reward's.
+        gold: with it, a name is a built-in's.
+
+    Raises:
+        RewardError: there is no such built-in, or no such code.
+    """
+    own = _own(text)
+    if own is not None:
+        function: RewardFunction = own
+        return function
+    return text if gold is None else _built_in(REWARD_NAMES.get(text, text))(gold)
+
+
+def chosen_step_reward(text: str, gold: GoldAnswers | None = None) -> str | StepRewardFunction:
+    """The same for rewards of single conversations."""
+    own = _own(text)
+    if own is not None:
+        function: StepRewardFunction = own
+        return function
+    if text in FORMAT_REWARDS:
+        return FORMAT_REWARDS[text]
+    # Gold answers may be there for the other reward alone.
+    return STEP_REWARDS[text](gold) if gold is not None and text in STEP_REWARDS else text
+
+
+def _built_in(name: str) -> Callable[[GoldAnswers | None], RewardFunction]:
+    if name in OUTCOME_REWARDS:
+        return OUTCOME_REWARDS[name]
+    near = difflib.get_close_matches(name, OUTCOME_REWARDS, n=3)
+    raise RewardError(
+        f"no reward {name!r} compares with gold answers",
+        hint=f"Did you mean {' or '.join(near)}?" if near else f"Choose one that does: {', '.join(OUTCOME_REWARDS)}.",
+    )
+
+
+def _own(text: str) -> Any:
+    """The user's own function; None where `text` names no code."""
+    found = _OWN_CODE.fullmatch(text)
+    if found is None:
+        return None
+    value: Any = _module(found["module"], text)
+    for part in found["name"].split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError as error:
+            names = [each for each in vars(value) if not each.startswith("_")] if hasattr(value, "__dict__") else []
+            near = difflib.get_close_matches(part, names, n=3)
+            raise RewardError(
+                f"{found['module']} has no {part!r}",
+                hint=f"Did you mean {' or '.join(near)}?" if near else "Name a function that it has.",
+            ) from error
+    if not callable(value) or isinstance(value, type):
+        raise RewardError(
+            f"{text} is no function", hint="Name one that takes a run (TrainingRun), or an instance that can be called."
+        )
+    return value
+
+
+def _module(name: str, text: str) -> ModuleType:
+    hint = "Write module:function or path/to/file.py:function; modules are looked for here and where Python looks."
+    try:
+        if not name.endswith(".py"):
+            here = str(Path.cwd())
+            if here not in sys.path:  # the command's own script is elsewhere
+                sys.path.insert(0, here)
+            return importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(f"_memagent_{Path(name).stem}", Path(name).expanduser())
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{name} is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look there for their module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[spec.name]
+            raise
+    except Exception as error:  # whatever a user's module raises when it is imported
+        raise RewardError(f"{text} cannot be imported: {type(error).__name__}: {error}", hint=hint) from error
+    return module

@@ -1,0 +1,96 @@
+"""Rewards of single conversations: whether the form was kept, and whether the memory holds what the answer needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from memagent_graph.documents import DocumentStore
+from memagent_graph.evaluation.scorers import contains
+from memagent_graph.policy import FinishReason
+from memagent_graph.prompts import last_boxed
+from memagent_graph.results import EventKind
+from memagent_graph.run_log import Conversation, ConversationKind, Outcome
+from memagent_training.data.training_runs import TrainingRun
+from memagent_training.rewards.gold_answers import GoldAnswers
+
+_CUT: Final = frozenset({EventKind.TRUNCATED.value, EventKind.OVERLONG.value})
+
+
+@dataclass(frozen=True, slots=True)
+class FormatReward:
+    r"""1 for a conversation that kept the form, otherwise 0.
+
+    A memory update must become the memory, and neither it nor the memory may have been cut off. An answer must have a
+    complete \boxed{}, where that is asked for, or hold text at all, and not have been cut off.
+    """
+
+    boxed: bool = True
+    """Whether answers must be boxed."""
+
+    def __call__(self, run: TrainingRun, /) -> list[float] | None:
+        """1 or 0 for each; None where a text was redacted away."""
+        if any(each.text is None for each in run.conversations_K):
+            return None
+        return [float(self._kept(each)) for each in run.conversations_K]
+
+    def _kept(self, conversation: Conversation) -> bool:
+        text = conversation.text or ""
+        cut = any(event.kind in _CUT for event in conversation.events)
+        if cut or conversation.finish_reason == FinishReason.LENGTH.value:
+            return False
+        if conversation.kind is ConversationKind.ANSWER:
+            return last_boxed(text) is not None if self.boxed else bool(text.strip())
+        return conversation.outcome is Outcome.ACCEPTED
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceInMemory:
+    """By how much a memory update changed the share of gold strings that the memory holds.
+
+    With one gold string that is +1 when the memory first holds it, -1 when it is lost, +1 when it is there again, and 0
+    while it is kept or absent, and for the answer. So over a run it sums to what the last memory holds: dropping and
+    writing anew earns nothing. Strings are compared as whole words, normalised (`scorers.contains`). One that
+    the question itself holds tells nothing, as any memory may repeat the question, and is left out.
+    """
+
+    gold: GoldAnswers | None = None
+    """Where to find the gold answers; the run's own without it."""
+    alternatives: bool = True
+    """Whether one gold string is as good as all of them; otherwise each is a part of the evidence."""
+    store: DocumentStore | None = None
+    """Where the documents' text is. With it, a gold string counts only once a chunk that was read has it (two
+    neighbouring chunks are looked at together): a lucky guess before that earns nothing."""
+
+    def __call__(self, run: TrainingRun, /) -> list[float] | None:
+        """-1 to 1 for each; None where there is no gold answer, or a memory was redacted away.
+
+        Raises:
+            DocumentError: `store` does not have the run's document.
+        """
+        expected = run.gold if self.gold is None else self.gold.gold_of(run)
+        memories = run.memories
+        if expected is None or any(memory is None for memory in memories):
+            return None
+        telling = [each for each in expected.answers if not contains(run.question, each)]
+        held_K = [0.0]
+        for memory, read in zip(memories, self._read(run, telling), strict=True):
+            found = [each in read and contains(memory or "", each) for each in telling]
+            held_K.append(float(any(found)) if self.alternatives else sum(found) / max(1, len(found)))
+        return [after - before for before, after in pairwise(held_K)]
+
+    def _read(self, run: TrainingRun, gold: list[str]) -> list[frozenset[str]]:
+        """The gold strings that the chunks read up to each conversation have."""
+        if self.store is None:
+            return [frozenset(gold)] * len(run.conversations_K)
+        read: frozenset[str] = frozenset()
+        read_K: list[frozenset[str]] = []
+        previous = ""
+        for each in run.conversations_K:
+            if each.start_byte is not None and each.end_byte is not None:
+                chunk = self.store.read(run.record.document, each.start_byte, each.end_byte)
+                read |= {string for string in gold if contains(previous + chunk, string)}
+                previous = chunk
+            read_K.append(read)
+        return read_K

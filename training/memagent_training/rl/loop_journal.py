@@ -1,0 +1,167 @@
+"""What each collection came to and what was measured, on disk before anything is trained on it.
+
+A file of JSON lines, each written whole and synced. A line that a killed process left torn is cut off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from memagent_graph.evaluation.statistics import Estimate
+from memagent_training.training_errors import TrainingError
+
+_BEGINNING: Final = b'{"kind": "'
+"""Of every line."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthReward:
+    """Reads of one length."""
+
+    reward: float
+    """Their mean reward."""
+    reads: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionRecord:
+    """What one collection came to."""
+
+    number: int
+    """Counted from 0; run ids in the log begin with its name."""
+    iteration: int
+    """The iteration that it was for."""
+    is_enough: bool
+    """Whether the iteration is trained on it; otherwise another collection follows."""
+    version: int
+    """The iteration whose weights read; the oldest, where it was cut short and went on with newer ones."""
+    stage: int
+    """Of the curriculum."""
+    group_of: Mapping[str, str]
+    """The group of each run with variance: what is trained on."""
+    by_length: Mapping[int, LengthReward]
+    """Over all reads, those of groups without variance included."""
+    all_right: int
+    """Groups in which every read earned 1 or more."""
+    other_uniform: int
+    """Groups without variance that earned less."""
+    failed: int
+    """Groups left out because a read failed for good."""
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    turns: int
+    seconds: float
+    """Of the collection."""
+
+    @property
+    def reward(self) -> float:
+        """The mean over all reads."""
+        reads = sum(each.reads for each in self.by_length.values())
+        return sum(each.reward * each.reads for each in self.by_length.values()) / max(reads, 1)
+
+    @property
+    def groups(self) -> int:
+        """Groups that are trained on."""
+        return len(set(self.group_of.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """How right held-out questions were answered before an iteration."""
+
+    iteration: int
+    temperature: float
+    accuracy: Mapping[int, Estimate]
+    """By length."""
+    failed: int
+    """Reads that failed; they count as wrong."""
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        """The mean over lengths."""
+        return sum(each.mean for each in self.accuracy.values()) / max(len(self.accuracy), 1)
+
+    def is_like(self, other: Measurement) -> bool:
+        """Whether the same was asked in the same way, so that their means can be compared."""
+        asked, others = ({length: each.n for length, each in of.accuracy.items()} for of in (self, other))
+        return self.temperature == other.temperature and asked == others
+
+
+@dataclass
+class Journal:
+    """The file, and what stands in it.
+
+    Raises:
+        TrainingError: The file cannot be read.
+    """
+
+    path: Path
+    records: list[CollectionRecord] = field(default_factory=list, init=False)
+    """By number, from 0 on without a gap."""
+    measurements: list[Measurement] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.path.exists():
+            return
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        torn = content[len(whole) :]
+        try:
+            for line in whole.decode().splitlines():
+                self._enter(json.loads(line))
+            if torn[: len(_BEGINNING)] != _BEGINNING[: len(torn)]:
+                raise ValueError(f"its last line begins with {torn[: len(_BEGINNING)]!r}")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TrainingError(
+                f"{self.path} is no journal of a loop: {error!r}", hint="Begin anew in another folder."
+            ) from error
+        if torn:  # only now: a file that is none stays as it is
+            with self.path.open("r+b") as file:
+                file.truncate(len(whole))
+
+    def collected(self, record: CollectionRecord) -> None:
+        """Write what was collected."""
+        self._write("collected", record)
+
+    def measured(self, *measurements: Measurement) -> None:
+        """Write what was measured of one version, all at once."""
+        self._write("measured", *measurements)
+
+    def of_iteration(self, iteration: int) -> CollectionRecord | None:
+        """What an iteration is trained on, if it is there."""
+        return next((each for each in self.records if each.iteration == iteration and each.is_enough), None)
+
+    def measurements_before(self, iteration: int) -> list[Measurement]:
+        """Those of the weights that an iteration began with."""
+        return [each for each in self.measurements if each.iteration == iteration]
+
+    def _write(self, kind: str, *values: CollectionRecord | Measurement) -> None:
+        lines = [json.dumps({"kind": kind, **dataclasses.asdict(value)}) for value in values]
+        with self.path.open("ab") as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        for line in lines:
+            self._enter(json.loads(line))
+
+    def _enter(self, entry: dict[str, Any]) -> None:
+        kind = entry.pop("kind")
+        if kind == "collected":
+            by_length = {int(length): LengthReward(**value) for length, value in entry.pop("by_length").items()}
+            record = CollectionRecord(by_length=by_length, **entry)
+            if record.number != len(self.records):
+                raise ValueError(f"collection {record.number} follows {len(self.records) - 1}")
+            self.records.append(record)
+        elif kind == "measured":
+            accuracy = {int(length): Estimate(**value) for length, value in entry.pop("accuracy").items()}
+            self.measurements.append(Measurement(accuracy=accuracy, **entry))
+        else:
+            raise ValueError(f"an entry of the kind {kind!r}")

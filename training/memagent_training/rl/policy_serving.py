@@ -1,0 +1,167 @@
+"""The server that the policy reads on: started if it is ours, given each new version, and put right when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams, UpdateRule, UpdateRules
+from memagent_graph.errors import PolicyUnreachableError
+from memagent_graph.policies.profile import load_profile
+from memagent_graph.run_log import RunLog
+from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
+from memagent_training.serving.policy_sync import PolicySync, RemoteServer, Served, SyncSettings
+from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
+from memagent_training.training_errors import TrainingError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MODEL_NAME: Final = "policy"
+_VERSION: Final = "iteration-"
+_LOGPROBS_AFTER_TEMPERATURE: Final = ("--logprobs-mode", "processed_logprobs")
+"""What was sampled from, whatever the temperature."""
+_RESTARTS: Final = 3
+"""How often one piece of work is begun again after the server died."""
+_STARTS: Final = 2
+"""How often a server is started that dies of it."""
+
+
+class Serving:
+    """The policy's newest version behind a server, and readers that ask it.
+
+    Args:
+        prepared: the loop; unless it names a server, one is started for the first version.
+    """
+
+    def __init__(self, prepared: PreparedLoop) -> None:
+        job = prepared.job
+        self._prepared = prepared
+        self._folder = job.out / POLICIES
+        self._own: VLLMServer | None = None
+        if job.base_url is None:
+            self._own = VLLMServer(
+                prepared.base.folder,
+                log_file=job.out / "server.log",
+                model_name=_MODEL_NAME,
+                max_lora_rank=job.lora_rank,
+                dev_mode=job.lora_rank is None,
+                options=(*_LOGPROBS_AFTER_TEMPERATURE, *job.server_options),
+                startup_timeout=job.server_timeout,
+            )
+        server: VLLMServer | RemoteServer = self._own or RemoteServer(
+            job.base_url or "", job.served_name, job.api_key, prepared.base.folder
+        )
+        self._sync = PolicySync(server, settings=SyncSettings(tolerance=job.sync_tolerance))
+        self._policy = OpenAICompatiblePolicy(
+            server.model_name, base_url=server.base_url, api_key=job.api_key, max_concurrency=job.collect.concurrency
+        )
+        self.run_log = RunLog(job.out / RUN_LOG)
+        self.rollouts = self._reader(job.temperature, self.run_log, logprobs=True)
+        """Reads for training, at its temperature, and logs."""
+        self.served: Served | None = None
+        """The newest version, once there is one."""
+
+    async def close(self) -> None:
+        """Stop the server, if it is ours, and close what readers hold."""
+        await self._policy.aclose()
+        if self._own is not None:
+            await asyncio.to_thread(self._own.stop)
+        self.run_log.close()
+
+    def policy_folder(self, iteration: int) -> Path:
+        """Where the weights are that an iteration begins with."""
+        return self._folder / str(iteration)
+
+    @staticmethod
+    def version(iteration: int) -> str:
+        """What conversations call those weights."""
+        return f"{_VERSION}{iteration}"
+
+    @staticmethod
+    def iteration_of(version: str) -> int:
+        """Which iteration began with the weights of that name."""
+        return int(version.removeprefix(_VERSION))
+
+    async def serve(self, iteration: int) -> Served:
+        """Bring the weights of an iteration into the server; those of versions before the last go from the disk.
+
+        Raises:
+            TrainingError: the server cannot be made to serve them; says why.
+        """
+        await self._revive()
+        folder, version = self.policy_folder(iteration), self.version(iteration)
+        try:
+            self.served = await self._sync.sync(folder, version)
+        except TrainingError:
+            if self._own is None or await self._is_well(self._own):
+                raise
+            await self._revive()  # it died meanwhile
+            self.served = await self._sync.sync(folder, version)
+        self._policy.serve(self.served.model, self.served.version)
+        for folder in self._folder.iterdir():  # a newer one may be there, and even be in the making
+            if folder.name.isdigit() and int(folder.name) < iteration - 1:
+                shutil.rmtree(folder, ignore_errors=True)
+        return self.served
+
+    async def reading(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
+        """Do what reads with the weights of `iteration`, which are served; once more where our server died meanwhile.
+
+        Args:
+            iteration: whose weights are served.
+            work: can be begun again.
+
+        Raises:
+            PolicyUnreachableError: the server is somebody else's, or died time and again.
+        """
+        for attempt in range(_RESTARTS + 1):
+            assert self.served is not None  # noqa: S101  serve() was called
+            try:
+                async with self._sync.reading(self.served):
+                    return await work()
+            except PolicyUnreachableError as error:
+                if self._own is None or attempt == _RESTARTS or await self._is_well(self._own):
+                    raise
+                log.warning("the server died (%s); it is started again", error.message)
+            await self.serve(iteration)
+        raise AssertionError("the last attempt returns or raises")
+
+    def reader(self, temperature: float) -> MemAgent:
+        """A reader that keeps no log, to measure with."""
+        return self._reader(temperature, run_log=False)
+
+    async def _revive(self) -> None:
+        if self._own is None or await self._is_well(self._own):
+            return
+        for attempt in range(_STARTS):
+            try:
+                await asyncio.to_thread(self._own.restart)
+                return
+            except VLLMServerError as error:
+                if attempt + 1 == _STARTS:
+                    raise
+                log.warning("the server did not come up (%s); it is started once more", error.message.splitlines()[0])
+
+    @staticmethod
+    async def _is_well(server: VLLMServer) -> bool:
+        """Whether it answers: for a moment after its death, and where only its engine died, it still runs."""
+        return server.is_running and await asyncio.to_thread(server.is_healthy)
+
+    def _reader(self, temperature: float, run_log: RunLog | bool, logprobs: bool | None = None) -> MemAgent:
+        base, strategy = self._prepared.base, self._prepared.job.strategy
+        chosen: dict[str, Any] = {} if strategy is None else {"strategy": strategy}
+        return MemAgent(
+            self._policy,
+            profile=base.profile or load_profile(base.folder),
+            tokenizer=base.folder,
+            sampling=SamplingParams(temperature=temperature, logprobs=logprobs),
+            rules=UpdateRules(invented=UpdateRule.ACCEPT),  # rewards are for what the policy wrote itself
+            run_log=run_log,
+            store=self._prepared.job.out / "documents",
+            **chosen,
+        )

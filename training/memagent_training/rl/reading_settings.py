@@ -1,0 +1,60 @@
+"""How a loop's policy reads, where that is to be other than its folder says: wording, budgets, chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from memagent_graph.budget import Budget
+from memagent_graph.documents.chunking import Boundary
+from memagent_graph.policies.profile import Profile, load_profile, require_profile
+from memagent_graph.prompts import changed_prompts, load_prompts
+from memagent_graph.tokenizers import Tokenizer
+from memagent_training.job.base_model import BaseModel
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingSettings:
+    """What is to be other than in the model's own profile, or the reader's defaults; None leaves it as it is."""
+
+    profile: str | Path | None = None
+    """A folder with `memagent.json` and `templates`, or "embedded", in place of the model's own."""
+    layout: str | None = None
+    answer_format: str | None = None
+    update_template: str | Path | None = None
+    answer_template: str | Path | None = None
+    empty_memory: str | None = None
+    context_window: int | None = None
+    question_tokens: int | None = None
+    memory_tokens: int | None = None
+    chunk_tokens: int | None = None
+    answer_tokens: int | None = None
+    boundary: Boundary | None = None
+
+    def resolved(self, base: BaseModel, tokenizer: Tokenizer) -> Profile | None:
+        """What the policy reads with, and has in its folder from then on; None where nothing was chosen.
+
+        Raises:
+            ProfileError, PromptError, BudgetError: it cannot be had; says what to do.
+        """
+        if self == ReadingSettings():
+            return None
+        began = self._began(base)
+        prompts = changed_prompts(
+            began.prompts,
+            layout=self.layout,
+            answer_format=self.answer_format,
+            update_template=self.update_template,
+            answer_template=self.answer_template,
+            empty_memory=self.empty_memory,
+        )
+        chosen = {each.name: value for each in fields(Budget) if (value := getattr(self, each.name)) is not None}
+        budget = replace(began.budget, **chosen)
+        budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
+        return Profile(budget, prompts, self.boundary or began.boundary, began.on_invented)
+
+    def _began(self, base: BaseModel) -> Profile:
+        own = load_profile(base.folder) if self.profile is None else require_profile(self.profile)
+        window = base.window or Budget().context_window
+        found = own or Profile(Budget(), load_prompts())
+        return replace(found, budget=replace(found.budget, context_window=min(found.budget.context_window, window)))

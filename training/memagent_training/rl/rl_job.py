@@ -1,0 +1,296 @@
+"""What is wished of a loop, and all that can be refused before anything is served or trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from transformers.trainer_utils import SaveStrategy
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.samples import Task
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.policies.profile import Profile, load_profile
+from memagent_graph.prompts import AnswerFormat
+from memagent_graph.run_log import RunLog
+from memagent_graph.tokenizers import load_tokenizer
+from memagent_training.data.reward_functions import RewardFunction
+from memagent_training.job import training_output as output
+from memagent_training.job.base_model import BaseModel, find_base_model
+from memagent_training.job.collect import CollectSettings
+from memagent_training.job.config import MultiConvDAPOConfig
+from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
+from memagent_training.rewards.reward_names import named_reward
+from memagent_training.rl.collapse import CollapseSettings
+from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
+from memagent_training.rl.reading_settings import ReadingSettings
+from memagent_training.serving.policy_sync.folders import has_tied_embeddings
+from memagent_training.training_errors import TrainingError
+
+JOURNAL: Final = "journal.jsonl"
+RUN_LOG: Final = "runs.sqlite"
+POLICIES: Final = "policies"
+"""The folder of the weights that readers have, by iteration."""
+BEST: Final = "best"
+"""The policy that was measured best so far."""
+
+_PATIENCE: Final = 86_400
+"""Seconds that the other processes wait for the one that collects and measures."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureSettings:
+    """How often and on what the policy is measured."""
+
+    every: int = 10
+    """Iterations between measurements; 0 for none."""
+    lengths: tuple[int, ...] = ()
+    """Of the held-out questions; the curriculum's, and 4 times its longest, if none are given."""
+    count: int = 32
+    """Questions of each length."""
+    temperatures: tuple[float, ...] = (0.0,)
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.count < 1 or not self.temperatures or min(self.temperatures) < 0:
+            raise TrainingError(
+                f"a policy cannot be measured with {self}",
+                hint="Give every of 0 or more, a count of 1 or more, and temperatures of 0 or more.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RLJob:
+    """What is wished of a loop."""
+
+    tasks: tuple[str, ...]
+    """Names of evaluation tasks, of which each question has one."""
+    lengths: tuple[int, ...]
+    """The curriculum's lengths, in the tasks' unit."""
+    out: Path
+    """Where the loop keeps everything, and the finished policy in the end."""
+    model: str = "embedded"
+    """The policy to begin with: a folder, a hub id, or "embedded"."""
+    preset: str | Path = "dapo"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of `MultiConvDAPOConfig` in place of the preset's."""
+    iterations: int = 100
+    collect: CollectSettings = field(default_factory=CollectSettings)
+    temperature: float = 1.0
+    """At which rollouts are sampled."""
+    reward: str | RewardFunction = "strict"
+    """A built-in's name or a function; see `collect`."""
+    evidence_share: float = 0.0
+    """The share of the advantage that each memory earns by itself, for holding what the answer needs."""
+    steps_behind: int = 0
+    """1 collects an iteration while the one before is trained on; the rollouts are then one version old."""
+    advance_at: float = 0.8
+    """The mean reward of the longest length so far at which the next one is added."""
+    strategy: str | None = None
+    """The way of reading, where it is not the paper's: a strategy's name, or a user's own as `file.py:Name`."""
+    reading: ReadingSettings = field(default_factory=ReadingSettings)
+    measure: MeasureSettings = field(default_factory=MeasureSettings)
+    collapse: CollapseSettings = field(default_factory=CollapseSettings)
+    small: bool = False
+    """The tasks' small-context variants."""
+    haystack: Path | None = None
+    seed: int = 0
+    base_url: str | None = None
+    """Of a vLLM server that somebody else runs, with the model's weights; by default the loop starts its own."""
+    served_name: str = "policy"
+    """What that server calls the model: the --served-model-name that it was started with."""
+    api_key: str | None = None
+    server_options: tuple[str, ...] = ()
+    """Further command-line options of its own server."""
+    server_timeout: float = 600.0
+    """How many seconds its own server may take to come up: large models load for minutes."""
+    sync_tolerance: float = 1e-3
+    """The largest difference between log-probs of server and trainer after a swap, in nats."""
+    lora_rank: int | None = None
+    resume: bool = False
+    """Go on with the loop in `out`, or begin if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLoop:
+    """A loop that can begin."""
+
+    job: RLJob
+    config: MultiConvDAPOConfig
+    base: BaseModel
+    curriculum: Curriculum
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Optimizer steps on one iteration's groups."""
+        return -(-self.job.collect.groups // self.config.groups_per_step)
+
+    @property
+    def measured_lengths(self) -> tuple[int, ...]:
+        """Lengths of the held-out questions."""
+        lengths = self.job.lengths
+        return self.job.measure.lengths or (*lengths, 4 * lengths[-1])
+
+    @property
+    def record(self) -> dict[str, dict[str, Any]]:
+        """What decides the weights, but for how long the loop goes on."""
+        job = self.job
+        profile = self.base.profile
+        reading = {"read_with": _read_with(profile)} if profile else {}
+        collecting = {name: value for name, value in asdict(job.collect).items() if name != "concurrency"}
+        strategy = {} if job.strategy is None else {"strategy": job.strategy}
+        schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
+        return {
+            "settings": {**decisive(self.config), **schedule},
+            "model": {"weights": self.base.version, "lora_rank": job.lora_rank},
+            "loop": {
+                **collecting,
+                "tasks": list(job.tasks),
+                "lengths": list(job.lengths),
+                "reward": job.reward if isinstance(job.reward, str) else "a function",
+                "sampled_at": job.temperature,
+                "evidence_share": job.evidence_share,
+                "steps_behind": job.steps_behind,
+                "advance_at": job.advance_at,
+                "small": job.small,
+                "haystack": None if job.haystack is None else str(job.haystack),
+                "loop_seed": job.seed,
+                **strategy,
+                **reading,
+            },
+        }
+
+
+def _read_with(profile: Profile) -> dict[str, int | str]:
+    """All but the rule for invented words, which loops do not heed."""
+    values = {name: value for name, value in profile.values.items() if name != "on_invented"}
+    return {**values, "prompts": profile.prompts.fingerprint}
+
+
+def answer_format_of(base: BaseModel) -> AnswerFormat:
+    """How the policy is asked for its answer."""
+    profile = base.profile or load_profile(base.folder)
+    return profile.prompts.answer_format if profile else AnswerFormat.BOXED
+
+
+def prepare(job: RLJob) -> PreparedLoop:
+    """Check a loop's settings, its model, its tasks, and its folder.
+
+    Raises:
+        TrainingError, EvaluationError, TokenizerError: something cannot be had; says what to do.
+    """
+    _check(job)
+    base = find_base_model(job.model)
+    output.require_folder(job.out, base.folder)
+    if job.base_url is not None and job.lora_rank is None and has_tied_embeddings(base.folder):
+        raise TrainingError(
+            f"{job.model} has tied embeddings, and {job.base_url} would keep its old output head on a reload",
+            hint="Train adapters (--lora), untie them, or leave --base-url out: the loop restarts a server of its own.",
+        )
+    config = _config(job)
+    tokenizer = load_tokenizer(base.folder)
+    base = replace(base, profile=job.reading.resolved(base, tokenizer))
+    settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack)
+    tasks = [load_task(name, settings) for name in job.tasks]
+    curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed)
+    for task in tasks:
+        _check_lengths(task, job)
+    prepared = PreparedLoop(job, config, base, curriculum)
+    if job.measure.every:
+        for task, length in product(tasks, prepared.measured_lengths):
+            task.sample(length, HELD_OUT)
+    config.max_steps = job.iterations * prepared.steps_per_iteration
+    config.save_strategy, config.save_steps = SaveStrategy.STEPS, prepared.steps_per_iteration
+    config.check_warm_up(config.max_steps)
+    _check_folder(prepared)
+    return prepared
+
+
+def _check(job: RLJob) -> None:
+    named_reward(job.reward)
+    if not job.tasks or not job.lengths or list(job.lengths) != sorted(set(job.lengths)):
+        raise TrainingError(
+            f"questions of the tasks {', '.join(job.tasks) or '(none)'} at the lengths {list(job.lengths)}",
+            hint="Name a task at least, and lengths that grow.",
+        )
+    if job.iterations < 1 or job.steps_behind not in {0, 1} or not job.temperature > 0:
+        raise TrainingError(
+            f"{job.iterations} iterations, {job.steps_behind} steps behind, sampled at {job.temperature}",
+            hint="Give 1 iteration or more, 0 or 1 steps behind, and a temperature above 0.",
+        )
+    if job.iterations > COLLECTIONS:
+        raise TrainingError(
+            f"{job.iterations:,} iterations ask more questions than there are for training",
+            hint=f"Give {COLLECTIONS:,} at most, with more optimizer steps in each.",
+        )
+    if not job.server_timeout > 0:
+        raise TrainingError(f"{job.server_timeout:g} seconds for a server to come up", hint="Give more than 0.")
+    if job.lora_rank is not None and job.lora_rank < 1:
+        raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
+    if job.base_url is not None and job.server_options:
+        raise TrainingError(
+            f"options for a server ({' '.join(job.server_options)}), and {job.base_url} is started by somebody else",
+            hint="Give them where it is started, or leave --base-url out.",
+        )
+
+
+def _check_folder(prepared: PreparedLoop) -> None:
+    job = prepared.job
+    if not _holds_loop(job.out):
+        output.require_unused(job.out)
+    elif job.resume:
+        output.require_same(job.out, prepared.record)
+    else:
+        raise TrainingError(
+            f"{job.out} already holds a loop", hint="Go on with it (--resume), or name another folder (--out)."
+        )
+
+
+def _holds_loop(out: Path) -> bool:
+    """Whether anything was collected there: a new loop would take runs of the same names for its own."""
+    return (out / JOURNAL).exists() or ((out / RUN_LOG).exists() and RunLog(out / RUN_LOG).counts()[0] > 0)
+
+
+def _config(job: RLJob) -> MultiConvDAPOConfig:
+    decided = {"temperature": job.temperature, "step_reward_share": job.evidence_share, "seed": job.seed}
+    for name in (*decided, "max_steps", "num_train_epochs"):
+        if name in job.settings:
+            raise TrainingError(
+                f"{name} cannot be set so", hint="The loop has options of its own for it: see memagent rl --help."
+            )
+    machine = {"ddp_timeout": _PATIENCE}
+    # A server of ours tells them so. At temperature 1 it is all one, and nothing that decides the weights.
+    own_server = {"logged_after_temperature": True} if job.base_url is None and job.temperature != 1 else {}
+    config = make_config(
+        job.preset, {**machine, **own_server, **job.settings, **decided, "max_steps": job.iterations}, job.out
+    )
+    config.disable_tqdm = True  # the loop shows its own progress
+    config.logging_nan_inf_filter = False  # or a loss that is no number would not be told
+    if job.steps_behind and config.importance_cap is None:
+        raise TrainingError(
+            "rollouts one version behind are trained on without importance weights",
+            hint="Give them a cap (--set importance_cap=2), or stay on-policy (--steps-behind 0).",
+        )
+    config.groups_per_step = min(config.groups_per_step, job.collect.groups)
+    return config
+
+
+def _check_lengths(task: Task, job: RLJob) -> None:
+    for length in job.lengths:
+        task.sample(length, 0)
+        try:
+            task.sample(length, HELD_OUT)
+        except EvaluationError as error:
+            raise TrainingError(
+                f"the task {task.name} has too few questions to go on asking new ones: {error.message}",
+                hint="Choose one whose questions are made, such as niah_multikey_2.",
+            ) from error
+
+
+def write_record(prepared: PreparedLoop) -> None:
+    """Keep what decides the weights beside the loop."""
+    record = json.loads(json.dumps(prepared.record))
+    output.write_record(prepared.job.out, record)

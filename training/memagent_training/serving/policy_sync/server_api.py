@@ -1,0 +1,188 @@
+"""The requests by which a vLLM server's weights are swapped and probed, and its refusals in words that help.
+
+Measured with vLLM 0.31. The endpoints exist only where the server was started for them: adapters need
+VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, all others VLLM_SERVER_DEV_MODE=1, which leaves them open to everyone who reaches
+the port, key or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from memagent_training.serving.policy_sync.served import SyncError
+
+_ADAPTER_REMEDY: Final = (
+    "Start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and the option --enable-lora, and"
+    " --max-lora-rank where the rank exceeds 16 (VLLMServer: max_lora_rank=...)."
+)
+_DEV_REMEDY: Final = (
+    "Start the server with VLLM_SERVER_DEV_MODE=1 in its environment (VLLMServer: dev_mode=True), on a port that only"
+    " you can reach."
+)
+_BUSY_PAUSE: Final = 0.1
+_BUSY_SECONDS: Final = 10.0
+
+
+class UnreachableError(SyncError):
+    """No connection to the server, or no answer."""
+
+
+class NoAnswerError(UnreachableError):
+    """The server is there, and did not answer in time."""
+
+
+class NotServedError(SyncError):
+    """The server has no model of that name."""
+
+
+class ServerAPI:
+    """One server's administration.
+
+    Args:
+        root_url: without /v1.
+        api_key: what the server wants as a bearer token, if anything.
+        timeout: seconds that one request may take; a pause waits for all requests in flight.
+        trust_env: whether the environment's proxies are used.
+    """
+
+    def __init__(self, root_url: str, api_key: str | None, *, timeout: float, trust_env: bool) -> None:
+        self.root_url = root_url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = timeout
+        self._trust_env = trust_env
+
+    async def window(self, model: str) -> int | None:
+        """The context window of a served model, in tokens, where the server tells.
+
+        Raises:
+            NotServedError: it serves no such model; the message names those that it does.
+        """
+        entries = await self._models()
+        for entry in entries:
+            if entry.get("id") == model:
+                window = entry.get("max_model_len")
+                return window if isinstance(window, int) else None
+        names = ", ".join(str(entry.get("id")) for entry in entries) or "nothing"
+        raise NotServedError(f"{self.root_url} does not serve {model!r}; it serves {names}", hint="Name one of these.")
+
+    async def adapters(self, model: str) -> list[str]:
+        """The names of the adapters that are loaded beside a model, oldest first."""
+        return [str(entry.get("id")) for entry in await self._models() if entry.get("parent") == model]
+
+    async def _models(self) -> list[dict[str, Any]]:
+        reply = await self._request("GET", "/v1/models", remedy="Does the address end in /v1, and is it vLLM's?")
+        return [entry for entry in reply.get("data") or () if isinstance(entry, dict)]
+
+    async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a completion request."""
+        return await self._request("POST", "/v1/completions", body, remedy="Look into the server's log.")
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load adapters; nothing happens where the name is taken, so that a name must mean the same ones for ever."""
+        try:
+            body = {"lora_name": name, "lora_path": path}
+            await self._request("POST", "/v1/load_lora_adapter", body, remedy=_ADAPTER_REMEDY)
+        except SyncError as error:
+            if "has already been loaded" in error.message:
+                return
+            if "No adapter found" in error.message:
+                error.hint = f"The server must be able to read {path}; map paths to its own with path_on_server."
+            raise
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget adapters; requests in flight end with them."""
+        await self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name}, remedy=_ADAPTER_REMEDY)
+
+    async def pause(self) -> None:
+        """Let the requests in flight end and keep new ones waiting."""
+        await self._request("POST", "/pause?mode=wait", remedy=_DEV_REMEDY)
+
+    async def resume(self) -> None:
+        """End a pause."""
+        await self._request("POST", "/resume", remedy=_DEV_REMEDY)
+
+    async def reload_weights(self, path: str) -> None:
+        """Load weights from a folder over those that are served. A failure leaves the server unusable."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        await self._request("POST", "/collective_rpc", body, remedy=_DEV_REMEDY)
+
+    async def reset_prefix_cache(self) -> None:
+        """Drop what was computed with older weights.
+
+        Raises:
+            SyncError: requests that run on hold parts of it.
+        """
+        deadline = asyncio.get_running_loop().time() + min(_BUSY_SECONDS, self._timeout)
+        while True:
+            reply = await self._request("POST", "/reset_prefix_cache", remedy=_DEV_REMEDY)
+            if reply.get("success", True):
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                raise SyncError(
+                    "the server cannot drop its prefix cache while requests run", hint="Let the readers finish first."
+                )
+            await asyncio.sleep(_BUSY_PAUSE)
+
+    async def _request(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, remedy: str
+    ) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=self._timeout, sock_connect=min(5.0, self._timeout))
+        try:
+            async with (
+                aiohttp.ClientSession(headers=self._headers, timeout=timeout, trust_env=self._trust_env) as session,
+                session.request(method, f"{self.root_url}{path}", json=body) as reply,
+            ):
+                content, status = await reply.read(), reply.status
+        except aiohttp.ConnectionTimeoutError as error:
+            raise UnreachableError(
+                f"no connection to {self.root_url} in time", hint="Is the server running, and is this its address?"
+            ) from error
+        except TimeoutError as error:
+            raise NoAnswerError(
+                f"{self.root_url}{path} did not answer within {self._timeout:g} s",
+                hint="Is the server overloaded? Let its readers finish, or allow more time (SyncSettings.timeout).",
+            ) from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise UnreachableError(
+                f"no connection to {self.root_url}: {error or type(error).__name__}",
+                hint="Is the server running, and is this its address?",
+            ) from error
+        if status < 300:
+            return _decoded(content)
+        raise self._refusal(path.partition("?")[0], status, _words(content), remedy)
+
+    def _refusal(self, path: str, status: int, words: str | None, remedy: str) -> SyncError:
+        if status in {401, 403}:
+            return SyncError(f"{self.root_url} refused the key ({status})", hint="Give the server's key (api_key).")
+        if status in {404, 405} and words is None:  # by the router: a server's own 404 has words
+            return SyncError(f"{self.root_url} has no {path}", hint=remedy)
+        words = words or "no words"
+        kind = NotServedError if status == 404 and "does not exist" in words else SyncError
+        if "max_lora_rank" in words:
+            remedy = "Start the server with a larger --max-lora-rank (VLLMServer: max_lora_rank=...)."
+        return kind(f"{self.root_url}{path} failed ({status}): {words}", hint=remedy)
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    try:
+        reply = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # some answer with a sentence, or with nothing
+        return {}
+    return reply if isinstance(reply, dict) else {}
+
+
+def _words(content: bytes) -> str | None:
+    """What the server itself says; None where only its router spoke."""
+    reply = _decoded(content)
+    error = reply.get("error")
+    if isinstance(error, dict):
+        return str(error.get("message"))
+    if error is not None:
+        return str(error)
+    if reply.get("detail") in {"Not Found", "Method Not Allowed"} or not content:
+        return None
+    return str(reply.get("detail") or content[:300].decode(errors="replace"))

