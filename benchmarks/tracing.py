@@ -12,7 +12,7 @@ import time
 from benchmarks.figures import Figure, print_table
 from memagent_graph.provenance.evidence import trace
 from memagent_graph.provenance.word_diff import word_diff
-from memagent_graph.results import MemoryUpdate
+from memagent_graph.trace import MemoryUpdate
 
 LINES = 30
 UPDATES = (175, 700)

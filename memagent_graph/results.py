@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent_graph.documents import DocumentRef
-from memagent_graph.events import EventKind as EventKind
 from memagent_graph.events import ReadEvent, StopReason
-from memagent_graph.events import UpdateRule as UpdateRule
-from memagent_graph.events import count_events as count_events
 from memagent_graph.trace import MemoryUpdate, Trace
 
 if TYPE_CHECKING:

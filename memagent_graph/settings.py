@@ -11,12 +11,12 @@ from typing import Any
 from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import RunError
+from memagent_graph.events import UpdateRule
 from memagent_graph.policies.registry import PolicyRequest, make_policy
 from memagent_graph.policies.server_url import without_password
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits, UpdateRules
-from memagent_graph.results import UpdateRule
 from memagent_graph.run_log import RunLog
 
 

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from langchain_core.runnables.config import var_child_runnable_config
 
 from memagent_graph.concurrency.background import run_sync
-from memagent_graph.results import MemoryUpdate, ReadResult
+from memagent_graph.results import ReadResult
+from memagent_graph.trace import MemoryUpdate
 
 T = TypeVar("T")
 

@@ -9,7 +9,8 @@ from langchain_core.messages import ToolMessage
 
 from langchain_memagent.transcripts import block_text
 from memagent_graph.documents import DocumentRef
-from memagent_graph.results import ReadResult, StopReason
+from memagent_graph.events import StopReason
+from memagent_graph.results import ReadResult
 
 _AROUND_BYTES = 700
 """Set aside for what stands around the beginning of a result that could not be read."""

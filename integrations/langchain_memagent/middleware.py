@@ -25,7 +25,8 @@ from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits, new_run_id
-from memagent_graph.results import MemoryUpdate, ReadResult
+from memagent_graph.results import ReadResult
+from memagent_graph.trace import MemoryUpdate
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse

@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from memagent_graph.errors import MemAgentError
+from memagent_graph.events import StopReason, count_events
 from memagent_graph.provenance.evidence import Evidence
-from memagent_graph.results import ReadResult, StopReason, count_events
+from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunRecord, RunTotals
 from memagent_graph.timeline import RunView
 from memagent_graph.timeline.terminal import plain

@@ -20,7 +20,9 @@ from rich.progress import (
 
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import MemAgentError
-from memagent_graph.results import MemoryUpdate, ReadResult, count_events
+from memagent_graph.events import count_events
+from memagent_graph.results import ReadResult
+from memagent_graph.trace import MemoryUpdate
 
 
 class Console:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
     from memagent_graph.evaluation.demo_document import DemoDocument
     from memagent_graph.evaluation.planted_facts import Fact
-    from memagent_graph.results import MemoryUpdate, ReadResult
+    from memagent_graph.results import ReadResult
+    from memagent_graph.trace import MemoryUpdate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,11 +120,11 @@ class Eval(ReaderOptions):
             raise typer.BadParameter("name at least one; --list names all", param_hint="'TASKS'")
         import asyncio  # noqa: PLC0415
 
-        from memagent_graph.evaluation.output_folder import write_outputs  # noqa: PLC0415
         from memagent_graph.evaluation.harness import Ended  # noqa: PLC0415
+        from memagent_graph.evaluation.output_folder import write_outputs  # noqa: PLC0415
+        from memagent_graph.evaluation.request import carry_out  # noqa: PLC0415
         from memagent_graph.evaluation.result_journal import require_no_results  # noqa: PLC0415
         from memagent_graph.evaluation.result_table import Outcome  # noqa: PLC0415
-        from memagent_graph.evaluation.request import carry_out  # noqa: PLC0415
 
         out = self.out
         with failures_told(as_json=self.as_json):

@@ -65,7 +65,7 @@ class RunOptions:
         import asyncio  # noqa: PLC0415
 
         from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.results import StopReason  # noqa: PLC0415
+        from memagent_graph.events import StopReason  # noqa: PLC0415
 
         console = Console(as_json=self.as_json, quiet=self.quiet)
         with failures_told(console):

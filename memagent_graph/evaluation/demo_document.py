@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph.evaluation.prose import prose
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.trace import MemoryUpdate
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from memagent_graph.evaluation.result_table import Cell, Plan
 from memagent_graph.evaluation.samples import LengthUnit, Task
 from memagent_graph.evaluation.systems import SystemSettings
 from memagent_graph.evaluation.tasks import TaskSettings, data_files, load_task
+from memagent_graph.events import EventKind, UpdateRule
 from memagent_graph.reading.graph import check_question
 from memagent_graph.reading.state import ReaderContext, UpdateRules
-from memagent_graph.results import EventKind, UpdateRule
 
 DEFAULT_LENGTHS: Final = {
     LengthUnit.TOKENS: (8 << 10, 32 << 10, 128 << 10),

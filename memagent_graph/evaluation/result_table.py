@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias, get_args, get_type_hints
 import msgspec
 
 from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.results import StopReason
+from memagent_graph.events import StopReason
 
 TABLE: Final = "results.parquet"
 FORMAT: Final = "memagent-evaluation"

@@ -32,10 +32,11 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import EvaluationError, RunMismatchError, RunNotFoundError
 from memagent_graph.evaluation.result_table import Outcome
+from memagent_graph.events import count_events
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
-from memagent_graph.results import ReadResult, Usage, count_events
+from memagent_graph.results import ReadResult, Usage
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.strategies import Strategy
 

@@ -9,7 +9,15 @@ from functools import cached_property
 from itertools import groupby, pairwise
 
 from memagent_graph.events import EventKind, count_events
-from memagent_graph.provenance.evidence import Evidence, LostLine, Provenance, Support, provenance_of, section_at, support
+from memagent_graph.provenance.evidence import (
+    Evidence,
+    LostLine,
+    Provenance,
+    Support,
+    provenance_of,
+    section_at,
+    support,
+)
 from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate, Trace, TraceStep, Writes
@@ -94,7 +102,7 @@ class Timeline:
 
     @cached_property
     def lanes(self) -> dict[str, list[Step]]:
-        """The steps of each branch, by its name, in order; the trunk, which is called "", comes first if there is one."""
+        """The steps of each branch, by its name, in order; the trunk, called "", comes first if there is one."""
         lanes: dict[str, list[Step]] = {"": []} if any(not step.update.branch for step in self.steps) else {}
         for step in self.steps:
             lanes.setdefault(step.update.branch, []).append(step)
@@ -106,7 +114,8 @@ class Timeline:
 
     def density(self, columns: int, branch: str | None = None) -> list[float]:
         """The greatest density in each of `columns` equal stretches of the run, or of one branch; fewer where there are
-        fewer steps."""
+        fewer steps.
+        """
         steps = self.steps if branch is None else self.lanes[branch]
         count = min(columns, len(steps))
         bounds = [index * len(steps) // count for index in range(count + 1)] if count else []

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 from langgraph.graph import END
-from support.scripts import part, perfect_reader
 
 from memagent_graph import ANSWER, UPDATE, Role, Strategy, StrategyGraph, branch
 from memagent_graph.reading.side_by_side import Segment, cut_segments
 from memagent_graph.reading.state import ReaderState, put
 from memagent_graph.reading.steps import answer_from
+from support.scripts import part, perfect_reader
 
 EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'own_strategy.py'}:OwnGate"
 SEGMENTS = f"{__file__}:Segments"
@@ -108,5 +108,3 @@ class Segments(Strategy):
 def policy_prompt_ids(prompt: str) -> list[int]:
     """Token ids as a policy might tell them: made from the text."""
     return [ord(character) % 60 + 3 for character in prompt][-40:]
-
-

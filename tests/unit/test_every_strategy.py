@@ -34,9 +34,9 @@ from memagent_graph import (
 from memagent_graph.errors import PolicyError, RunMismatchError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log.exchange import export_runs, import_runs
-
-
-
+from memagent_graph.timeline import build_timeline, render_page, render_timeline
+from memagent_graph.timeline.sources import view_of_run
+from memagent_training.data.replay import load_groups
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
 QUESTION = "What is the key of harbor?"
@@ -103,7 +103,7 @@ def test_it_is_logged_exactly(agent, log) -> None:
     assert sum(each.prompt_tokens for each in conversations) == result.usage.prompt_tokens
     steps = {each.step for each in conversations}
     for each in conversations:
-        assert each.token_ids.tolist() == policy_prompt_ids(each.text)
+        assert list(each.token_ids) == policy_prompt_ids(each.text)
         assert set(each.parents) <= steps
         assert all(span.start_char < span.end_char for span in each.reads)
     assert len({(each.branch, each.role, each.slot, each.attempt) for each in conversations}) == len(conversations)

@@ -154,13 +154,15 @@ spans = st.builds(Span, *[st.integers(0, 2**40)] * 6)
 drawn_conversation = st.builds(
     Conversation,
     run_id=st.just("r"), position=st.integers(0, 3), node=stored, branch=stored, role=stored,
-    slot=st.integers(0, 3), writes=st.sampled_from(Writes), step=stored, parents=st.lists(stored, max_size=2).map(tuple),
+    slot=st.integers(0, 3), writes=st.sampled_from(Writes), step=stored,
+    parents=st.lists(stored, max_size=2).map(tuple),
     reads=st.lists(spans, max_size=2).map(tuple),
     attempt=st.integers(0, 2), outcome=st.sampled_from(Outcome), began=finite, seconds=finite, policy=stored,
     policy_version=stored, tokenizer=stored, template=stored, sampling=small_json, prompt_tokens=st.integers(0, 9),
     completion_tokens=st.integers(0, 9), cached_tokens=st.integers(0, 9), finish_reason=stored,
     text=st.none() | hostile, memory=st.none() | hostile, prompt_token_ids=ids, token_ids=ids,
-    logprobs=st.none() | st.lists(st.floats(width=32), max_size=6), events=st.lists(logged_events, max_size=2).map(tuple),
+    logprobs=st.none() | st.lists(st.floats(width=32), max_size=6),
+    events=st.lists(logged_events, max_size=2).map(tuple),
     superseded=st.just(True), trace=st.dictionaries(stored, stored, max_size=2),
 )  # fmt: skip
 

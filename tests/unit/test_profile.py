@@ -12,9 +12,9 @@ from support.fake_server import FakeServer
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, UpdateRules, load_tokenizer
 from memagent_graph.errors import ProfileError, TokenizerError
+from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, require_profile, save_profile
 from memagent_graph.prompts import load_prompts
-from memagent_graph.results import UpdateRule
 
 LEFT_OUT = ("model.safetensors", "CARD.md")
 

@@ -29,8 +29,8 @@ from memagent_graph import (
 from memagent_graph.errors import PolicyError, RunError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind
-from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 from memagent_graph.run_log.migration import SCRIPTS
+from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"

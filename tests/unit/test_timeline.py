@@ -86,12 +86,12 @@ def page_data(page: str) -> Any:
 def rebuilt(steps: list[dict[str, Any]]) -> list[str]:
     """What page.js does: memories from differences to what they came from, in UTF-16 units."""
     memories: list[str] = []
-    for index, step in enumerate(steps):
-        sources = step.get("from", [index - 1] if index else [])
+    for index, each in enumerate(steps):
+        sources = each.get("from", [index - 1] if index else [])
         memory = "\n".join(filter(None, (memories[source] for source in sources))).encode("utf-16-le", "surrogatepass")
-        if "diff" in step:
+        if "diff" in each:
             at, new = 0, b""
-            for part in step["diff"]:
+            for part in each["diff"]:
                 if isinstance(part, str):
                     new += part.encode("utf-16-le", "surrogatepass")
                 else:

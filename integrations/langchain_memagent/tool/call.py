@@ -24,8 +24,10 @@ from langchain_memagent.tool.readings import Reading, failed_reading, reading_of
 from memagent_graph import MemAgent
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
+from memagent_graph.events import StopReason
 from memagent_graph.reading.state import Limits, new_run_id
-from memagent_graph.results import MemoryUpdate, ReadResult, StopReason
+from memagent_graph.results import ReadResult
+from memagent_graph.trace import MemoryUpdate
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ from memagent_graph.documents.allowed_roots import AllowedRoots
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError, MissingExtraError
 from memagent_graph.reading.graph import check_question
 from memagent_graph.reading.state import Limits, ReaderContext
-from memagent_graph.results import MemoryUpdate
 from memagent_graph.settings import ReaderSettings
+from memagent_graph.trace import MemoryUpdate
 
 _DESCRIPTION = (
     "Read a whole document of any length with questions in mind, and get their answers with quotes from it. "

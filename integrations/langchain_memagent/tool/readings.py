@@ -15,7 +15,8 @@ from typing_extensions import TypedDict
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
-from memagent_graph.results import ReadResult, StopReason
+from memagent_graph.events import StopReason
+from memagent_graph.results import ReadResult
 
 MOST_QUOTES = 8
 """Quotes shown to the model for one answer; the artifact holds them all."""

@@ -21,8 +21,8 @@ from memagent_graph.evaluation.scorers import (
     similarity_after_prefix,
     token_f1,
 )
+from memagent_graph.events import StopReason
 from memagent_graph.prompts import AnswerFormat
-from memagent_graph.results import StopReason
 
 
 @dataclass(frozen=True)

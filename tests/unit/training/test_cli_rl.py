@@ -26,9 +26,9 @@ from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.evaluation.statistics import wilson
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training import rl
-from memagent_training.job.collect import CollectSettings
 from memagent_training.commands import rl as rl_command
 from memagent_training.commands import training_process
+from memagent_training.job.collect import CollectSettings
 from memagent_training.rl.collapse import CollapsedError
 from memagent_training.rl.dashboard import Dashboard
 from memagent_training.rl.loop_journal import Measurement

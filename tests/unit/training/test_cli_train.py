@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.tokenizers import load_tokenizer
+from memagent_training.commands import training_process
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.forward import recomputed
-from memagent_training.commands import training_process
 
 ROOT = Path(__file__).parents[3]
 ACCELERATE = ROOT / "training" / "configs" / "accelerate"

@@ -16,9 +16,9 @@ from support.rl_loops import record, small_job
 
 from memagent_graph import Document, MemAgentError
 from memagent_graph.budget import Budget
+from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile, load_profile, save_profile
 from memagent_graph.prompts import AnswerFormat, load_prompts
-from memagent_graph.results import UpdateRule
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.saved_policy import _complete

@@ -179,6 +179,7 @@ def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     if not is_main_process():
         return
     from memagent_training.job.dry_run import plan, rendered  # noqa: PLC0415
+
     found = plan(prepared)
     if as_json:
         print_json(found.to_dict())

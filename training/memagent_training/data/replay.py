@@ -19,8 +19,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
-from memagent_graph.results import EventKind, StopReason
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome, RunFilter, RunLog
 from memagent_training.data.replay_report import Refusal, ReplayReport
 from memagent_training.data.reward_functions import (

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from memagent_graph.evaluation import scorers
 from memagent_graph.evaluation.samples import Metric
+from memagent_graph.events import StopReason
 from memagent_graph.policy import strip_reasoning
 from memagent_graph.prompts import last_boxed
-from memagent_graph.results import StopReason
 from memagent_training.data.reward_functions import RewardFunction, checked
 from memagent_training.data.training_runs import Gold, TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers

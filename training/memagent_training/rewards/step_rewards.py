@@ -8,9 +8,9 @@ from typing import Final
 
 from memagent_graph.documents import DocumentStore
 from memagent_graph.evaluation.scorers import contains
+from memagent_graph.events import EventKind
 from memagent_graph.policy import FinishReason
 from memagent_graph.prompts import last_boxed
-from memagent_graph.results import EventKind
 from memagent_graph.run_log import Conversation, ConversationKind, Outcome
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers
