@@ -17,7 +17,8 @@ from benchmarks.figures import Figure
 from benchmarks.text import prose_of
 from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DOCUMENTS, pass_of, reader_of, slow_server, take_turns
 from memagent_graph import Document, DocumentRef, DocumentStore, RunLog
-from memagent_graph.run_log import Conversation, ConversationKind, Outcome
+from memagent_graph.run_log import Conversation, Outcome
+from memagent_graph.trace import Span, Writes
 
 _CONVERSATIONS = 400
 _PROMPT_TOKENS = 1500
@@ -58,7 +59,11 @@ def _bytes_per_token(completion_tokens: int) -> float:
                     Conversation(
                         run_id="run",
                         position=position,
-                        kind=ConversationKind.UPDATE,
+                        node="update_memory",
+                        branch="",
+                        role="update",
+                        slot=position,
+                        writes=Writes.MEMORY,
                         step=str(position),
                         attempt=0,
                         outcome=Outcome.ACCEPTED,
@@ -77,11 +82,8 @@ def _bytes_per_token(completion_tokens: int) -> float:
                         prompt_token_ids=prompt,
                         token_ids=completion,
                         logprobs=[-numbers.expovariate(2.0) for _ in completion],
-                        start_char=0,
-                        end_char=4000,
-                        start_byte=0,
-                        end_byte=4000,
-                        chunk_tokens=1000,
+                        parents=(str(position - 1),) if position else (),
+                        reads=(Span(position, 0, 4000, 0, 4000, 1000),),
                     )
                 )
             )

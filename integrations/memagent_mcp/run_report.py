@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.timeline import Timeline
-from memagent_graph.timeline.model import Step, is_notable
+from memagent_graph.timeline.model import Step
 from memagent_graph.timeline.terminal import plain
 from memagent_mcp.tool_results import MOST_QUOTES, Quote, Report, moment, quotes, shortened
 
@@ -82,7 +82,7 @@ def _head(timeline: Timeline) -> Iterator[str]:
 
 
 def _changes(timeline: Timeline) -> Iterator[str]:
-    steps = [step for step in timeline.steps if is_notable(step)]
+    steps = [step for step in timeline.steps if step.notable]
     if not steps:
         return
     shown = sorted(steps, key=lambda step: -step.density)[:_MOST_STEPS]
@@ -94,7 +94,7 @@ def _changes(timeline: Timeline) -> Iterator[str]:
 
 def _step(step: Step) -> str:
     update = step.update
-    words = f"chunk {update.chunk_index}, characters {update.start_char:,}-{update.end_char:,}: "
+    words = f"{step.short_name}, characters {update.start_char:,}-{update.end_char:,}: "
     words += f"+{step.inserted_words} -{step.deleted_words} words" if step.changed else "unchanged"
     if inserted := shortened(" … ".join(each.text for each in step.diff if each.op is DiffOp.INSERT)):
         words += f', new: "{inserted}"'

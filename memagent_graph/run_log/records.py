@@ -155,6 +155,11 @@ class Conversation:
     """Its row, once it is stored."""
 
     @property
+    def span(self) -> Span | None:
+        """The first chunk that stood in the prompt; None where none did."""
+        return self.reads[0] if self.reads else None
+
+    @property
     def written(self) -> str | None:
         """What came of it: the memory, decision or answer; None where it was redacted away.
 

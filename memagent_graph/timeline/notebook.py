@@ -23,9 +23,9 @@ def render_notebook(timeline: Timeline) -> str:
     answer = "no answer" if view.answer is None else view.answer
     strategy = "" if view.strategy == "overwrite" else f" · {_text(view.strategy)}"
     cost = (
-        f"{_text(view.document['name'])} · {_text(view.model)}{strategy} · {totals.chunks:,} chunks, {totals.changes:,} "
-        f"changed memory · {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out · {totals.seconds:.1f} s · run "
-        f"{_text(view.run_id)}"
+        f"{_text(view.document['name'])} · {_text(view.model)}{strategy} · {totals.chunks:,} chunks, "
+        f"{totals.changes:,} changed memory · {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out · "
+        f"{totals.seconds:.1f} s · run {_text(view.run_id)}"
     )
     return (
         '<div style="max-width:60em;line-height:1.5;font-variant-numeric:tabular-nums">'

@@ -10,7 +10,7 @@ import httpx2
 from memagent_graph import DocumentStore, MemAgent, OpenAICompatiblePolicy, RunLog, load_tokenizer
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.prose import prose
-from memagent_graph.run_log import Conversation, ConversationKind
+from memagent_graph.run_log import Conversation
 from memagent_graph.timeline.sources import view_of_run
 from memagent_training.serving.vllm_server import VLLMServer
 
@@ -70,8 +70,8 @@ async def test_a_read_of_700_chunks_is_logged_exactly(embedded_server: VLLMServe
         # The last id is the end of the turn, which is no text.
         ids = list(row.token_ids[:-1] if row.finish_reason == "stop" else row.token_ids)
         assert tokenizer.decode(ids) == row.text
-        if row.kind is ConversationKind.UPDATE:
-            chunk = store.read(result.document, row.start_byte, row.end_byte)
+        if row.role == "update":
+            chunk = store.read(result.document, row.span.start_byte, row.span.end_byte)
             messages = context.prompts.update_messages(FACT.question, memory_before, chunk)
         else:
             messages = context.prompts.answer_messages(FACT.question, memory_before)

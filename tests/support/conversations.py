@@ -19,6 +19,6 @@ def conversation(position: int = 0, *, answers: bool = False, **changes: Any) ->
         "tokenizer": "t", "template": "w", "sampling": {"temperature": 0.5}, "prompt_tokens": 3, "completion_tokens": 2,
         "cached_tokens": 0, "finish_reason": "stop", "text": f"memory {position}",
         "parents": (f"s{position - 1}",) if position else (),
-        "reads": () if answers else (Span(position, 9 * position, 9 * position + 9, 12 * position, 12 * position + 9, 4),),
+        "reads": () if answers else (Span(position, *[9 * position, 9 * position + 9] * 2, 4),),
     }  # fmt: skip
     return Conversation(**{**values, **changes})

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memagent_graph.run_log import Conversation, ConversationKind, Outcome, Reward, RunLog, RunRecord
+from memagent_graph.run_log import Conversation, Outcome, Reward, RunLog, RunRecord
 from memagent_graph.tokenizers import load_tokenizer
+from memagent_graph.trace import Span, Writes
 from memagent_training.data.rollouts import Rollout, RolloutGroup
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
@@ -57,15 +58,17 @@ def _conversations(rollout: Rollout, changes: Mapping[str, Any]) -> list[Convers
     for position, each in enumerate(rollout.conversations_K):
         values: dict[str, Any] = {
             "run_id": rollout.run_id, "position": position,
-            "kind": ConversationKind.ANSWER if position == last else ConversationKind.UPDATE,
+            "node": "n", "branch": each.branch, "role": each.role, "slot": each.slot,
+            "writes": Writes.ANSWER if position == last else Writes.MEMORY,
+            "parents": (f"s{position - 1}",) if position else (),
             "step": f"s{position}", "attempt": 0, "outcome": Outcome.ACCEPTED, "began": 1.0 + position, "seconds": 0.5,
             "policy": "p", "policy_version": each.policy_version, "template": "w",
             "sampling": {"temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": 9},
             "prompt_tokens": len(each.prompt_ids_P), "completion_tokens": len(each.completion_ids_T),
             "cached_tokens": 0, "finish_reason": "length" if each.truncated else "stop", "text": f"memory {position}",
             "prompt_token_ids": list(each.prompt_ids_P), "token_ids": list(each.completion_ids_T),
-            "logprobs": list(each.logprobs_T), "start_byte": None if position == last else 0,
-            "end_byte": None if position == last else 10,
+            "logprobs": list(each.logprobs_T),
+            "reads": () if position == last else (Span(position, 0, 10, 0, 10, 4),),
         }  # fmt: skip
         rows.append(Conversation(**(values | dict(changes))))
     return rows

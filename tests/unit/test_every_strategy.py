@@ -34,6 +34,7 @@ from memagent_graph import (
 from memagent_graph.errors import PolicyError, RunMismatchError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log.exchange import export_runs, import_runs
+from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.timeline import build_timeline, render_page, render_timeline
 from memagent_graph.timeline.sources import view_of_run
 from memagent_training.data.replay import load_groups
@@ -209,9 +210,10 @@ def test_its_runs_are_replayed_as_a_group(agent, log) -> None:
 
 
 def test_runs_of_two_ways_of_reading_are_no_group(make_reader, log) -> None:
-    for strategy in ("overwrite", "refine"):
-        make_reader(ScriptedPolicy(exactly), strategy=strategy, run_log=log).read(TEXT, QUESTION, run_id=strategy)
-        log.reward(strategy, 1.0)
+    for width in (2, 3):  # in the same words
+        reader = make_reader(ScriptedPolicy(exactly), strategy=MapReduce(width=width), run_log=log)
+        reader.read(TEXT, QUESTION, run_id=f"r{width}")
+        log.reward(f"r{width}", 1.0)
     assert not load_groups(log).groups
 
 
@@ -255,21 +257,22 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(tmp_pat
     kills = 0
     with FakeServer(lambda body, number: reads_perfectly(body["messages"][0]["content"]), delay=0.03) as server:
         command = [sys.executable, str(tmp_path / "read.py"), server.base_url, str(tmp_path), QUESTION, strategy]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         while kills < KILLS and not finished:
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
                 assert process.stdout.readline() == "reading\n"
                 time.sleep(moments.uniform(0.0, 0.4))
                 finished = process.poll() is not None
                 if not finished:
                     os.kill(process.pid, signal.SIGKILL)
                     kills += 1
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout.split()
         asked = Counter(
             (re.sub(r"\s+", " ", body["messages"][0]["content"][:40]), part(body["messages"][0]["content"], "section"))
             for body in server.requests
         )
     assert kills >= 1
-    assert done[1:] == ["4711", done[-1]]
+    assert done[1] == "4711"
     again = sum(asked.values()) - len(asked)
     assert again <= kills * AT_ONCE
     log = RunLog(tmp_path / "runs.sqlite")

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.conversations import conversation
 from typer.testing import CliRunner
 
 from memagent_graph import run_log
 from memagent_graph.cli import app
 from memagent_graph.cli.run_choice import point_in_time
-from memagent_graph.run_log import Conversation, ConversationKind, Outcome, RunLog
+from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.schema import connect
 from memagent_graph.storage.paths import default_run_log
 
@@ -41,13 +42,11 @@ def write_run(
     rows = []
     for position in range(conversations):
         values = {
-            "run_id": run_id, "position": position, "kind": ConversationKind.UPDATE, "step": str(position),
-            "attempt": 0, "outcome": Outcome.ACCEPTED, "began": 1.0, "seconds": 1.0, "policy": "fake",
-            "policy_version": "", "tokenizer": "t", "template": "", "sampling": {}, "prompt_tokens": 1000,
-            "completion_tokens": 20, "cached_tokens": 0, "finish_reason": "stop", "text": "x",
+            "run_id": run_id, "prompt_tokens": 1000, "completion_tokens": 20, "seconds": 1.0, "began": 1.0,
+            "policy_version": "", "template": "", "sampling": {}, "text": "x",
             "prompt_token_ids": [1], "token_ids": [2], "logprobs": [-0.5], **changes,
         }  # fmt: skip
-        rows.append(log.wait(log.record(Conversation(**values))))
+        rows.append(log.wait(log.record(conversation(position, **values))))
     if stop_reason:
         log.wait(log.end(run_id, stop_reason, "42"))
     return rows

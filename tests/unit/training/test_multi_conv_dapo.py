@@ -24,10 +24,11 @@ transformers = pytest.importorskip("transformers")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from support.conversations import conversation as logged  # noqa: E402
 
 from memagent_graph import RunLog  # noqa: E402
 from memagent_graph.documents.store import DocumentRef  # noqa: E402
-from memagent_graph.run_log import Conversation, ConversationKind, Outcome, Reward, RunRecord  # noqa: E402
+from memagent_graph.run_log import Conversation, Reward, RunRecord  # noqa: E402
 from memagent_training.algorithm.advantages import (  # noqa: E402
     AdvantageSettings,
     Baseline,
@@ -585,17 +586,10 @@ def test_training_takes_adamw_steps_from_the_policy_and_towards_the_reference_of
 
 def said(run_id: str, position: int, **changes: Any) -> Conversation:
     """Two updates and an answer, as the reader logs them."""
-    answer = position == 2
-    values: dict[str, Any] = {
-        "run_id": run_id, "position": position, "kind": ConversationKind.ANSWER if answer else ConversationKind.UPDATE,
-        "step": f"s{position}", "attempt": 0, "outcome": Outcome.ACCEPTED, "began": 1.0 + position, "seconds": 0.5,
-        "policy": "p", "policy_version": "v1", "tokenizer": "t", "template": "w",
-        "sampling": {"temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": 9}, "prompt_tokens": 3,
-        "completion_tokens": 2, "cached_tokens": 0, "finish_reason": "stop", "text": f"memory {position}",
-        "prompt_token_ids": [1, 2, 3 + position], "token_ids": [5, 6], "logprobs": [-0.5, -0.25],
-        "start_byte": None if answer else 10 * position, "end_byte": None if answer else 10 * position + 10,
-    }  # fmt: skip
-    return Conversation(**(values | changes))
+    ids = {"prompt_token_ids": [1, 2, 3 + position], "token_ids": [5, 6], "logprobs": [-0.5, -0.25]}
+    sampling = {"temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": 9}
+    values = {"run_id": run_id, "answers": position == 2, "policy_version": "v1", "sampling": sampling, **ids}
+    return logged(position, **(values | changes))
 
 
 QUESTION = "What is the key of harbor?"

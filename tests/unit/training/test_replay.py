@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.conversations import conversation
 from support.scripts import document_with, perfect_reader
 
 from memagent_graph import Completion, FinishReason, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
 from memagent_graph.errors import RunLogError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.run_log import Conversation, ConversationKind, Outcome, Reward, RunRecord
+from memagent_graph.run_log import Conversation, Outcome, Reward, RunRecord
 from memagent_graph.run_log.exchange import export_runs
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
@@ -55,18 +56,10 @@ def exactly(prompt: str, text: str | None = None) -> Completion:
 
 
 def said(run_id: str, position: int, answer_at: int, **changes: Any) -> Conversation:
-    is_answer = position == answer_at
-    values: dict[str, Any] = {
-        "run_id": run_id, "position": position,
-        "kind": ConversationKind.ANSWER if is_answer else ConversationKind.UPDATE,
-        "step": f"s{position}", "attempt": 0, "outcome": Outcome.ACCEPTED, "began": 1.0 + position, "seconds": 0.5,
-        "policy": "p", "policy_version": "v1", "tokenizer": "t", "template": "w",
-        "sampling": {"temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": 9}, "prompt_tokens": 3,
-        "completion_tokens": 2, "cached_tokens": 0, "finish_reason": "stop", "text": f"memory {position}",
-        "prompt_token_ids": [1, 2, 3 + position], "token_ids": [5, 6], "logprobs": [-0.5, -0.25],
-        "start_byte": None if is_answer else 10 * position, "end_byte": None if is_answer else 10 * position + 10,
-    }  # fmt: skip
-    return Conversation(**(values | changes))
+    ids = {"prompt_token_ids": [1, 2, 3 + position], "token_ids": [5, 6], "logprobs": [-0.5, -0.25]}
+    sampling = {"temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": 9}
+    values = {"run_id": run_id, "answers": position == answer_at, "policy_version": "v1", "sampling": sampling, **ids}
+    return conversation(position, **(values | changes))
 
 
 _clock = iter(range(1, 10_000_000))

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+from support.conversations import conversation
 from support.scripts import document_with, perfect_reader
 
 from memagent_graph import Completion, DocumentStore, FinishReason, RunFilter, RunLog, ScriptedPolicy
@@ -15,7 +16,7 @@ from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
 from memagent_graph.evaluation.scorers import REWARD_NAMES, contains, normalised, score, token_f1
 from memagent_graph.policy import TokenUsage
 from memagent_graph.prompts import AnswerFormat, last_boxed
-from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunRecord
+from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunRecord
 from memagent_training.data.reward_functions import LoggedReward, LoggedStepReward
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.rewards import (
@@ -40,16 +41,8 @@ QUESTION = "What is the key of harbor?"
 GOLD = GoldAnswers({QUESTION: ["4711"]})
 
 
-def said(
-    position: int, text: str | None, kind: ConversationKind = ConversationKind.UPDATE, **changes: Any
-) -> Conversation:
-    values: dict[str, Any] = {
-        "run_id": "r", "position": position, "kind": kind, "step": f"s{position}", "attempt": 0,
-        "outcome": Outcome.ACCEPTED, "began": 1.0, "seconds": 0.5, "policy": "p", "policy_version": "v",
-        "tokenizer": "t", "template": "w", "sampling": {}, "prompt_tokens": 1, "completion_tokens": 1,
-        "cached_tokens": 0, "finish_reason": "stop", "text": text, "id": position,
-    }  # fmt: skip
-    return Conversation(**(values | changes))
+def said(position: int, text: str | None, *, answers: bool = False, **changes: Any) -> Conversation:
+    return conversation(position, answers=answers, text=text, **({"id": position, "reads": ()} | changes))
 
 
 def run(
@@ -67,7 +60,7 @@ def run(
     record = RunRecord(
         "r", 1.0, 2.0, question, {"key": document, "name": f"{document}.txt", "size": 1}, {}, stop_reason, answer
     )
-    return TrainingRun(record, (*updates, said(len(updates), raw, ConversationKind.ANSWER)), (), rewards, gold)
+    return TrainingRun(record, (*updates, said(len(updates), raw, answers=True)), (), rewards, gold)
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
-from memagent_graph.run_log import Conversation, ConversationKind, Outcome, RunFilter, RunLog
+from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
+from memagent_graph.trace import Writes
 from memagent_training.data.replay_report import Refusal, ReplayReport
 from memagent_training.data.reward_functions import (
     LoggedReward,
@@ -210,7 +210,7 @@ class _Admission:
             yield Refusal.UNFINISHED
         if any(event.kind == EventKind.MEMORY_EDITED.value for event in run.events):
             yield Refusal.EDITED
-        if not _unbroken(run.conversations_K):
+        if not _unbroken(run):
             yield Refusal.LOST_CONVERSATIONS
         if not all(each.has_ids for each in kept):
             yield Refusal.NO_TOKEN_IDS
@@ -242,25 +242,32 @@ def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
     first, record = run.conversations_K[0], run.record
     settings = {name: value for name, value in record.settings.items() if name not in _IMMATERIAL_SETTINGS}
     sampling = {name: value for name, value in first.sampling.items() if name not in _IMMATERIAL_SAMPLING}
-    same = [record.question, record.document["key"], first.kind, first.start_byte, first.end_byte, settings, sampling]
+    strategy = f"{record.strategy}:{record.strategy_fingerprint}"
+    span = None if first.span is None else (first.span.start_byte, first.span.end_byte)
+    same = [record.question, record.document["key"], strategy, first.role, span, settings, sampling]
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _unbroken(conversations: Iterable[Conversation]) -> bool:
-    """Whether there is an update for every position from 0 on and then the answer, each with all its attempts."""
-    kinds: list[ConversationKind] = []
-    for position, attempts in groupby(conversations, key=lambda each: each.position):
-        held = list(attempts)
-        outcomes = [each.outcome is Outcome.DISCARDED for each in held]
+def _unbroken(run: TrainingRun) -> bool:
+    """Whether every step is there with all its attempts, whatever else stood in its prompt, and an answer."""
+    steps: dict[str, list[Conversation]] = {}
+    for each in run.conversations_K:
+        steps.setdefault(each.step, []).append(each)
+    for attempts in steps.values():
+        outcomes = [each.outcome is Outcome.DISCARDED for each in attempts]
         if (
-            position != len(kinds)
-            or [each.attempt for each in held] != list(range(len(held)))
-            or len({each.kind for each in held}) != 1
-            or outcomes != [True] * (len(held) - 1) + [False]
+            [each.attempt for each in attempts] != list(range(len(attempts)))
+            or len({(each.role, each.branch, each.slot) for each in attempts}) != 1
+            or outcomes != [True] * (len(attempts) - 1) + [False]
+            or not steps.keys() >= set(attempts[-1].parents)
         ):
             return False
-        kinds.append(held[0].kind)
-    return bool(kinds) and [kind is ConversationKind.ANSWER for kind in kinds] == [False] * (len(kinds) - 1) + [True]
+    places = [(each[0].role, each[0].branch, each[0].slot) for each in steps.values()]
+    if len(set(places)) < len(places) or not any(each[0].writes is Writes.ANSWER for each in steps.values()):
+        return False
+    # Logs of the former version do not name parents: there, chunks were read one after the other.
+    updates = sorted(slot for role, _, slot in places if role == "update")
+    return bool(run.record.strategy_fingerprint) or updates == list(range(len(places) - 1))
 
 
 def _sound(conversation: Conversation) -> bool:
@@ -312,15 +319,12 @@ def _conversation(logged: Conversation) -> TrainingConversation:
         array("I", logged.prompt_token_ids or ()),
         array("I", logged.token_ids or ()),
         array("f", logged.logprobs or ()),
-        *_place(logged),
+        logged.role,
+        logged.branch,
+        logged.slot,
         truncated=logged.finish_reason == FinishReason.LENGTH.value,
         policy_version=logged.policy_version,
     )
-
-
-def _place(logged: Conversation) -> tuple[str, str, int]:
-    """Role, branch and slot: an update is compared with those of the same chunk, an answer however late it comes."""
-    return logged.kind.value, "", 0 if logged.kind is ConversationKind.ANSWER else logged.position
 
 
 def _report(

@@ -6,15 +6,17 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Final
 
 from memagent_graph.evaluation.samples import Metric
-from memagent_graph.policy import strip_reasoning
-from memagent_graph.run_log import Conversation, ConversationKind, LoggedEvent, Outcome, Reward, RunFilter, RunLog
+from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
 from memagent_graph.run_log.exchange import json_lines, parquet
 from memagent_graph.run_log.exchange.logged_run import LoggedRun
+from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import RunRecord
+from memagent_graph.trace import Trace, Writes
 from memagent_training.training_errors import ReplayError
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
@@ -32,7 +34,7 @@ class Gold:
     """0 to 1 for an answer, by a rule of the task's own."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainingRun:
     """A logged run. What a resume or an edit superseded is not in it."""
 
@@ -66,20 +68,36 @@ class TrainingRun:
     @property
     def raw_answer(self) -> str | None:
         """The whole answer completion, reasoning included; None where the run has none or it was redacted away."""
-        answers = [each.text for each in self.conversations_K if each.kind is ConversationKind.ANSWER]
+        answers = [each.text for each in self.conversations_K if each.writes is Writes.ANSWER]
         return answers[-1] if answers else None
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The run as a graph of steps, edits made."""
+        return trace_of(self.conversations_K, self.events, document_bytes=self.record.document.get("size"))
 
     @property
     def memories(self) -> list[str | None]:
-        """The memory after each conversation; None where it was redacted away."""
-        memory: str | None = ""
-        memories: list[str | None] = []
+        """The memory after each conversation, on its branch; None where it was redacted away."""
+        return [after for _, after in self.memories_around]
+
+    @property
+    def memories_around(self) -> list[tuple[str | None, str | None]]:
+        """The memory before and after each conversation, on its branch; None where it was redacted away.
+
+        An attempt that was thrown away leaves the memory as it was.
+        """
+        trace, found = self.trace, list[tuple[str | None, str | None]]()
         for each in self.conversations_K:
-            if each.kind is ConversationKind.UPDATE and each.outcome is Outcome.ACCEPTED:
-                written = None if each.text is None else strip_reasoning(each.text).strip()
-                memory = written if each.memory is None else each.memory
-            memories.append(memory)
-        return memories
+            step = trace.by_id.get(each.step)
+            if step is None:
+                found.append(("", ""))
+                continue
+            before = trace.memory_before(step.id)
+            redacted = step.writes is Writes.MEMORY and step.text is None
+            kept = each.outcome is Outcome.DISCARDED
+            found.append((before, before if kept else None if redacted else trace.memory_after(step.id)))
+        return found
 
     def without_discarded(self) -> TrainingRun:
         """The same run without the attempts that were thrown away and asked for again."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from memagent_graph.documents import DocumentStore
@@ -11,7 +10,8 @@ from memagent_graph.evaluation.scorers import contains
 from memagent_graph.events import EventKind
 from memagent_graph.policy import FinishReason
 from memagent_graph.prompts import last_boxed
-from memagent_graph.run_log import Conversation, ConversationKind, Outcome
+from memagent_graph.run_log import Conversation, Outcome
+from memagent_graph.trace import Writes
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers
 
@@ -40,9 +40,10 @@ class FormatReward:
         cut = any(event.kind in _CUT for event in conversation.events)
         if cut or conversation.finish_reason == FinishReason.LENGTH.value:
             return False
-        if conversation.kind is ConversationKind.ANSWER:
+        if conversation.writes is Writes.ANSWER:
             return last_boxed(text) is not None if self.boxed else bool(text.strip())
-        return conversation.outcome is Outcome.ACCEPTED
+        kept = conversation.outcome is Outcome.KEPT_PREVIOUS and not conversation.events
+        return conversation.outcome is Outcome.ACCEPTED or kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +71,37 @@ class EvidenceInMemory:
             DocumentError: `store` does not have the run's document.
         """
         expected = run.gold if self.gold is None else self.gold.gold_of(run)
-        memories = run.memories
-        if expected is None or any(memory is None for memory in memories):
+        memories_K = run.memories_around
+        if expected is None or any(after is None for _, after in memories_K):
             return None
         telling = [each for each in expected.answers if not contains(run.question, each)]
-        held_K = [0.0]
-        for memory, read in zip(memories, self._read(run, telling), strict=True):
-            found = [each in read and contains(memory or "", each) for each in telling]
-            held_K.append(float(any(found)) if self.alternatives else sum(found) / max(1, len(found)))
-        return [after - before for before, after in pairwise(held_K)]
+        read_K = self._read(run, telling)
+        return [
+            self._held(after, telling, after_read) - self._held(before, telling, before_read)
+            for (before, after), (before_read, after_read) in zip(memories_K, read_K, strict=True)
+        ]
 
-    def _read(self, run: TrainingRun, gold: list[str]) -> list[frozenset[str]]:
-        """The gold strings that the chunks read up to each conversation have."""
+    def _held(self, memory: str | None, gold: list[str], read: frozenset[str]) -> float:
+        """The share of gold strings that a memory holds, of those that were read."""
+        found = [each in read and contains(memory or "", each) for each in gold]
+        return float(any(found)) if self.alternatives else sum(found) / max(1, len(found))
+
+    def _read(self, run: TrainingRun, gold: list[str]) -> list[tuple[frozenset[str], frozenset[str]]]:
+        """The gold strings that chunks have which were read before each conversation, and with it."""
         if self.store is None:
-            return [frozenset(gold)] * len(run.conversations_K)
-        read: frozenset[str] = frozenset()
-        read_K: list[frozenset[str]] = []
-        previous = ""
-        for each in run.conversations_K:
-            if each.start_byte is not None and each.end_byte is not None:
-                chunk = self.store.read(run.record.document, each.start_byte, each.end_byte)
-                read |= {string for string in gold if contains(previous + chunk, string)}
-                previous = chunk
-            read_K.append(read)
-        return read_K
+            return [(frozenset(gold), frozenset(gold))] * len(run.conversations_K)
+        before: dict[str, frozenset[str]] = {}
+        after: dict[str, frozenset[str]] = {}
+        newest: dict[str, str] = {}
+        """By step: the text of the chunk read last on the way to it."""
+        for step in run.trace.steps:
+            before[step.id] = frozenset[str]().union(*(after.get(parent, frozenset()) for parent in step.parents))
+            text = newest.get(step.parents[-1], "") if step.parents else ""
+            found: set[str] = set()
+            for span in step.reads:
+                chunk = self.store.read(run.record.document, span.start_byte, span.end_byte)
+                found |= {string for string in gold if contains(text + chunk, string)}
+                text = chunk
+            after[step.id], newest[step.id] = before[step.id] | found, text
+        nothing = frozenset[str]()
+        return [(before.get(each.step, nothing), after.get(each.step, nothing)) for each in run.conversations_K]
