@@ -94,7 +94,7 @@ def _changes(timeline: Timeline) -> Iterator[str]:
 
 def _step(step: Step) -> str:
     update = step.update
-    words = f"{step.short_name}, characters {update.start_char:,}-{update.end_char:,}: "
+    words = f"{step.name}, characters {update.start_char:,}-{update.end_char:,}: "
     words += f"+{step.inserted_words} -{step.deleted_words} words" if step.changed else "unchanged"
     if inserted := shortened(" … ".join(each.text for each in step.diff if each.op is DiffOp.INSERT)):
         words += f', new: "{inserted}"'
@@ -120,7 +120,7 @@ def _lost(timeline: Timeline) -> Iterator[str]:
     lost = timeline.provenance.lost
     if not lost:
         return
-    longest = sorted(lost, key=lambda line: line.first_chunk - line.gone_chunk)[:_MOST_LOST]
+    longest = timeline.longest_held(_MOST_LOST)
     yield "Noted, and lost again:"
     yield from (
         f"- {shortened(line.line)} [chunks {line.first_chunk} to {line.gone_chunk}]" for line in lost if line in longest

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -132,16 +134,11 @@ class _MemorySpan:
 
 
 def _memory_spans(updates: Sequence[MemoryUpdate]) -> Iterator[_MemorySpan]:
-    """The memory's history, one entry for each time it changed."""
-    first: MemoryUpdate | None = None
-    last: MemoryUpdate | None = None
-    for update in updates:
-        if first is not None and last is not None and update.memory != last.memory:
-            yield _MemorySpan(first.chunk_index, last.chunk_index, last.memory)
-            first = None
-        first, last = first or update, update
-    if first is not None and last is not None:
-        yield _MemorySpan(first.chunk_index, last.chunk_index, last.memory)
+    """The trunk's history, one entry for each time it changed."""
+    read = [(each.chunk_index, each.memory) for each in updates if each.chunk_index is not None and not each.branch]
+    for memory, same in groupby(read, key=itemgetter(1)):
+        chunks = [chunk for chunk, _ in same]
+        yield _MemorySpan(chunks[0], chunks[-1], memory)
 
 
 def _timeline(spans: Sequence[_MemorySpan], chunks: int, width: int = 48) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
-from memagent_graph.errors import RunError, RunNotFoundError
+from memagent_graph.errors import RunError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind
 from memagent_graph.reading.graph import ReaderGraph
 from memagent_graph.reading.state import event_record
@@ -27,6 +27,7 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
 
     Raises:
         RunNotFoundError: there is none.
+        RunMismatchError: an earlier version of this package wrote it.
         RunError: the graph has no checkpointer.
     """
     if not graph.checkpointer:
@@ -38,6 +39,12 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
     if not snapshot.values.get("document"):
         raise RunNotFoundError(
             f"the checkpoints hold no run {run_id!r}", hint="Check the id, and the file that --checkpoints names."
+        )
+    if snapshot.values.get("settings", "").count(":") < graph.reader_context.settings.count(":"):
+        raise RunMismatchError(
+            "an earlier version of this package began the run, and this one cannot continue its checkpoints",
+            hint="Read the document again; memagent show has what was read so far.",
+            run_id=run_id,
         )
     return snapshot
 

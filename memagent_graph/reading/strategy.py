@@ -124,7 +124,7 @@ class StrategyGraph:
 
     def fingerprint(self, strategy: Strategy) -> str:
         """A hash of what the strategy is: name, options, roles, state and edges."""
-        options = asdict(strategy) if is_dataclass(strategy) else {}
+        options: dict[str, Any] = asdict(strategy) if is_dataclass(strategy) else {}
         edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
         waiting = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
         branches = sorted(

@@ -118,8 +118,9 @@ _AS_NEW: Final = {
     ),
     "events": "SELECT *, NULL AS step FROM main.events",
     "conversation_reads": (
-        "SELECT id AS conversation, 0 AS number, position AS chunk, start_char, end_char, start_byte, end_byte, "
-        "chunk_tokens AS tokens FROM main.conversations WHERE start_byte IS NOT NULL"
+        "SELECT id AS conversation, 0 AS number, position AS chunk, coalesce(start_char, 0) AS start_char, "
+        "coalesce(end_char, 0) AS end_char, start_byte, coalesce(end_byte, 0) AS end_byte, "
+        "coalesce(chunk_tokens, 0) AS tokens FROM main.conversations WHERE start_byte IS NOT NULL"
     ),
     "conversation_parents": (
         "SELECT conversation, 0 AS number, parent FROM (SELECT c.id AS conversation, (SELECT p.step "

@@ -180,8 +180,8 @@ def build_timeline(view: RunView) -> Timeline:
     trace = view.trace
     order = _order(trace)
     places = [0] * len(order)
-    for place, update in enumerate(order):
-        places[update] = place
+    for place, number in enumerate(order):
+        places[number] = place
     asked = _asked(trace)
     steps = []
     for each in order:

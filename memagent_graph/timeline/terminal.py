@@ -129,7 +129,7 @@ def _header(timeline: Timeline) -> RenderableType:
         ("run", view.run_id + _period(view.began)),
         ("document", view.document["name"]),
         ("model", view.model),
-        ("strategy", view.strategy),
+        ("strategy", "" if view.strategy == "overwrite" else view.strategy),
         ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
         ("read", f"{totals.chunks:,} chunks, {totals.changes:,} changed the memory{on}"),
         (

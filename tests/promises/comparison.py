@@ -31,7 +31,7 @@ SERVER = re.compile(r"http://127\.0\.0\.1:\d+")
 def jsonable(value: Any) -> Any:
     """A value of the package's as JSON would have it; arrays as lists."""
     if is_dataclass(value) and not isinstance(value, type):
-        return jsonable(asdict(value))
+        return jsonable({**asdict(value), **_by_former_names(value)})
     if isinstance(value, dict):
         return {str(key): jsonable(each) for key, each in value.items()}
     if isinstance(value, str):
@@ -42,6 +42,16 @@ def jsonable(value: Any) -> Any:
         items = sorted(value) if isinstance(value, set | frozenset) else value
         return [jsonable(each) for each in items]
     return str(value)
+
+
+def _by_former_names(value: Any) -> dict[str, Any]:
+    """What a conversation's attributes were called that are said in other words since there are several ways of reading:
+    what it was for by `role` and `writes`, and the chunk that it read by `reads`."""
+    if not hasattr(value, "reads") or not hasattr(value, "writes") or not hasattr(value, "position"):
+        return {}
+    span = value.reads[0] if value.reads else None
+    names = {name: getattr(span, name, None) for name in ("start_char", "end_char", "start_byte", "end_byte")}
+    return {"kind": "answer" if value.writes == "answer" else "update", **names, "chunk_tokens": getattr(span, "tokens", None)}
 
 
 def normalised(value: Any, *folders: Any, times: bool = False) -> Any:

@@ -127,29 +127,18 @@ def commands(folder: Path) -> Any:
     return normalised({"runs": [listed[0], values], "show": printed}, folder, times=True)
 
 
-def continued(folder: Path) -> Any:
-    """What comes of runs that are gone on with, from a log and checkpoints in `folder`, which change by that."""
+def refused(folder: Path) -> Any:
+    """How a reader and a command refuse to continue what that version's checkpoints hold."""
     place = Place(folder)
-    policy = ScriptedPolicy(perfect_reader)
     with home(folder / "home"):
-        with place.reader(policy) as reader:
-            history = jsonable(reader.history("stopped"))
-            found = [outcome(reader.resume(each, document=TEXT)) for each in ("answered", "stopped")]
-            reader.edit_memory("answered", 1, "harbor 7")
-            found.append(outcome(reader.resume("answered", document=TEXT)))
-        book = folder / "book.txt"
-        book.write_text(TEXT)
+        with place.reader(ScriptedPolicy(perfect_reader)) as reader:
+            asked = (lambda: reader.history("stopped"), lambda: reader.resume("stopped"))
+            found = [refusal(each) for each in (*asked, lambda: reader.edit_memory("answered", 1, "x"))]
+        options = ("--log", place.log, "--checkpoints", folder / CHECKPOINTS, "--json")
         with FakeServer(vllm=True) as fake:
-            options = ("--log", place.log, "--checkpoints", folder / CHECKPOINTS, "--document", book, "--json")
-            code, out, _ = run("resume", "by_command", "--base-url", fake.base_url, *options, "--updates")
+            code, out, _ = run("resume", "by_command", "--base-url", fake.base_url, *options)
         lines = place.logged()
-    return normalised(
-        {
-            "history": history, "results": found, "prompts": policy.prompts, "command": [code, json.loads(out)],
-            "requests": [json.dumps(body) for body in fake.requests], "log": lines,
-        },
-        folder,
-    )  # fmt: skip
+    return normalised({"errors": found, "command": [code, json.loads(out)], "log": lines}, folder)
 
 
 def copy_of(folder: Path) -> Path:

@@ -62,7 +62,6 @@ def make_files() -> None:
         copy = present_version.copy_of(Path(folder))
         write(present_version.WRITTEN / "log.json", present_version.read_log(copy / present_version.LOG))
         write(present_version.WRITTEN / "commands.json", present_version.commands(copy))
-        write(present_version.WRITTEN / "continued.json", present_version.continued(copy))
 
 
 def main(names: list[str]) -> None:

@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 from promises.comparison import differences, normalised
-from promises.present_version import LOG, WRITTEN, commands, continued, copy_of, read_log
+from promises.present_version import LOG, WRITTEN, commands, copy_of, read_log, refused
 from promises.scenarios import home, run
 
 
@@ -43,8 +43,15 @@ def test_it_is_exported_as_it_was(folder) -> None:
     assert differences(normalised(before, times=True), normalised(after, times=True)) == []
 
 
-def test_its_runs_are_gone_on_with(folder) -> None:
-    assert differences(recorded("continued"), continued(folder)) == []
+def test_its_checkpoints_are_refused_with_the_remedy_and_nothing_changes(folder) -> None:
+    before = read_log(folder / LOG)
+    found = refused(folder)
+    for error in found["errors"]:
+        assert error["type"] == "RunMismatchError"
+        assert "earlier version" in error["message"] and "Read the document again" in error["hint"]
+    code, told = found["command"]
+    assert code == 6 and "earlier version" in told["error"]["message"]
+    assert read_log(folder / LOG) == before
 
 
 def test_a_run_of_the_old_log_can_be_deleted_and_rewarded(folder) -> None:

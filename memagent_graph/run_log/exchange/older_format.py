@@ -14,8 +14,8 @@ def with_role(values: Mapping[str, Any]) -> dict[str, Any]:
     answers = values.get("kind") == "answer"
     reads = []
     if values.get("start_byte") is not None:
-        span = {name: values[name] for name in ("start_char", "end_char", "start_byte", "end_byte")}
-        reads = [{"index": values["position"], "tokens": values["chunk_tokens"], **span}]
+        span = {name: values.get(name) or 0 for name in ("start_char", "end_char", "start_byte", "end_byte")}
+        reads = [{"index": values["position"], "tokens": values.get("chunk_tokens") or 0, **span}]
     return {
         **values,
         "node": "answer" if answers else "update_memory",

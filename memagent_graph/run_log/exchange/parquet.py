@@ -352,6 +352,7 @@ def _conversation(row: Mapping[str, Any]) -> Conversation:
         name: json.loads(f'"{row[name]}"') if name in (row["escaped"] or ()) else row[name]
         for name in ("text", "memory")
     }
+    plain: dict[str, Any] = {name: row.get(name) for name in _PLAIN_COLUMNS}
     return Conversation(
         run_id=row["run_id"],
         id=row["conversation"],
@@ -359,7 +360,7 @@ def _conversation(row: Mapping[str, Any]) -> Conversation:
         outcome=Outcome(row["outcome"]),
         parents=tuple(row["parents"]),
         reads=tuple(Span(**span) for span in row["reads"]),
-        **{name: row.get(name) for name in _PLAIN_COLUMNS},
+        **plain,
         sampling=json.loads(row["sampling"]),
         trace=json.loads(row["trace"]),
         events=tuple(_events(row["events"])),

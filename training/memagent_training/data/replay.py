@@ -242,9 +242,10 @@ def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
     first, record = run.conversations_K[0], run.record
     settings = {name: value for name, value in record.settings.items() if name not in _IMMATERIAL_SETTINGS}
     sampling = {name: value for name, value in first.sampling.items() if name not in _IMMATERIAL_SAMPLING}
-    strategy = f"{record.strategy}:{record.strategy_fingerprint}"
-    span = None if first.span is None else (first.span.start_byte, first.span.end_byte)
-    same = [record.question, record.document["key"], strategy, first.role, span, settings, sampling]
+    span = (None, None) if first.span is None else (first.span.start_byte, first.span.end_byte)
+    same = [record.question, record.document["key"], first.role, *span, settings, sampling]
+    if record.strategy_fingerprint:  # logs of the former version, which knew one way of reading, have none
+        same += [record.strategy, record.strategy_fingerprint]
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
 
 
