@@ -86,8 +86,10 @@ class MemorySpan:
 
 
 def memory_spans(updates: Sequence[MemoryUpdate]) -> Iterator[MemorySpan]:
-    """The memory's history, branch after branch: one entry for each time it changed. Merges, which read no chunk, are
-    left out."""
+    """The memory's history, branch after branch: one entry for each time it changed.
+
+    Merges, which read no chunk, are left out.
+    """
     read: dict[str, list[tuple[int, str]]] = {}
     for update in updates:
         if update.chunk_index is not None:

@@ -1,8 +1,8 @@
 """Where a memory's lines come from: verbatim overlap with the chunks that brought them, computed without a model.
 
 A line of the final memory is followed back through its rewordings, and through merges of branches, to the update that
-first wrote it. Its quotes are the stretches of words that it shares with the chunks read there. Nothing here says that a line is true or follows from
-a chunk: it says which of its words stood there, and where.
+first wrote it. Its quotes are the stretches of words that it shares with the chunks read there. Nothing here says that
+a line is true or follows from a chunk: it says which of its words stood there, and where.
 """
 
 from __future__ import annotations
@@ -290,9 +290,7 @@ def _chained(reworded: _Reworded | None) -> tuple[int, ...]:
     return tuple(reversed(places))
 
 
-def _succeeded(
-    old: Sequence[_Line], texts: Sequence[str], place: int
-) -> tuple[list[_Line], list[_Line], list[_Line]]:
+def _succeeded(old: Sequence[_Line], texts: Sequence[str], place: int) -> tuple[list[_Line], list[_Line], list[_Line]]:
     """The next memory's lines, those of `old` that none of them comes from, and those that live on in other words.
 
     A line that stayed as it was has no other successor: lists of like facts would else inherit from each other.

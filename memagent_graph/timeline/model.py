@@ -9,7 +9,15 @@ from functools import cached_property
 from itertools import groupby, pairwise
 
 from memagent_graph.events import EventKind, count_events
-from memagent_graph.provenance.evidence import Evidence, LostLine, Provenance, Support, provenance_of, section_at, support
+from memagent_graph.provenance.evidence import (
+    Evidence,
+    LostLine,
+    Provenance,
+    Support,
+    provenance_of,
+    section_at,
+    support,
+)
 from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate, Trace, TraceStep, Writes
@@ -94,7 +102,7 @@ class Timeline:
 
     @cached_property
     def lanes(self) -> dict[str, list[Step]]:
-        """The steps of each branch, by its name, in order; the trunk, which is called "", comes first if there is one."""
+        """The steps of each branch, by its name, in order; the trunk, called "", comes first if there is one."""
         lanes: dict[str, list[Step]] = {"": []} if any(not step.update.branch for step in self.steps) else {}
         for step in self.steps:
             lanes.setdefault(step.update.branch, []).append(step)
@@ -105,8 +113,10 @@ class Timeline:
         return self.steps[self.places[update]]
 
     def density(self, columns: int, branch: str | None = None) -> list[float]:
-        """The greatest density in each of `columns` equal stretches of the run, or of one branch; fewer where there are
-        fewer steps."""
+        """The greatest density in each of `columns` equal stretches of the run, or of one branch.
+
+        There are fewer of them where there are fewer steps.
+        """
         steps = self.steps if branch is None else self.lanes[branch]
         count = min(columns, len(steps))
         bounds = [index * len(steps) // count for index in range(count + 1)] if count else []
@@ -171,8 +181,8 @@ def build_timeline(view: RunView) -> Timeline:
     trace = view.trace
     order = _order(trace)
     places = [0] * len(order)
-    for place, update in enumerate(order):
-        places[update] = place
+    for place, each in enumerate(order):
+        places[each] = place
     asked = _asked(trace)
     steps = []
     for each in order:
@@ -260,8 +270,8 @@ def _name(update: MemoryUpdate, asked: Sequence[TraceStep], branches: Sequence[s
     named = list(dict.fromkeys(branch or "trunk" for branch in branches))
     own = f", branch {update.branch}" if update.branch else ""
     if update.chunk_index is None:
-        merged = f" of branches {listed(named)}" if len(named) > 1 else ""
-        return f"{wrote or 'memory'}{merged}{own}"
+        role = "" if wrote == "update" else wrote
+        return f"{role or 'merge'} of branches {listed(named)}{own}" if len(named) > 1 else f"{role or 'memory'}{own}"
     role = f" ({wrote})" if wrote not in {"", "update"} else ""
     return f"chunk {update.chunk_index}{own}{role}"
 

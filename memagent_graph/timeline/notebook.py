@@ -23,9 +23,9 @@ def render_notebook(timeline: Timeline) -> str:
     answer = "no answer" if view.answer is None else view.answer
     strategy = "" if view.strategy == "overwrite" else f" · {_text(view.strategy)}"
     cost = (
-        f"{_text(view.document['name'])} · {_text(view.model)}{strategy} · {totals.chunks:,} chunks, {totals.changes:,} changed "
-        f"memory · {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out · {totals.seconds:.1f} s · run "
-        f"{_text(view.run_id)}"
+        f"{_text(view.document['name'])} · {_text(view.model)}{strategy} · {totals.chunks:,} chunks, "
+        f"{totals.changes:,} changed memory · {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out · "
+        f"{totals.seconds:.1f} s · run {_text(view.run_id)}"
     )
     return (
         '<div style="max-width:60em;line-height:1.5;font-variant-numeric:tabular-nums">'
@@ -50,8 +50,7 @@ def _lane(timeline: Timeline, branch: str, height: int, *, named: bool) -> str:
     values = timeline.density(_COLUMNS, branch)
     each = _STRIP_WIDTH / len(values)
     bars = "".join(
-        f'<rect x="{index * each:.2f}" y="{height - tall:.1f}" width="{max(1.0, each - 0.4):.2f}" '
-        f'height="{tall:.1f}"/>'
+        f'<rect x="{index * each:.2f}" y="{height - tall:.1f}" width="{max(1.0, each - 0.4):.2f}" height="{tall:.1f}"/>'
         for index, value in enumerate(values)
         if value and (tall := max(3.0, value**0.5 * height))
     )
