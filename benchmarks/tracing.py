@@ -10,9 +10,9 @@ import random
 import time
 
 from benchmarks.figures import Figure, print_table
-from memagent_graph.provenance.evidence import trace
+from memagent_graph.provenance.evidence import provenance_of
 from memagent_graph.provenance.word_diff import word_diff
-from memagent_graph.results import MemoryUpdate
+from memagent_graph.trace import Span, Trace, TraceStep, Writes
 
 LINES = 30
 UPDATES = (175, 700)
@@ -21,21 +21,24 @@ WORDS = (1000, 4000)
 MOST_MILLISECONDS = 50
 
 
-def a_run(length: int) -> tuple[list[MemoryUpdate], list[str]]:
+def a_run(length: int) -> tuple[Trace, list[str]]:
     """A read of `length` chunks, and their texts."""
     lines = [f"fact {index} of keeper{index} and place{index} in year {1700 + index}" for index in range(LINES)]
-    updates: list[MemoryUpdate] = []
+    steps: list[TraceStep] = []
     chunks: list[str] = []
     for number in range(length):
         lines[number % LINES] = f"fact {number} of keeper{number} and place{number} in year {1000 + number}"
         words = " ".join(f"word{(number * 31 + index) % 4000}" for index in range(2500))
         chunks.append(f"{words} {lines[number % LINES]}")
-        start = updates[-1].end_char if updates else 0
-        memory = "\n".join(lines)
-        updates.append(
-            MemoryUpdate(number, start, start + len(chunks[-1]), 0, 0, 1, memory, True, None, 1, 1, 0.0, ())
-        )  # fmt: skip
-    return updates, chunks
+        start = steps[-1].reads[0].end_char if steps else 0
+        end = start + len(chunks[-1])
+        read, before = Span(number, start, end, start, end, 1), (steps[-1].id,) if steps else ()
+        steps.append(
+            TraceStep(
+                str(number), "", "", "update", number, Writes.MEMORY, "\n".join(lines), reads=(read,), parents=before
+            )
+        )
+    return Trace(tuple(steps)), chunks
 
 
 def a_pair(length: int) -> tuple[str, str]:
@@ -46,9 +49,9 @@ def a_pair(length: int) -> tuple[str, str]:
 
 
 def seconds_to_trace(length: int) -> float:
-    updates, chunks = a_run(length)
+    trace, chunks = a_run(length)
     begun = time.process_time()
-    trace(updates, lambda update: chunks[update.chunk_index])
+    provenance_of(trace, lambda update: chunks[update.chunk_index])
     return time.process_time() - begun
 
 

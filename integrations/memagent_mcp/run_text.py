@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.timeline import Timeline
-from memagent_graph.timeline.model import Step, is_notable
+from memagent_graph.timeline.model import Step
 from memagent_graph.timeline.terminal import plain
 from memagent_mcp.reports import MOST_QUOTES, Quote, moment, shortened
 
@@ -37,7 +37,7 @@ def _head(timeline: Timeline) -> Iterator[str]:
 
 
 def _changes(timeline: Timeline) -> Iterator[str]:
-    steps = [step for step in timeline.steps if is_notable(step)]
+    steps = [step for step in timeline.steps if step.notable]
     if not steps:
         return
     shown = sorted(steps, key=lambda step: -step.density)[:_MOST_STEPS]
@@ -49,7 +49,8 @@ def _changes(timeline: Timeline) -> Iterator[str]:
 
 def _step(step: Step) -> str:
     update = step.update
-    words = f"chunk {update.chunk_index}, characters {update.start_char:,}-{update.end_char:,}: "
+    read = "" if update.chunk_index is None else f", characters {update.start_char:,}-{update.end_char:,}"
+    words = f"{plain(step.name)}{read}: "
     words += f"+{step.inserted_words} -{step.deleted_words} words" if step.changed else "unchanged"
     if inserted := shortened(" … ".join(each.text for each in step.diff if each.op is DiffOp.INSERT)):
         words += f', new: "{inserted}"'
@@ -60,9 +61,11 @@ def _memory(timeline: Timeline) -> Iterator[str]:
     yield "Final memory, and where it comes from:"
     quoted = 0
     for index, line in enumerate(timeline.provenance.lines):
-        origin = f"edited by a person at chunk {line.first_chunk}" if line.edited else f"chunk {line.first_chunk}"
+        first = plain(timeline.step(line.update).name)
+        origin = f"edited by a person at {first}" if line.edited else first
         if line.reworded:
-            origin += f", reworded at {shortened(', '.join(map(str, line.reworded)), 60)}"
+            later = [timeline.step(update).short_name for update in line.reworded_updates]
+            origin += f", reworded at {shortened(', '.join(later), 60)}"
         yield f"- {plain(line.line)} [{origin}]"
         for quote in timeline.quotes(index)[: max(0, MOST_QUOTES - quoted)]:
             quoted += 1
@@ -75,10 +78,8 @@ def _lost(timeline: Timeline) -> Iterator[str]:
     lost = timeline.provenance.lost
     if not lost:
         return
-    longest = sorted(lost, key=lambda line: line.first_chunk - line.gone_chunk)[:_MOST_LOST]
+    longest = timeline.longest_held(_MOST_LOST)
     yield "Noted, and lost again:"
-    yield from (
-        f"- {shortened(line.line)} [chunks {line.first_chunk} to {line.gone_chunk}]" for line in lost if line in longest
-    )
+    yield from (f"- {shortened(line.line)} [{plain(timeline.held(line))}]" for line in longest)
     if len(lost) > len(longest):
         yield f"- and {len(lost) - len(longest):,} that were there for fewer chunks"

@@ -136,6 +136,13 @@ class Timeline:
         held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone_update)
         return [lost[index] for index in sorted(held[:most])]
 
+    def held(self, lost: LostLine) -> str:
+        """From where to where a lost line was in memory, in words."""
+        first, gone = self.step(lost.update).name, self.step(lost.gone_update).name
+        if (first, gone) == (f"chunk {lost.first_chunk}", f"chunk {lost.gone_chunk}"):
+            return f"chunks {lost.first_chunk} to {lost.gone_chunk}"
+        return f"{first} to {gone}"
+
     def quotes(self, line_index: int) -> list[Evidence]:
         """The quotes of one line of the final memory, longest first."""
         return [each for each in self.provenance.evidence if each.line_index == line_index]
