@@ -33,9 +33,7 @@ def a_run(length: int) -> tuple[Trace, list[str]]:
         chunks.append(f"{words} {lines[number % LINES]}")
         start, end = end, end + len(chunks[-1])
         span, before = Span(number, start, end, start, end, 1), (str(number - 1),) if number else ()
-        steps.append(
-            TraceStep(str(number), "", "", "update", number, Writes.MEMORY, "\n".join(lines), (span,), before)
-        )
+        steps.append(TraceStep(str(number), "", "", "update", number, Writes.MEMORY, "\n".join(lines), (span,), before))
     return Trace(tuple(steps)), chunks
 
 

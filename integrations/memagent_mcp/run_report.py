@@ -94,7 +94,8 @@ def _changes(timeline: Timeline) -> Iterator[str]:
 
 def _step(step: Step) -> str:
     update = step.update
-    words = f"{step.name}, characters {update.start_char:,}-{update.end_char:,}: "
+    read = "" if update.chunk_index is None else f", characters {update.start_char:,}-{update.end_char:,}"
+    words = f"{plain(step.name)}{read}: "
     words += f"+{step.inserted_words} -{step.deleted_words} words" if step.changed else "unchanged"
     if inserted := shortened(" … ".join(each.text for each in step.diff if each.op is DiffOp.INSERT)):
         words += f', new: "{inserted}"'
@@ -105,9 +106,11 @@ def _memory(timeline: Timeline) -> Iterator[str]:
     yield "Final memory, and where it comes from:"
     quoted = 0
     for index, line in enumerate(timeline.provenance.lines):
-        origin = f"edited by a person at chunk {line.first_chunk}" if line.edited else f"chunk {line.first_chunk}"
+        first = plain(timeline.step(line.update).name)
+        origin = f"edited by a person at {first}" if line.edited else first
         if line.reworded:
-            origin += f", reworded at {shortened(', '.join(map(str, line.reworded)), 60)}"
+            later = [timeline.step(update).short_name for update in line.reworded_updates]
+            origin += f", reworded at {shortened(', '.join(later), 60)}"
         yield f"- {plain(line.line)} [{origin}]"
         for quote in timeline.quotes(index)[: max(0, MOST_QUOTES - quoted)]:
             quoted += 1
@@ -122,8 +125,6 @@ def _lost(timeline: Timeline) -> Iterator[str]:
         return
     longest = timeline.longest_held(_MOST_LOST)
     yield "Noted, and lost again:"
-    yield from (
-        f"- {shortened(line.line)} [chunks {line.first_chunk} to {line.gone_chunk}]" for line in lost if line in longest
-    )
+    yield from (f"- {shortened(line.line)} [{plain(timeline.held(line))}]" for line in longest)
     if len(lost) > len(longest):
         yield f"- and {len(lost) - len(longest):,} that were there for fewer chunks"

@@ -235,12 +235,10 @@ def quotes(evidence: Iterable[Evidence], view: RunView) -> list[Quote]:
 
 
 def _around(evidence: Evidence, view: RunView) -> str:
-    for update in view.updates:
-        if update.chunk_index == evidence.chunk_index:
-            text = view.chunk_text(update) or ""
-            start, end = evidence.start_char - update.start_char, evidence.end_char - update.start_char
-            return shortened(text[max(0, start - _CONTEXT) : end + _CONTEXT], _LONGEST_QUOTE + 2 * _CONTEXT)
-    return ""
+    update = view.updates[evidence.update]
+    text = view.chunk_text(update) or ""
+    start, end = evidence.start_char - update.start_char, evidence.end_char - update.start_char
+    return shortened(text[max(0, start - _CONTEXT) : end + _CONTEXT], _LONGEST_QUOTE + 2 * _CONTEXT)
 
 
 def shortened(text: str, longest: int = _LONGEST_IN_LIST) -> str:

@@ -113,8 +113,9 @@ class Timeline:
         return self.steps[self.places[update]]
 
     def density(self, columns: int, branch: str | None = None) -> list[float]:
-        """The greatest density in each of `columns` equal stretches of the run, or of one branch; fewer where there are
-        fewer steps.
+        """The greatest density in each of `columns` equal stretches of the run, or of one branch.
+
+        There are fewer of them where there are fewer steps.
         """
         steps = self.steps if branch is None else self.lanes[branch]
         count = min(columns, len(steps))
@@ -134,6 +135,13 @@ class Timeline:
         lost = self.provenance.lost
         held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone_update)
         return [lost[index] for index in sorted(held[:most])]
+
+    def held(self, lost: LostLine) -> str:
+        """From where to where a lost line was in memory, in words."""
+        first, gone = self.step(lost.update).name, self.step(lost.gone_update).name
+        if (first, gone) == (f"chunk {lost.first_chunk}", f"chunk {lost.gone_chunk}"):
+            return f"chunks {lost.first_chunk} to {lost.gone_chunk}"
+        return f"{first} to {gone}"
 
     def quotes(self, line_index: int) -> list[Evidence]:
         """The quotes of one line of the final memory, longest first."""
@@ -180,8 +188,8 @@ def build_timeline(view: RunView) -> Timeline:
     trace = view.trace
     order = _order(trace)
     places = [0] * len(order)
-    for place, number in enumerate(order):
-        places[number] = place
+    for place, each in enumerate(order):
+        places[each] = place
     asked = _asked(trace)
     steps = []
     for each in order:
@@ -269,8 +277,8 @@ def _name(update: MemoryUpdate, asked: Sequence[TraceStep], branches: Sequence[s
     named = list(dict.fromkeys(branch or "trunk" for branch in branches))
     own = f", branch {update.branch}" if update.branch else ""
     if update.chunk_index is None:
-        merged = f" of branches {listed(named)}" if len(named) > 1 else ""
-        return f"{wrote or 'memory'}{merged}{own}"
+        role = "" if wrote == "update" else wrote
+        return f"{role or 'merge'} of branches {listed(named)}{own}" if len(named) > 1 else f"{role or 'memory'}{own}"
     role = f" ({wrote})" if wrote not in {"", "update"} else ""
     return f"chunk {update.chunk_index}{own}{role}"
 

@@ -69,7 +69,9 @@
     });
   }
   /** The memory that a step began from: those of the steps it comes from, below each other. */
-  const based = (step, all) => step.from.map((index) => all[index]).filter((memory) => memory).join("\n");
+  function based(step, all) {
+    return step.from.map((index) => all[index]).filter((memory) => memory).join("\n");
+  }
   /** The memory after every step, put together from the differences. */
   function rebuilt() {
     const all = [];

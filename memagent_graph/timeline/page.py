@@ -2,8 +2,8 @@
 
 Text of documents and models goes in as JSON that cannot end its element, and the script shows it as text only. The
 content security policy names the one style sheet and the one script by their hashes, and allows nothing to be loaded.
-Memories are stored as differences; the script puts them together again. A step says what it comes from, its name and
-its anchor only where these are not those of the next chunk on the trunk, so that long runs stay small.
+Memories are stored as differences; the script puts them together again. A step names what it comes from, itself and its
+anchor only where these are not those of the next chunk on the trunk, so that long runs stay small.
 """
 
 from __future__ import annotations

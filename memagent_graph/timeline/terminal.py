@@ -252,10 +252,7 @@ def _lost(timeline: Timeline) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for line in shown:
         text = Text(plain(line.line), style="strike dim")
-        first, gone = timeline.step(line.update).name, timeline.step(line.gone_update).name
-        if (first, gone) == (f"chunk {line.first_chunk}", f"chunk {line.gone_chunk}"):
-            first, gone = f"chunks {line.first_chunk}", f"{line.gone_chunk}"
-        text.append(f"  {plain(first)} to {plain(gone)}", "not strike dim")
+        text.append(f"  {plain(timeline.held(line))}", "not strike dim")
         parts.append(text)
     if len(lost) > len(shown):
         parts.append(Text(f"and {len(lost) - len(shown):,} that were there for fewer chunks", style="dim"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.traces import answered, line
+from support.traces import answered, fan_out, line
 
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
@@ -127,6 +127,27 @@ def hostile_run() -> RunView:
     )
 
 
+def branched_run() -> RunView:
+    """A run that read three parts of a document side by side, eight chunks each, and merged what it had written."""
+    chunks = [f"In the {number}th year the {_THINGS[number % 7]} was sold. " for number in range(24)]
+    memories = [
+        [f"the {_THINGS[(lane * 8 + number // 4 * 4) % 7]} was sold" for number in range(8)] for lane in range(3)
+    ]
+    merged = "\n".join(lane[-1] for lane in memories[:2])
+    return RunView(
+        run_id="segments",
+        question="What was sold?",
+        document={"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},
+        model="some-model",
+        strategy="segments",
+        trace=fan_out(memories, merged, chunks),
+        answer="the tannery",
+        raw_answer="the tannery",
+        stop_reason="answered",
+        chunk_text=lambda update: chunks[update.chunk_index],
+    )
+
+
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Chromium under its driver, with the console and the network recorded."""
@@ -159,6 +180,12 @@ def long_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run made of attacks."""
     return _written(tmp_path_factory.mktemp("page") / "hostile.html", hostile_run())
+
+
+@pytest.fixture(scope="session")
+def branched_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run with three branches and a merge."""
+    return _written(tmp_path_factory.mktemp("page") / "branched.html", branched_run())
 
 
 @pytest.fixture

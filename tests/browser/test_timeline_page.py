@@ -207,6 +207,52 @@ def test_the_memory_shown_is_the_memory_there_was(opened: Opened) -> None:
     assert shown == long_run().updates[chunk].memory
 
 
+def test_branches_have_a_lane_each_and_the_merge_leads_to_them(browser: Any, branched_page: Path) -> None:
+    browser.get_log("browser")
+    browser.get("about:blank")
+    browser.get(branched_page.as_uri() + "#chunk-9-1")
+    assert current(browser) == "chunk-9-1"
+    browser.get(branched_page.as_uri() + "#merge")
+    assert until(browser, "document.querySelector('.step.current')?.id === 'merge'")
+    sources = browser.find_elements(By.CSS_SELECTOR, "#merge .joined a")
+    assert [each.text for each in sources] == ["chunk 7, branch 0", "chunk 15, branch 1", "chunk 23, branch 2"]
+    sources[1].click()
+    assert current(browser) == "chunk-15-1"
+    strip = browser.find_element(By.ID, "strip")
+    height = strip.size["height"]
+    for lane, branch in enumerate(["0", "1", "2"], start=1):
+        browser.execute_script(
+            "const box = arguments[0].getBoundingClientRect();"
+            "const at = {clientX: box.left + 2, clientY: box.top + arguments[1]};"
+            "arguments[0].dispatchEvent(new MouseEvent('click', at))",
+            strip,
+            (lane + 0.5) * height / 4,
+        )
+        assert str(current(browser)).endswith(f"-{branch}")
+    assert browser.get_log("browser") == []
+
+
+def test_one_branch_can_be_shown_alone(browser: Any, branched_page: Path) -> None:
+    from conftest import branched_run
+
+    browser.get("about:blank")
+    browser.get(branched_page.as_uri())
+    select = browser.find_element(By.ID, "branch")
+    next(each for each in select.find_elements(By.TAG_NAME, "option") if each.text == "Branch 1").click()
+    browser.execute_script("document.querySelectorAll('.fold button').forEach(button => button.click())")
+    ids = browser.execute_script("return [...document.querySelectorAll('.step')].map(step => step.id)")
+    assert ids == [f"chunk-{chunk}-1" for chunk in range(8, 16)]
+    shown = browser.execute_script(
+        "const body = document.querySelector('#chunk-12-1 .body').cloneNode(true);"
+        "body.querySelectorAll('del, .more').forEach(node => node.remove()); return body.textContent.trimEnd()"
+    )
+    assert shown == next(each.memory for each in branched_run().updates if each.chunk_index == 12)
+
+
+def test_a_line_of_chunks_shows_no_choice_of_branches(opened: Opened) -> None:
+    assert not opened().find_element(By.ID, "branch").is_displayed()
+
+
 def test_hostile_text_runs_no_script(browser: Any, hostile_page: Path) -> None:
     browser.get_log("browser")
     browser.get("about:blank")

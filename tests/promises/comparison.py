@@ -51,7 +51,11 @@ def _by_former_names(value: Any) -> dict[str, Any]:
         return {}
     span = value.reads[0] if value.reads else None
     names = {name: getattr(span, name, None) for name in ("start_char", "end_char", "start_byte", "end_byte")}
-    return {"kind": "answer" if value.writes == "answer" else "update", **names, "chunk_tokens": getattr(span, "tokens", None)}
+    return {
+        "kind": "answer" if value.writes == "answer" else "update",
+        **names,
+        "chunk_tokens": getattr(span, "tokens", None),
+    }
 
 
 def normalised(value: Any, *folders: Any, times: bool = False) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from promises.comparison import jsonable, normalised, shown
-from promises.scenarios import QUESTION, SMALL_OPTIONS, TEXT, Place, completion, home, outcome, refusal, run
+from promises.scenarios import QUESTION, SMALL_OPTIONS, TEXT, Place, completion, home, refusal, run
 from support.fake_server import FakeServer
 from support.scripts import perfect_reader
 

@@ -607,8 +607,8 @@ def training(place: Place) -> Any:
 def advantages(settings: dict[str, Any], preset: str, folder: Path) -> Any:
     """The advantage and the loss weight of each conversation. What they are computed with is named here alone."""
     from memagent_training.algorithm.advantages import prepare_batch
-    from memagent_training.job.presets import load_preset
     from memagent_training.data.replay import load_groups
+    from memagent_training.job.presets import load_preset
 
     chosen = load_preset(preset, output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **settings)
     replay = load_groups(TRAINING / "runs.jsonl", step_reward="step" if settings else None)

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support.traces import answered, fan_out, line, spans, step
+from support.traces import answered, fan_out, line, spans
+from support.traces import step as asked
 
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
@@ -336,16 +337,16 @@ def test_a_line_of_chunks_says_nothing_of_branches_in_the_page() -> None:
 def gated() -> Trace:
     """At each chunk a gate decides; at chunk 1 to keep the memory. Then chunk 0 is read again."""
     first, second, third = spans(["a", "b", "c"])
-    ask = partial(step, role="gate", writes=Writes.DECISION, tokens=(10, 1))
+    ask = partial(asked, role="gate", writes=Writes.DECISION, tokens=(10, 1))
     return Trace(
         (
             ask("g0", "update", reads=first),
-            step("u0", "Ilse", "g0", reads=first),
+            asked("u0", "Ilse", "g0", reads=first),
             ask("g1", "keep", "u0", reads=second),
             ask("g2", "update", "g1", reads=third),
-            step("u2", "Ilse built it", "g2", reads=third),
+            asked("u2", "Ilse built it", "g2", reads=third),
             ask("exit", "read on", "u2"),
-            step("again", "Ilse built it in 1743", "u2", reads=first, role="reread"),
+            asked("again", "Ilse built it in 1743", "u2", reads=first, role="reread"),
             answered("again"),
         )
     )
@@ -381,10 +382,10 @@ def test_a_fork_of_the_trunk_shows_each_branch_against_the_memory_it_left_from()
     first, second = spans(["a", "b"])
     trace = Trace(
         (
-            step("t", "Ilse", reads=first),
-            step("l", "Ilse built it", "t", reads=second, branch="left"),
-            step("r", "Per", "t", reads=second, branch="right"),
-            step("m", "Ilse built it", "l", "r", role="merge"),
+            asked("t", "Ilse", reads=first),
+            asked("l", "Ilse built it", "t", reads=second, branch="left"),
+            asked("r", "Per", "t", reads=second, branch="right"),
+            asked("m", "Ilse built it", "l", "r", role="merge"),
         )
     )
     timeline = build_timeline(run(trace=trace, chunk_text=lambda _: None, sections=()))
@@ -400,8 +401,8 @@ def test_a_fork_of_the_trunk_shows_each_branch_against_the_memory_it_left_from()
 
 def test_hostile_names_of_branches_and_roles_stay_text() -> None:
     span = spans(["a"])[0]
-    steps = step("0", "keeper", reads=span, branch=HOSTILE, role=HOSTILE), step("1", "keeper", reads=span, branch="1")
-    view = run(trace=Trace((*steps, step("2", "keeper", "0", "1", role=HOSTILE))), strategy=HOSTILE, sections=())
+    steps = asked("0", "keeper", reads=span, branch=HOSTILE, role=HOSTILE), asked("1", "keeper", reads=span, branch="1")
+    view = run(trace=Trace((*steps, asked("2", "keeper", "0", "1", role=HOSTILE))), strategy=HOSTILE, sections=())
     timeline = build_timeline(replace(view, chunk_text=lambda _: None))
     page, plain_page = Tags(), Tags()
     page.feed(render_page(timeline))

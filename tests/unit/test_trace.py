@@ -1,0 +1,87 @@
+"""The one reading of a run: memories along branches, from traces made by hand and from a log."""
+
+from __future__ import annotations
+
+import pytest
+from support.traces import answered, fan_out, line, spans, step
+
+from memagent_graph.events import EventKind
+from memagent_graph.run_log.logged_trace import trace_of
+from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
+from memagent_graph.trace import Span, Trace, Writes
+
+FIRST, SECOND = spans(["one ", "two "])
+
+
+def test_the_final_path_has_all_branches_that_were_merged_and_no_other() -> None:
+    whole = fan_out([["a", "b"], ["c", "d"]], "b d", ["w", "x", "y", "z"])
+    stray = step("stray", "e", reads=FIRST, branch="9")
+    trace = Trace((stray, *whole.steps))
+    assert [update.memory for update in trace.final_path] == ["a", "c", "b", "d", "b d"]
+    assert trace.final_memory == "b d"
+    assert trace.memory_before("merge") == "b\nd"
+    assert [trace.updates[place].memory for place in trace.sources(trace.updates[-1])] == ["b", "d"]
+    assert [trace.updates[place].memory for place in trace.final_sources] == ["b d"]
+
+
+def test_an_answer_from_several_branches_has_their_memories_below_each_other() -> None:
+    left, right = step("l", "a", reads=FIRST, branch="l"), step("r", "b", reads=SECOND, branch="r")
+    trace = Trace((left, right, answered("l", "r")))
+    assert trace.final_memory == "a\nb"
+    assert trace.final_sources == (0, 1)
+
+
+def test_a_chunks_steps_on_a_branch_are_one_update_that_began_from_the_memory_before_the_first() -> None:
+    gate = step("g", "update", "t", reads=SECOND, role="gate", writes=Writes.DECISION)
+    trace = Trace((step("t", "a", reads=FIRST), gate, step("u", "b", "g", reads=SECOND), answered("u")))
+    assert [(update.memory, update.changed, update.prompt_tokens) for update in trace.updates] == [
+        ("a", True, 100),
+        ("b", True, 200),
+    ]
+    assert (trace.memory_before("g"), trace.memory_after("g")) == ("a", "a")
+    assert (trace.memory_before("u"), trace.memory_after("u")) == ("a", "b")
+    assert trace.place("g") == trace.place("u") == 1
+    with pytest.raises(KeyError):
+        trace.place("answer")
+
+
+def test_a_chunk_that_is_read_again_later_is_an_update_of_its_own() -> None:
+    again = step("again", "a b c", "u", reads=FIRST, role="reread")
+    trace = Trace((step("t", "a", reads=FIRST), step("u", "a b", "t", reads=SECOND), again))
+    assert [(update.chunk_index, update.memory) for update in trace.updates] == [(0, "a"), (1, "a b"), (0, "a b c")]
+    assert trace.memory_before("u") == "a"
+
+
+def test_a_line_of_chunks_is_its_own_final_path() -> None:
+    trace = line(["a", "a", "b"], ["x", "y", "z"], answer=answered("2"))
+    assert trace.final_path == trace.updates
+    assert [update.changed for update in trace.updates] == [True, False, True]
+
+
+def logged(
+    number: int, text: str, *parents: int, branch: str, reads: Span, writes: Writes = Writes.MEMORY
+) -> Conversation:
+    return Conversation(
+        run_id="r", position=reads.index, node="n", branch=branch, role="update", slot=reads.index, writes=writes,
+        step=str(number), attempt=0, outcome=Outcome.ACCEPTED, began=float(number), seconds=0.1, policy="p",
+        policy_version="", tokenizer="t", template="x", sampling={}, prompt_tokens=1, completion_tokens=1,
+        cached_tokens=0, finish_reason="stop", text=text, parents=tuple(map(str, parents)), reads=(reads,), seq=number,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("writes", [Writes.MEMORY, Writes.DECISION], ids=["a memory", "what a gate had kept"])
+def test_an_edit_on_a_branch_replaces_its_memory_and_no_others(writes: Writes) -> None:
+    conversations = [
+        logged(0, "a", branch="left", reads=FIRST),
+        logged(1, "b", branch="right", reads=FIRST),
+        logged(2, "keep", 1, branch="right", reads=SECOND, writes=writes),
+    ]
+    edit = LoggedEvent(9.0, EventKind.MEMORY_EDITED, "a person replaced the memory", 1, text="by hand", step="2")
+    trace = trace_of(conversations, [edit])
+    assert [(update.branch, update.memory) for update in trace.updates] == [
+        ("left", "a"),
+        ("right", "b"),
+        ("right", "by hand"),
+    ]
+    assert [event.kind for event in trace.updates[2].events] == [EventKind.MEMORY_EDITED]
+    assert trace.final_memory == "by hand"
