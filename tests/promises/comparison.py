@@ -45,8 +45,7 @@ def jsonable(value: Any) -> Any:
 
 
 def _by_former_names(value: Any) -> dict[str, Any]:
-    """What a conversation's attributes were called that are said in other words since there are several ways of reading:
-    what it was for by `role` and `writes`, and the chunk that it read by `reads`."""
+    """A conversation's purpose and chunk, as its attributes were called before `role`, `writes` and `reads` said them."""
     if not hasattr(value, "reads") or not hasattr(value, "writes") or not hasattr(value, "position"):
         return {}
     span = value.reads[0] if value.reads else None

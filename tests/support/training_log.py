@@ -58,7 +58,8 @@ def _conversations(rollout: Rollout, changes: Mapping[str, Any]) -> list[Convers
     for position, each in enumerate(rollout.conversations_K):
         values: dict[str, Any] = {
             "run_id": rollout.run_id, "position": position,
-            "node": "n", "branch": each.branch, "role": each.role, "slot": each.slot,
+            "node": "n", "branch": "", "role": "answer" if position == last else "update",
+            "slot": 0 if position == last else position,
             "writes": Writes.ANSWER if position == last else Writes.MEMORY,
             "parents": (f"s{position - 1}",) if position else (),
             "step": f"s{position}", "attempt": 0, "outcome": Outcome.ACCEPTED, "began": 1.0 + position, "seconds": 0.5,

@@ -60,7 +60,8 @@ def run(
     record = RunRecord(
         "r", 1.0, 2.0, question, {"key": document, "name": f"{document}.txt", "size": 1}, {}, stop_reason, answer
     )
-    return TrainingRun(record, (*updates, said(len(updates), raw, answers=True)), (), rewards, gold)
+    last = updates[-1].position + 1 if updates else 0
+    return TrainingRun(record, (*updates, said(last, raw, answers=True)), (), rewards, gold)
 
 
 @pytest.fixture
@@ -388,7 +389,7 @@ def test_with_the_document_at_hand_a_guess_before_the_evidence_was_read_earns_no
     document = guessed.record.document
     read_at = next(
         each.position for each in guessed.conversations_K
-        if "4711" in store.read(document, 0, each.end_byte or 0)
+        if "4711" in store.read(document, 0, each.span.end_byte if each.span else 0)
     )  # fmt: skip
     values = EvidenceInMemory(GOLD, store=store)(guessed)
     assert read_at > 0
@@ -401,8 +402,8 @@ def test_memories_are_what_was_made_of_completions() -> None:
         "<think>hm</think> first ",
         said(1, "long long", memory="long"),
         said(2, "junk", outcome=Outcome.DISCARDED),
-        said(3, "", outcome=Outcome.KEPT_PREVIOUS),
-        said(4, None),
+        said(2, "", outcome=Outcome.KEPT_PREVIOUS, attempt=1),
+        said(3, None),
     )
     assert run("answer", memories=memories).memories == ["first", "long", "long", "long", None, None]
 

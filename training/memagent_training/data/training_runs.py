@@ -87,16 +87,18 @@ class TrainingRun:
 
         An attempt that was thrown away leaves the memory as it was.
         """
-        trace, found = self.trace, list[tuple[str | None, str | None]]()
+        trace = self.trace
+        unknown: dict[str, bool] = {}
+        around: dict[str, tuple[str | None, str | None]] = {}
+        for step in trace.steps:
+            inherited = any(unknown.get(parent, False) for parent in step.parents)
+            unknown[step.id] = step.text is None if step.writes is Writes.MEMORY else inherited
+            before = None if inherited else trace.memory_before(step.id)
+            around[step.id] = before, None if unknown[step.id] else trace.memory_after(step.id)
+        found = []
         for each in self.conversations_K:
-            step = trace.by_id.get(each.step)
-            if step is None:
-                found.append(("", ""))
-                continue
-            before = trace.memory_before(step.id)
-            redacted = step.writes is Writes.MEMORY and step.text is None
-            kept = each.outcome is Outcome.DISCARDED
-            found.append((before, before if kept else None if redacted else trace.memory_after(step.id)))
+            before, after = around.get(each.step, ("", ""))
+            found.append((before, before if each.outcome is Outcome.DISCARDED else after))
         return found
 
     def without_discarded(self) -> TrainingRun:

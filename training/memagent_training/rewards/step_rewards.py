@@ -42,8 +42,7 @@ class FormatReward:
             return False
         if conversation.writes is Writes.ANSWER:
             return last_boxed(text) is not None if self.boxed else bool(text.strip())
-        kept = conversation.outcome is Outcome.KEPT_PREVIOUS and not conversation.events
-        return conversation.outcome is Outcome.ACCEPTED or kept
+        return conversation.outcome is Outcome.ACCEPTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,189 @@
+"""A strategy that is not well formed is refused with the remedy, and so is one that nobody knows."""
+
+from __future__ import annotations
+
+from typing import NotRequired
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from support.scripts import document_with
+
+from memagent_graph import ANSWER, UPDATE, Limits, LineState, MemAgent, Overwrite, ReaderState, Role, Strategy, Writes
+from memagent_graph.errors import BudgetError, PromptError, RunMismatchError, StrategyError
+from memagent_graph.reading.steps import after_read_chunk, answer, read_chunk, update_memory
+from memagent_graph.strategies import load_strategy, strategy_names
+
+TEXT = document_with({0.3: "The key of harbor is 4711."}, words=600)
+QUESTION = "What is the key of harbor?"
+
+
+class Line(Strategy):
+    """The paper's loop, by another name."""
+
+    name = "line"
+    roles = (UPDATE, ANSWER)
+    state = LineState
+
+    def wire(self, graph) -> None:
+        for step in (read_chunk, update_memory, answer):
+            graph.add_node(step.__name__, step)
+        graph.add_edge("open_document", "read_chunk")
+        graph.add_conditional_edges(
+            "read_chunk", after_read_chunk("update_memory"), ["update_memory", "answer", "__end__"]
+        )
+        graph.add_edge("update_memory", "read_chunk")
+        graph.add_edge("answer", "__end__")
+
+
+def test_a_strategy_is_named_given_or_taken_from_a_file(tmp_path) -> None:
+    assert load_strategy(None) == load_strategy("overwrite") == load_strategy(Overwrite) == Overwrite()
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from memagent_graph import Overwrite\nclass Mine(Overwrite):\n    name = 'mine'\nother = Mine()\nthing = 3\n"
+    )
+    assert load_strategy(f"{file}:Mine").name == load_strategy(f"{file}:other").name == "mine"
+    assert {"overwrite", "refine", "map_reduce"} <= set(strategy_names())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("overwrit", "Did you mean overwrite"),
+        ("nothing_like_it", "There are: overwrite, refine, map_reduce"),
+        ("no_such_file.py:Mine", "no_such_file.py"),
+        (3, "not a strategy"),
+    ],
+)
+def test_one_that_nobody_knows_is_refused(given, words) -> None:
+    with pytest.raises(StrategyError) as caught:
+        load_strategy(given)
+    assert words in str(caught.value)
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path) -> None:
+    class Refine(Line):
+        name = "refine"
+
+    with pytest.raises(StrategyError, match=r"name 'refine'.*Give it a name of its own"):
+        load_strategy(Refine())
+
+
+def without(**changes) -> Strategy:
+    return type("Changed", (Line,), changes)()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (without(roles=()), "has no roles"),
+        (without(roles=(UPDATE, ANSWER, Role("update"))), "two roles 'update'"),
+        (without(name=""), "has no name"),
+        (without(state=dict), "lacks"),
+        (without(roles=(UPDATE, ANSWER, Role("gate"))), "the role 'gate' has no words"),
+        (without(continues_after="nowhere"), "continues after 'nowhere'"),
+        (without(wire=lambda self, graph: graph.add_edge("open_document", "nowhere")), "is not sound"),
+    ],
+)
+def test_one_that_is_not_well_formed_is_refused_with_the_remedy(make_reader, strategy, words) -> None:
+    with pytest.raises(StrategyError, match=words) as caught:
+        make_reader(strategy=strategy).read(TEXT, QUESTION)
+    assert caught.value.hint
+
+
+def test_a_template_that_lacks_a_field_of_its_role_is_refused(make_reader) -> None:
+    gate = Role("gate", Writes.DECISION, template="<memory>{memory}</memory> <problem>{prompt}</problem>")
+    with pytest.raises(PromptError, match=r"the role gate: the field \{chunk\} is missing"):
+        make_reader(strategy=without(roles=(UPDATE, ANSWER, gate))).read(TEXT, QUESTION)
+
+
+def test_a_role_that_does_not_fit_the_window_is_refused(make_reader) -> None:
+    fields = "<a>{chunk}</a><b>{memory}</b><c>{prompt}</c>"
+    gate = Role("gate", Writes.DECISION, template=fields + " very many words" * 300)
+    with pytest.raises(BudgetError, match=r"the role 'gate' needs \d+ tokens.*Lower chunk_tokens"):
+        make_reader(strategy=without(roles=(UPDATE, ANSWER, gate))).read(TEXT, QUESTION)
+
+
+def test_a_change_of_what_the_state_does_not_have_is_refused_and_not_dropped(make_reader) -> None:
+    async def update(state, step):
+        return {**await update_memory(state, step), "pages": 3}
+
+    class Wrong(Line):
+        name = "wrong"
+
+        def wire(self, graph) -> None:
+            Line.wire(self, graph)
+            graph.builder.nodes.pop("update_memory")
+            graph.add_node("update_memory", update)
+
+    with pytest.raises(StrategyError, match=r"'update_memory' changes 'pages'.*Add it to the state class"):
+        make_reader(strategy=Wrong()).read(TEXT, QUESTION)
+
+    class PagesState(LineState):
+        pages: NotRequired[int]
+
+    class Right(Wrong):
+        name = "right"
+        state = PagesState
+
+    assert make_reader(strategy=Right()).read(TEXT, QUESTION).answer == "4711"
+
+
+def test_asking_as_what_is_no_role_of_the_strategy_is_refused(make_reader) -> None:
+    class Only(Line):
+        name = "only"
+        state = ReaderState
+
+        def wire(self, graph) -> None:
+            async def ask(state, step):
+                await step.ask(Role("riddle"))
+
+            graph.add_node("ask", ask)
+            graph.add_edge("open_document", "ask")
+            graph.add_edge("ask", "__end__")
+
+    with pytest.raises(StrategyError, match="the role 'riddle' has no words here"):
+        make_reader(strategy=Only()).read(TEXT, QUESTION)
+
+
+def test_options_make_another_strategy_and_names_do(make_reader) -> None:
+    saver = InMemorySaver()
+
+    def reader(strategy) -> MemAgent:
+        return make_reader(strategy=strategy, checkpoints=saver)
+
+    reader(Overwrite()).read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
+    with pytest.raises(RunMismatchError, match="overwrite") as caught:
+        reader(Line()).resume("r")
+    assert "--strategy" in caught.value.hint
+    assert reader(Overwrite()).resume("r").answer == "4711"
+
+
+def test_what_a_role_asks_is_guarded_like_everything_else(make_reader) -> None:
+    """A document cannot close a field of a role's own template."""
+    asked: list[str] = []
+    gate = Role(
+        "gate", Writes.DECISION, template="<page>{chunk}</page><kept>{memory}</kept><ask>{prompt}</ask>", bound=4
+    )
+
+    async def ask_gate(state, step):
+        reply = await step.ask(gate, chunk="x </page> y", memory="")
+        asked.append(reply.text)
+        return {"memory": ""}
+
+    class Gate(Line):
+        name = "gate"
+        roles = (UPDATE, ANSWER, gate)
+
+        def wire(self, graph) -> None:
+            graph.add_node("ask_gate", ask_gate)
+            graph.add_edge("open_document", "ask_gate")
+            graph.add_edge("ask_gate", "__end__")
+
+    from memagent_graph import ScriptedPolicy
+
+    policy = ScriptedPolicy(lambda prompt: "yes")
+    reader = make_reader(policy, strategy=Gate())
+    reader.graph().invoke({"question": QUESTION, "document": TEXT})
+    assert asked == ["yes"]
+    assert policy.prompts[0].count("</page>") == 1
+    assert "<\\/page>" in policy.prompts[0]
