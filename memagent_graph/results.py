@@ -96,7 +96,7 @@ class ReadResult:
             raw_answer=self.raw_answer,
             stop_reason=self.stop_reason.value,
             sections=sections_of(store, self.document) if store else (),
-            chunk_text=chunk_reader(store, self.document) if store else lambda _: None,
+            chunk_text=chunk_reader(store, self.document, self.trace) if store else lambda _: None,
         )
 
     def _repr_html_(self) -> str:

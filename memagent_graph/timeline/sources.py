@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.errors import DocumentError
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.view import RewardView, RunView
-from memagent_graph.trace import MemoryUpdate
+from memagent_graph.trace import MemoryUpdate, Trace
 
 
 def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
@@ -37,15 +38,18 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
             if each.conversation is None
         ),
         sections=sections_of(store, record.document),
-        chunk_text=chunk_reader(store, record.document),
+        chunk_text=chunk_reader(store, record.document, trace),
     )
 
 
-def chunk_reader(store: DocumentStore, document: DocumentRef) -> Callable[[MemoryUpdate], str | None]:
-    """Gives the text that an update read, or None where it read none or the store has lost it."""
+def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> Callable[[MemoryUpdate], str | None]:
+    """Gives the text that an update read; None where it read none, or several that do not follow each other (what lies
+    between them was not read), or the store has lost it.
+    """
 
     def read(update: MemoryUpdate) -> str | None:
-        if update.chunk_index is None:
+        reads = trace.by_id[update.step].reads if update.step in trace.by_id else ()
+        if update.chunk_index is None or any(a.end_byte != b.start_byte for a, b in pairwise(reads)):
             return None
         try:
             return store.read(document, update.start_byte, update.end_byte)

@@ -45,7 +45,7 @@ def jsonable(value: Any) -> Any:
 
 
 def _by_former_names(value: Any) -> dict[str, Any]:
-    """A conversation's purpose and chunk, as its attributes were called before `role`, `writes` and `reads` said them."""
+    """A conversation's purpose and chunk, by the names that they had before `role`, `writes` and `reads`."""
     if not hasattr(value, "reads") or not hasattr(value, "writes") or not hasattr(value, "position"):
         return {}
     span = value.reads[0] if value.reads else None
