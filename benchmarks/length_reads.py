@@ -205,16 +205,15 @@ async def _answers(
     """Whether a baseline is right, greedily, for each question; None where the document does not fit it."""
     from memagent_graph import Document, LocalPolicy, MemAgent
     from memagent_graph.evaluation.result_table import Outcome
-    from memagent_graph.evaluation.systems import SystemSettings, load_system
+    from memagent_graph.evaluation.systems import load_system
 
     with tempfile.TemporaryDirectory() as store:
         reader = MemAgent(LocalPolicy(model), store=Path(store), run_log=False)
         async with reader:
-            settings = await SystemSettings.of(reader)
-            system = load_system(system_name, settings)
+            system = load_system(system_name, reader)
 
             async def answer(number: int, question: Question) -> bool | None:
-                document = settings.context.store.add(Document.from_text("".join(question.chunks)))
+                document = reader.store.add(Document.from_text("".join(question.chunks)))
                 attempt = await system.attempt(
                     document, question.problem, answer_tokens=answer_tokens, run_id=f"run-{number}"
                 )

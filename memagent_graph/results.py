@@ -32,6 +32,8 @@ class Usage:
     """Estimated floating-point operations, where the model's size is known."""
     full_context_flops: float | None = None
     """The estimate for one call of the same model with the whole document in context."""
+    document_tokens: int = 0
+    """Tokens of the document that was gone through, whether the policy was shown them or not."""
 
     @property
     def total_tokens(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS, Budget
 from memagent_graph.errors import BudgetError, StrategyError
 from memagent_graph.events import EventKind
-from memagent_graph.prompts import COMMON_FIELDS, Prompts, PromptTemplate
+from memagent_graph.prompts import COMMON_FIELDS, AnswerFormat, Prompts, PromptTemplate
 from memagent_graph.trace import Writes
 
 
@@ -55,24 +55,31 @@ class Role:
         name: unique in its strategy; logs, rewards and training know the reply by it.
         writes: what the reply is.
         fields: the fields that its template must have, besides {prompt}: {memory}, {chunk}, or others.
-        template: its words. Left out for the two roles whose words every reader has, "update" and "answer".
+        template: its words, or a function that gives them for the answer format. Left out for the two roles whose words
+            every reader has, "update" and "answer".
         bound: the part of the budget that bounds the reply, or a number of tokens.
         parse: reads the reply. Answers are found by the reader's answer format.
         stand_in: the role whose words a policy with words of its own is asked in.
+        fills_window: whether its step makes {chunk} as long as the window allows, instead of `chunk_tokens`.
     """
 
     name: str
     writes: Writes = Writes.MEMORY
     fields: frozenset[str] = frozenset({"memory", "chunk"})
-    template: str = ""
+    template: str | Callable[[AnswerFormat], str] = ""
     bound: Literal["memory_tokens", "answer_tokens"] | int = "memory_tokens"
     parse: Parser = whole_text
     stand_in: str | None = None
+    fills_window: bool = False
 
     @property
     def signature(self) -> str:
         """What a strategy's fingerprint has of it; its wording is in the prompts' fingerprint."""
         return f"{self.name}:{self.writes.value}:{','.join(sorted(self.fields))}:{self.bound}"
+
+    def words(self, answer_format: AnswerFormat) -> str:
+        """Its own words."""
+        return self.template if isinstance(self.template, str) else self.template(answer_format)
 
     def tokens(self, budget: Budget) -> int:
         """The bound of its reply, in tokens."""
@@ -132,7 +139,9 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
                 continue
             template = prompts.template(role.stand_in)
         elif role.template:
-            template = PromptTemplate(role.template, f"the role {role.name}", COMMON_FIELDS | role.fields)
+            template = PromptTemplate(
+                role.words(prompts.answer_format), f"the role {role.name}", COMMON_FIELDS | role.fields
+            )
             template.require(needed=needed, allowed=needed)
         else:
             raise StrategyError(
@@ -154,7 +163,7 @@ def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count:
         if role.name in {"update", "answer"} or not prompts.has(role.name):
             continue
         template = prompts.template(role.name)
-        parts = {"prompt": budget.question_tokens, "chunk": budget.chunk_tokens}
+        parts = {"prompt": budget.question_tokens, "chunk": 1 if role.fills_window else budget.chunk_tokens}
         filled = sum(parts.get(name, budget.memory_tokens) for name in template.fields & (role.fields | {"prompt"}))
         needed = filled + count(template.literal) + role.tokens(budget) + CHAT_TEMPLATE_TOKENS
         if needed > budget.context_window:

@@ -9,6 +9,7 @@ reached or the process is killed, is done when the evaluation is resumed; the re
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
@@ -102,9 +103,9 @@ class Evaluation:
     answer_tokens: int = 1
     """How many tokens a completion with an answer may have at least; a task that needs more gives it more."""
     run_log: RunLog | None = None
-    """The reader's; without it nobody can tell where facts were lost."""
+    """The systems'; without it nobody can tell where facts were lost."""
     saver: BaseCheckpointSaver[Any] | None = None
-    """Where the reader saves its state; that of questions which have a row is deleted."""
+    """Where the systems save their state; that of questions which have a row is deleted."""
     maker: Maker | None = None
     """Makes the documents, and is closed at the end; one that makes them in threads if it is left out."""
     keep_documents: bool = False
@@ -131,7 +132,7 @@ async def evaluate(evaluation: Evaluation, journal: Journal, watcher: Watcher | 
 
 def run_id_of(evaluation: str, system: str, sample_id: str) -> str:
     """The id of a question's run: the same whenever it is asked within one evaluation, and in no other."""
-    return f"{evaluation}-{system}-{sample_id.replace('/', '-')}"
+    return re.sub(r"[^\w.-]+", "-", f"{evaluation}-{system}-{sample_id}")
 
 
 class _Call:
@@ -345,7 +346,7 @@ class _Call:
     async def _with_log(self, row: Row, sample: Sample) -> Row:
         """The row, if its answer is wrong with what the run log tells of it: where facts were lost.
 
-        What the log does not hold is a run of a system that keeps none, or that failed, or lost its log, at the start.
+        What the log does not hold is a run that failed, or lost its log, at the start.
         """
         log, run_id = self._evaluation.run_log, row.run_id
         if log is None or run_id is None:

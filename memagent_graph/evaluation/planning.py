@@ -11,7 +11,6 @@ from typing import Any, Final, Protocol, runtime_checkable
 from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.evaluation.result_table import Cell, Plan
 from memagent_graph.evaluation.samples import LengthUnit, Task
-from memagent_graph.evaluation.systems import SystemSettings
 from memagent_graph.evaluation.tasks import TaskSettings, data_files, load_task
 from memagent_graph.events import EventKind, UpdateRule
 from memagent_graph.reading.graph import check_question
@@ -155,18 +154,17 @@ def _checked(cell: Cell, unit: LengthUnit) -> list[int]:
     return [cell.count - 1 - place * cell.count // number for place in range(number)]
 
 
-def settings_that_count(systems: SystemSettings, tasks: TaskSettings, *, model: str | None = None) -> dict[str, Any]:
+def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: str | None = None) -> dict[str, Any]:
     """What decides on a row, JSON-ready: an evaluation is resumed with the same, or not at all.
 
     Names of tasks and systems, lengths and counts are no part of it; nor is where the server is, or how it is used. The
-    data files of each task stand in the plan (`data_that_counts`), as more tasks may be asked for.
+    data files of each task, and each system's strategy, stand in the plan, as more of both may be asked for.
     """
-    context = systems.context
     sampling = context.sampling
     return {
         "policy": {
             "model": model or context.policy.name,
-            "context_window": systems.context_window,
+            "context_window": context.window or context.budget.context_window,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": sampling.seed,
@@ -174,14 +172,10 @@ def settings_that_count(systems: SystemSettings, tasks: TaskSettings, *, model: 
         "reader": {
             "tokenizer": context.tokenizer.fingerprint,
             "prompts": context.prompts.fingerprint,
+            "own_words_only": context.own_words_only,
             "boundary": context.boundary,
             "rules": _rules_that_count(context.rules),
             **asdict(context.budget),
-        },
-        "baselines": {
-            "wording": systems.wording.value,
-            "retrieved_chunks": systems.retrieved_chunks,
-            "retrieval_chunk_tokens": systems.retrieval_chunk_tokens,
         },
         "tasks": {
             "seed": tasks.seed,

@@ -16,8 +16,9 @@ from memagent_graph.evaluation.result_journal import Journal, open_journal
 from memagent_graph.evaluation.result_table import TABLE, Plan, write_table
 from memagent_graph.evaluation.sample_documents import MUCH, Maker, ProcessMaker, ThreadMaker
 from memagent_graph.evaluation.samples import Task
-from memagent_graph.evaluation.systems import SystemSettings, load_system
+from memagent_graph.evaluation.systems import ReaderSystem, load_system
 from memagent_graph.evaluation.tasks import TaskSettings
+from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReaderSettings
 from memagent_graph.storage.checkpoints import open_saver
@@ -68,6 +69,10 @@ class EvaluationRequest:
             return self.out / OPEN_DOCUMENTS
         return self.out / KEPT_DOCUMENTS if self.log_path.parent == self.out else default_store()
 
+    def system(self, name: str, reader: MemAgent) -> ReaderSystem:
+        """The system of that name, with a reader; errors as `load_system`."""
+        return load_system(name, reader, retrieved_chunks=self.retrieved_chunks)
+
 
 async def carry_out(request: EvaluationRequest) -> Ended:
     """Check everything, then run to the end, or to a limit.
@@ -79,21 +84,19 @@ async def carry_out(request: EvaluationRequest) -> Ended:
     """
     # The log is opened once all is checked: what is refused leaves nothing behind.
     async with request.reader.make_reader(api_key=request.api_key, store=request.documents, run_log=False) as reader:
-        systems = await SystemSettings.of(reader, retrieved_chunks=request.retrieved_chunks)
-        for name in request.systems:
-            load_system(name, systems)
-        tokenizer = systems.context.tokenizer
-        task_settings = TaskSettings(tokenizer, request.seed, request.small, request.haystack, request.data)
+        context = await reader.aprepare()
+        identities = tuple((name, request.system(name, reader).identity) for name in request.systems)
+        task_settings = TaskSettings(context.tokenizer, request.seed, request.small, request.haystack, request.data)
         tasks = load_tasks(request.tasks, task_settings)
         plan = plan_of(request.systems, tasks, request.lengths, request.count)
-        check_plan(plan, tasks, systems.context)
-        plan = replace(plan, data=data_that_counts(request.tasks, task_settings))
-        settings = settings_that_count(systems, task_settings)
+        check_plan(plan, tasks, context)
+        plan = replace(plan, data=(*data_that_counts(request.tasks, task_settings), *identities))
+        settings = settings_that_count(context, task_settings)
         with open_journal(request.out, settings, resume=request.resume) as journal:
             journal.plan(plan)
             try:
-                maker = _maker(request, plan, tasks, task_settings, systems.context.store)
-                return await _measure(request, journal, plan, tasks, systems, maker)
+                maker = _maker(request, plan, tasks, task_settings, reader.store)
+                return await _measure(request, journal, plan, tasks, reader, maker)
             finally:
                 if journal.rows:
                     write_table(journal.results, request.out / TABLE)
@@ -113,18 +116,18 @@ async def _measure(
     journal: Journal,
     plan: Plan,
     tasks: Mapping[str, Task],
-    settings: SystemSettings,
+    reader: MemAgent,
     maker: Maker,
 ) -> Ended:
     journal.command(request.command)
     log = RunLog(request.log_path)
     saver = await open_saver(request.out / CHECKPOINTS if request.checkpoints else None)
-    context = replace(settings.context, run_log=log)
-    settings = replace(settings, context=context, checkpoints=saver)
+    context = await reader.aprepare()
+    reader = reader.copy(run_log=log, checkpoints=saver)
     evaluation = Evaluation(
         plan=plan,
         tasks=tasks,
-        systems={name: load_system(name, settings) for name in plan.systems},
+        systems={name: request.system(name, reader) for name in plan.systems},
         store=context.store,
         seed=request.seed,
         answer_format=context.prompts.answer_format,
@@ -141,8 +144,6 @@ async def _measure(
         with ProgressDisplay(quiet=request.quiet) as display:
             ended = await evaluate(evaluation, journal, display)
     finally:
-        for system in evaluation.systems.values():
-            await system.aclose()
         if saver is not None:
             await saver.conn.close()  # type: ignore[attr-defined]
         log.close()

@@ -133,7 +133,8 @@ class Plan:
     systems: tuple[str, ...]
     cells: tuple[Cell, ...]
     data: tuple[tuple[str, str], ...] = ()
-    """For each task that reads data files, its name and a description of these: what must not change in between."""
+    """What must not change in between: for each task that reads data files, its name and a description of these; for
+    each system, its name and its strategy's identity."""
 
     @classmethod
     def grid(cls, systems: Sequence[str], tasks: Sequence[str], lengths: Sequence[int], count: int) -> Plan:

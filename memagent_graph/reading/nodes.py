@@ -120,7 +120,11 @@ class StepContext:
     def has_read(self, span: ChunkSpan) -> None:
         """Count a chunk as read: for limits, totals and progress. Once per chunk, when all of it has been asked."""
         self.chunks += 1
-        self.cost = {**self.cost, "document_tokens": self.cost["document_tokens"] + span["tokens"]}
+        self.count_document(span["tokens"])
+
+    def count_document(self, tokens: int) -> None:
+        """Count tokens of the document that the step went through, whether the policy was shown them or not."""
+        self.cost = {**self.cost, "document_tokens": self.cost["document_tokens"] + tokens}
 
     def limit(self) -> StopReason | None:
         """The limit that stops the read here, if one does; what it returned goes into `stopped`."""

@@ -160,9 +160,12 @@ def unless_none(text: str, prompts: Prompts) -> Parsed:
 
 
 def joined(findings: Iterable[Finding], context: ReaderContext) -> str:
-    """Findings below each other, each cut so that any two can be merged."""
-    longest = _longest(context)
-    return "\n".join(first_tokens(context, each["text"], longest) for each in findings)
+    """Findings below each other, of several each cut so that any two can be merged."""
+    texts = [context.prompts.neutralise(each["text"]) for each in findings]
+    if len(texts) > 1:
+        longest = _longest(context)
+        texts = [first_tokens(context, each, longest) for each in texts]
+    return "\n".join(texts)
 
 
 def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> list[list[str]]:
@@ -173,11 +176,13 @@ def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> 
     Raises:
         BudgetError: there is no room for two of one token.
     """
+    if len(findings) <= 1:
+        return []
     longest, room = _longest(context), context.budget.chunk_tokens
     count = context.tokenizer.count
     neutralise = context.prompts.neutralise
     sizes = {name: min(longest, count(neutralise(each["text"]))) + _LINE_TOKENS for name, each in findings.items()}
-    if len(findings) <= 1 or sum(sizes.values()) <= context.budget.memory_tokens:
+    if sum(sizes.values()) <= context.budget.memory_tokens:
         return []
     groups: list[list[str]] = []
     filled = room

@@ -127,4 +127,5 @@ def _usage(total: Counters, context: ReaderContext) -> Usage:
         seconds=total["seconds"],
         flops=total["flops"] if context.shape is not None else None,
         full_context_flops=full_context,
+        document_tokens=total["document_tokens"],
     )

@@ -9,6 +9,7 @@ from langgraph.graph import END
 from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import StopReason
+from memagent_graph.reading.ask import Reply
 from memagent_graph.reading.nodes import Change, Route, StepContext
 from memagent_graph.reading.state import ChunkSpan, LineState, ReaderState
 from memagent_graph.roles import ANSWER, UPDATE
@@ -47,7 +48,11 @@ async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | N
         step: the step that asks.
         parents: the steps that the memory comes from; the trunk's newest if left out.
     """
-    reply = await step.ask(ANSWER, memory=memory, parents=parents)
+    return answered(await step.ask(ANSWER, memory=memory, parents=parents), memory, step)
+
+
+def answered(reply: Reply, memory: str, step: StepContext) -> Change:
+    """The change that ends the run with an answer; `memory` is what it was asked from."""
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
     step.finished(reason, reply.value)
     return {"memory": memory, "answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar
 
 from langgraph.channels import BinaryOperatorAggregate, Topic
@@ -123,8 +123,10 @@ class StrategyGraph:
         return {**blank, "memory": "", "run_id": run_id, "settings": step.context.settings}
 
     def fingerprint(self, strategy: Strategy) -> str:
-        """A hash of what the strategy is: name, options, roles, state and edges."""
-        options: dict[str, Any] = asdict(strategy) if is_dataclass(strategy) else {}
+        """A hash of what the strategy is: name, options that make strategies unequal, roles, state and edges."""
+        options: dict[str, Any] = {}
+        if is_dataclass(strategy):
+            options = {each.name: getattr(strategy, each.name) for each in fields(strategy) if each.compare}
         edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
         waiting = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
         branches = sorted(

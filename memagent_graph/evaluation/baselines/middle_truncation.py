@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar
 
-from memagent_graph.evaluation.baselines.asking import Asking
-from memagent_graph.evaluation.baselines.baseline import Baseline
-from memagent_graph.evaluation.baselines.dialogues import Dialogue
-from memagent_graph.evaluation.baselines.excerpts import DocumentEnds, longest_fitting, room
-from memagent_graph.evaluation.systems import Attempt
+from memagent_graph.evaluation.baselines.excerpts import Call, DocumentEnds, Excerpt
+from memagent_graph.reading.state import ChunkSpan
 
 
-class MiddleTruncation(Baseline):
+@dataclass(frozen=True)
+class MiddleTruncation(Excerpt):
     """What most tools do with a document that is too long: half of the room to its beginning, half to its end."""
 
-    name: Final = "middle_truncation"
+    name: ClassVar[str] = "middle_truncation"
 
-    async def answer(self, asking: Asking, dialogue: Dialogue) -> Attempt:
-        """Ask once."""
-        window = self._settings.context_window
+    async def choose(self, call: Call) -> tuple[list[ChunkSpan], int]:
+        """Its two ends, or all of it where that fits."""
+        return await asyncio.to_thread(_choose, call)
 
-        def prepare() -> tuple[str, int, int]:
-            ends = DocumentEnds(asking.store, asking.document, asking.tokenizer, room(dialogue.text_needs, window))
-            shown = 0
 
-            def cut(tokens: int) -> str:
-                nonlocal shown
-                shown = min(tokens, ends.tokens)
-                if tokens >= ends.tokens:
-                    return ends.whole()
-                return ends.head(tokens - tokens // 2) + dialogue.separator + ends.tail(tokens // 2)
+def _choose(call: Call) -> tuple[list[ChunkSpan], int]:
+    ends = DocumentEnds(call.chunker, call.room)
 
-            return longest_fitting(cut, dialogue.text_needs, window), shown, ends.tokens
+    def cut(tokens: int) -> list[ChunkSpan]:
+        if tokens >= ends.tokens:
+            return [ends.whole()]
+        return [span for span in (ends.head(tokens - tokens // 2), ends.tail(tokens // 2)) if span is not None]
 
-        text, shown, tokens = await asyncio.to_thread(prepare)
-        found = await dialogue.ask_about(text)
-        detail = f"{shown:,} of {tokens:,} tokens shown"
-        return asking.attempt(found.reply, tokens, detail, memory=found.memory)
+    return call.most_that_fits(cut), ends.tokens

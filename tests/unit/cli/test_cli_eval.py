@@ -368,7 +368,7 @@ def test_with_a_profile_baselines_speak_the_policy_s_own_words_to_any_server(tas
             memagent("eval", task, "--base-url", server.base_url, "--tokenizer", "embedded", *options, "--lengths", 100,
                      "-n", 1, "--systems", "full_context", "--out", tmp_path / name)  # fmt: skip
             asked[name] = ["<text>" in request["messages"][-1]["content"] for request in server.requests]
-        assert load_results(tmp_path / name).settings["baselines"]["wording"] == ("policy" if options else "plain")
+        assert load_results(tmp_path / name).settings["reader"]["own_words_only"] is bool(options)
     assert asked == {"own": [False, False], "plain": [True]}, "an update and an answer, or one question on a text"
 
 

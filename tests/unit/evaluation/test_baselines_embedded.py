@@ -10,7 +10,7 @@ import pytest
 from memagent_graph import Document, LocalPolicy, MemAgent
 from memagent_graph.evaluation.prose import reference_topics
 from memagent_graph.evaluation.result_table import Outcome
-from memagent_graph.evaluation.systems import SystemSettings, Wording, load_system, system_names
+from memagent_graph.evaluation.systems import load_system, system_names
 
 FACT = "The access code of the quiet falcon is 48213."
 QUESTION = "What is the access code of the quiet falcon?"
@@ -28,10 +28,9 @@ def policy():
 
 async def attempts(policy, tmp_path, text: str):
     reader = MemAgent(policy, store=tmp_path, run_log=False)
-    settings = await SystemSettings.of(reader)
-    assert settings.wording is Wording.POLICY
+    assert (await reader.aprepare()).own_words_only
     document = reader.store.add(Document.of(text))
-    systems = [load_system(name, settings) for name in system_names()]
+    systems = [load_system(name, reader) for name in system_names()]
     made = await asyncio.gather(
         *(system.attempt(document, QUESTION, answer_tokens=48, run_id=system.name) for system in systems)
     )

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from langchain_core.embeddings import Embeddings
 
 from memagent_graph import Document, DocumentStore
+from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import BudgetError
-from memagent_graph.evaluation.baselines.excerpts import DocumentEnds, longest_fitting, room
+from memagent_graph.evaluation.baselines.excerpts import DocumentEnds, longest_fitting
 from memagent_graph.evaluation.baselines.ranking import VectorIndex, WordIndex
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -30,10 +31,17 @@ def test_the_ends_are_exact_in_tokens_up_to_characters(words, repeats, head, tai
     ids = TOKENIZER.encode(text)
     with tempfile.TemporaryDirectory() as folder:
         store = DocumentStore(Path(folder))
-        ends = DocumentEnds(store, store.add(Document.of(text)), TOKENIZER, max(head, tail))
+        document = store.add(Document.of(text))
+        ends = DocumentEnds(lambda tokens: Chunker(store, document, TOKENIZER, tokens), max(head, tail))
+
+        def shown(span) -> str:
+            return store.read(document, span["start_byte"], span["end_byte"]) if span else ""
+
+        for span in filter(None, (ends.whole(), ends.head(head), ends.tail(tail))):
+            assert shown(span) == text[span["start_char"] : span["end_char"]]
         assert ends.tokens == len(ids)
-        assert ends.whole() == text
-        first, last = ends.head(head), ends.tail(tail)
+        assert shown(ends.whole()) == text
+        first, last = shown(ends.head(head)), shown(ends.tail(tail))
     assert text.startswith(first)
     assert text.endswith(last)
     assert min(head, len(ids)) - 3 <= len(TOKENIZER.encode(first)) <= head or head < 4
@@ -54,17 +62,17 @@ def test_the_longest_text_that_fits_is_found_or_there_is_none(per_token, overhea
     def make(tokens: int) -> str:
         return "x" * min(tokens, length)
 
-    def needs(text: str) -> int:
-        return overhead + per_token * len(text)
+    def taken(text: str) -> int:
+        return per_token * len(text)
 
-    if overhead + per_token > window:
+    room = window - overhead
+    if per_token > room:
         with pytest.raises(BudgetError):
-            longest_fitting(make, needs, window)
+            longest_fitting(make, taken, room)
         return
-    text = longest_fitting(make, needs, window)
-    assert needs(text) <= window
-    assert len(text) == length or needs(text) > window - per_token
-    assert room(needs, window) == window - overhead
+    text = longest_fitting(make, taken, room)
+    assert taken(text) <= room
+    assert len(text) == length or taken(text) > room - per_token
 
 
 def test_bm25_ranks_rare_words_before_common_ones_and_ties_by_place() -> None:

@@ -30,7 +30,7 @@ from memagent_graph.evaluation.result_journal import Journal, open_journal
 from memagent_graph.evaluation.result_table import Outcome, Plan, Row
 from memagent_graph.evaluation.sample_documents import ProcessMaker
 from memagent_graph.evaluation.samples import Sample
-from memagent_graph.evaluation.systems import Attempt, SystemSettings, load_system
+from memagent_graph.evaluation.systems import Attempt, load_system
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.results import Usage
 from memagent_graph.storage.checkpoints import open_saver
@@ -69,9 +69,6 @@ class Oracle:
         values = {"outcome": Outcome.ANSWERED, "answer": key, "raw_answer": answer, "usage": usage}
         values |= self.attempt_values
         return Attempt(**values)
-
-    async def aclose(self) -> None:
-        pass
 
 
 PLAN = Plan.grid(("oracle",), ("keys",), (100, 400), 8)
@@ -334,11 +331,10 @@ async def test_the_log_is_read_only_where_a_fact_was_lost(tmp_path, store, make_
 
     log = Watched(tmp_path / "runs.sqlite")
     wrong = Keys().sample(100, 1).gold[0]
-    settings = await SystemSettings.of(
-        make_reader(ScriptedPolicy(lambda prompt: perfect_reader(prompt).replace(wrong, "9")), run_log=log, store=store)
-    )
+    policy = ScriptedPolicy(lambda prompt: perfect_reader(prompt).replace(wrong, "9"))
+    reader = make_reader(policy, run_log=log, store=store)
     _, rows = await run(
-        tmp_path, store, load_system("memagent", settings), plan=Plan.grid((), ("keys",), (100,), 3), run_log=log
+        tmp_path, store, load_system("memagent", reader), plan=Plan.grid((), ("keys",), (100,), 3), run_log=log
     )
     assert [row.lenient for row in rows] == [1.0, 0.0, 1.0]
     assert set(read) == {rows[1].run_id}
@@ -377,12 +373,10 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
 
     log = RunLog(tmp_path / "runs.sqlite")
     saver = await open_saver(tmp_path / "checkpoints.sqlite")
-    settings = await SystemSettings.of(
-        make_reader(ScriptedPolicy(forgetful), run_log=log, store=store), checkpoints=saver
-    )
+    reader = make_reader(ScriptedPolicy(forgetful), run_log=log, store=store, checkpoints=saver)
     evaluation = Evaluation(
         plan=Plan.grid(("memagent",), ("keys",), (100,), 4), tasks={"keys": LastWord()},
-        systems={"memagent": load_system("memagent", settings)}, store=store, run_log=log, saver=saver,
+        systems={"memagent": load_system("memagent", reader)}, store=store, run_log=log, saver=saver,
     )  # fmt: skip
     with open_journal(tmp_path / "out", {}) as journal:
         await evaluate(evaluation, journal)

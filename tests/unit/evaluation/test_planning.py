@@ -21,7 +21,6 @@ from memagent_graph.evaluation.planning import (
 )
 from memagent_graph.evaluation.result_table import Cell, Plan
 from memagent_graph.evaluation.samples import LengthUnit
-from memagent_graph.evaluation.systems import SystemSettings
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.evaluation.tasks.passages import passages_from
 from memagent_graph.tokenizers import load_tokenizer
@@ -134,6 +133,6 @@ async def test_every_question_of_a_data_file_is_checked(make_reader) -> None:
 
 
 async def test_how_long_answers_may_be_decides_on_rows(make_reader) -> None:
-    systems = await SystemSettings.of(make_reader())
-    settings = settings_that_count(systems, TaskSettings(systems.context.tokenizer))
-    assert settings["reader"]["answer_tokens"] == systems.context.budget.answer_tokens
+    context = await make_reader().aprepare()
+    settings = settings_that_count(context, TaskSettings(context.tokenizer))
+    assert settings["reader"]["answer_tokens"] == context.budget.answer_tokens

@@ -7,15 +7,17 @@ from dataclasses import replace
 import pytest
 from support.fake_server import FakeServer
 from support.scripts import document_with, perfect_reader
+from support.strategies import EXAMPLE
 
 from memagent_graph import Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
 from memagent_graph.evaluation.result_table import Outcome
-from memagent_graph.evaluation.systems import SystemSettings, Wording, load_system, system_names
+from memagent_graph.evaluation.systems import load_system, system_names
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.run_log import RunLog
+from memagent_graph.storage.checkpoints import open_saver
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
@@ -36,68 +38,65 @@ def document(make_reader):
     return make_reader().store.add(Document.of(TEXT))
 
 
-async def memagent(make_reader, policy, changes=None, **options):
-    return load_system("memagent", await SystemSettings.of(make_reader(policy, **options), **(changes or {})))
+def memagent(make_reader, policy, **options):
+    return load_system("memagent", make_reader(policy, **options))
 
 
-@pytest.mark.parametrize("name", system_names())
+@pytest.mark.parametrize("name", [*system_names(), EXAMPLE])
 async def test_every_system_is_loaded_by_its_name(make_reader, name) -> None:
-    system = load_system(name, await SystemSettings.of(make_reader()))
+    system = load_system(name, make_reader(strategy="refine"))
     assert system.name == name
-    await system.aclose()
+    own = {"memagent": "refine", EXAMPLE: "own_gate"}
+    assert system.identity.split()[0] == system.strategy.name == own.get(name, name)
+
+
+def test_an_option_of_a_strategy_is_part_of_a_system_s_identity(make_reader) -> None:
+    made = [load_system("retrieval", make_reader(), retrieved_chunks=number).identity for number in (None, 3, 4, 3)]
+    assert len(set(made)) == 3
+    assert made[1] == made[3]
 
 
 async def test_an_unknown_system_is_an_error_with_the_nearest_names(make_reader) -> None:
-    settings = await SystemSettings.of(make_reader())
     with pytest.raises(
-        EvaluationError, match=r"no system 'full-context'\. Did you mean full_context.*There are: memagent"
+        EvaluationError, match=r"no system 'full-context'\. Did you mean full_context.*There are: memagent.*map_reduce"
     ):
-        load_system("full-context", settings)
+        load_system("full-context", make_reader())
     with pytest.raises(EvaluationError, match=r"'zzz'\. There are"):
-        load_system("zzz", settings)
-
-
-@pytest.mark.parametrize("name", ["context_window", "retrieved_chunks", "retrieval_chunk_tokens", "concurrency"])
-async def test_settings_that_mean_nothing_are_refused(make_reader, name) -> None:
-    with pytest.raises(EvaluationError, match=f"{name} is 0. It must be at least 1"):
-        await SystemSettings.of(make_reader(), **{name: 0})
+        load_system("zzz", make_reader())
 
 
 async def test_baselines_may_fill_the_window_of_the_model_where_the_reader_uses_less(make_reader) -> None:
-    assert (await SystemSettings.of(make_reader())).context_window == 1000
-    assert (await SystemSettings.of(make_reader(DescribedPolicy(perfect_reader)))).context_window == 2000
-    with FakeServer(window=4096) as server:
-        policy = OpenAICompatiblePolicy(base_url=server.base_url)
-        assert (await SystemSettings.of(make_reader(policy))).context_window == 4096
-        await policy.aclose()
+    text = document_with({0.5: "The key of harbor is 4711."}, words=1200)
+    for policy, detail in (
+        (ScriptedPolicy(perfect_reader), "does not fit"),
+        (DescribedPolicy(perfect_reader), "shown"),
+    ):
+        reader = make_reader(policy)
+        attempt = await load_system("full_context", reader).attempt(
+            reader.store.add(Document.of(text)), QUESTION, answer_tokens=60, run_id="one"
+        )
+        assert detail in attempt.detail
 
 
-async def test_the_policy_s_own_wording_is_used_where_it_has_one_and_the_reader_uses_it(make_reader, tmp_path) -> None:
+async def test_the_policy_s_own_words_are_used_where_the_reader_uses_them(make_reader, tmp_path) -> None:
     profile = load_profile("embedded")
     policy = DescribedPolicy(perfect_reader)
     policy.info = replace(DescribedPolicy.info, profile=profile)
     own = MemAgent(policy, tokenizer="embedded", store=tmp_path, run_log=False)
-    assert (await SystemSettings.of(own)).wording is Wording.POLICY
-    assert (await SystemSettings.of(own, wording=Wording.PLAIN)).wording is Wording.PLAIN
-    assert (await SystemSettings.of(make_reader(policy, prompts=load_prompts()))).wording is Wording.PLAIN
-    assert (await SystemSettings.of(make_reader(DescribedPolicy(perfect_reader)))).wording is Wording.PLAIN
-
-
-async def test_the_policy_s_own_wording_is_used_where_the_user_says_what_it_was_trained_with(make_reader) -> None:
-    with FakeServer() as server:
-        policy = OpenAICompatiblePolicy(base_url=server.base_url)
-        profile = load_profile("embedded")
-        assert (await SystemSettings.of(make_reader(policy, prompts=profile.prompts))).wording is Wording.PLAIN
-        assert (await SystemSettings.of(make_reader(policy, profile=profile, prompts=None))).wording is Wording.POLICY
-        other = make_reader(policy, profile=profile, prompts=load_prompts())
-        assert (await SystemSettings.of(other)).wording is Wording.PLAIN
-        await policy.aclose()
+    plain = make_reader(policy, prompts=load_prompts(), run_log=False)
+    other = make_reader(DescribedPolicy(perfect_reader), prompts=profile.prompts, run_log=False)
+    said = make_reader(DescribedPolicy(perfect_reader), prompts=None, profile=profile, run_log=False)
+    for reader, calls in ((own, 2), (plain, 1), (other, 1), (said, 2)):
+        attempt = await load_system("full_context", reader).attempt(
+            reader.store.add(Document.of("The key of harbor is 4711.")), QUESTION, answer_tokens=60, run_id="one"
+        )
+        assert attempt.usage.turns == calls
 
 
 async def test_the_reader_as_a_system_gives_what_a_read_gives(make_reader, document, tmp_path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     policy = DescribedPolicy(perfect_reader)
-    system = await memagent(make_reader, policy, run_log=log)
+    system = memagent(make_reader, policy, run_log=log)
     attempt = await system.attempt(document, QUESTION, answer_tokens=60, run_id="evaluation-1")
     read = await make_reader(DescribedPolicy(perfect_reader)).aread(TEXT, QUESTION)
     assert attempt.outcome is Outcome.ANSWERED
@@ -115,7 +114,7 @@ async def test_the_reader_asks_for_answers_of_the_length_that_the_task_allows(ma
     with FakeServer() as server:
         policy = OpenAICompatiblePolicy(base_url=server.base_url)
         reader = make_reader(policy)
-        system = load_system("memagent", await SystemSettings.of(reader))
+        system = load_system("memagent", reader)
         document = reader.store.add(Document.of("The key of harbor is 4711."))
         for answer_tokens in (30, 120, 30):
             await system.attempt(document, QUESTION, answer_tokens=answer_tokens, run_id=f"run-{answer_tokens}")
@@ -132,18 +131,17 @@ async def test_an_attempt_that_failed_goes_on_at_its_chunk(make_reader, document
         return PolicyError("gone") if broken and "4711" in prompt and "<section>" in prompt else perfect_reader(prompt)
 
     policy = ScriptedPolicy(script)
-    options = {"changes": {"checkpoints": tmp_path / "checkpoints.sqlite"}}
-    system = await memagent(make_reader, policy, **options)
+    options = {"checkpoints": await open_saver(tmp_path / "checkpoints.sqlite")}
+    system = memagent(make_reader, policy, **options)
     with pytest.raises(PolicyError, match="gone") as failure:
         await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
     assert failure.value.run_id == "one"
     asked, broken = len(policy.prompts), False
-    await system.aclose()
 
-    system = await memagent(make_reader, policy, **options)
+    system = memagent(make_reader, policy, **options)
     attempt = await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
     again = await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
-    await system.aclose()
+    await options["checkpoints"].conn.close()
     assert (attempt.answer, again.answer) == ("4711", "4711")
     assert failure.value.chunk_index > 2
     assert len(policy.prompts) - asked == attempt.usage.turns - failure.value.chunk_index
@@ -151,24 +149,25 @@ async def test_an_attempt_that_failed_goes_on_at_its_chunk(make_reader, document
 
 
 async def test_one_name_for_two_questions_is_refused(make_reader, document, tmp_path) -> None:
-    system = await memagent(make_reader, None, {"checkpoints": tmp_path / "checkpoints.sqlite"})
+    saver = await open_saver(tmp_path / "checkpoints.sqlite")
+    system = memagent(make_reader, None, checkpoints=saver)
     await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
     with pytest.raises(RunMismatchError, match="another question or document"):
         await system.attempt(document, "What is the key of castle?", answer_tokens=60, run_id="one")
     other = make_reader().store.add(Document.of(TEXT + "!"))
     with pytest.raises(RunMismatchError, match="another question or document"):
         await system.attempt(other, QUESTION, answer_tokens=60, run_id="one")
-    await system.aclose()
+    await saver.conn.close()
 
 
 async def test_a_read_without_an_answer_says_why(make_reader, document) -> None:
-    system = await memagent(make_reader, None, limits=Limits(max_chunks=2))
+    system = memagent(make_reader, None, limits=Limits(max_chunks=2))
     stopped = await system.attempt(document, QUESTION, answer_tokens=60, run_id="stopped")
     assert (stopped.outcome, stopped.answer) == (Outcome.UNFINISHED, None)
     assert stopped.detail == "stopped at max_chunks after 2 chunks"
 
     silent = ScriptedPolicy(lambda prompt: "a note" if "<section>" in prompt else "")
-    attempt = await (await memagent(make_reader, silent)).attempt(document, QUESTION, answer_tokens=60, run_id="silent")
+    attempt = await memagent(make_reader, silent).attempt(document, QUESTION, answer_tokens=60, run_id="silent")
     assert (attempt.outcome, attempt.answer) == (Outcome.NO_ANSWER, None)
     assert attempt.memory == "a note"
     assert attempt.detail == "empty: 3, resampled: 2"

@@ -1,0 +1,265 @@
+"""Branches side by side: order, merges in rounds, bounds, resumed waves, segments."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+
+import pytest
+from support.scripts import document_with, part
+from support.strategies import reads_perfectly
+
+from memagent_graph import Budget, Document, Limits, ScriptedPolicy, StopReason, load_prompts
+from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
+from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
+from memagent_graph.policies.profile import load_profile
+from memagent_graph.reading.graph import build_graph
+from memagent_graph.reading.nodes import StepContext
+from memagent_graph.reading.side_by_side import Finding, cut_segments, groups_that_fit, joined, unless_none
+from memagent_graph.strategies.map_reduce import MapReduce
+from memagent_graph.tokenizers import load_tokenizer
+
+QUESTION = "What is the key of harbor?"
+FACT = "The key of harbor is 4711."
+LONG = document_with({0.1: "The key of castle is 12.", 0.6: FACT}, words=3000)
+TOKENIZER = load_tokenizer("embedded")
+SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
+
+
+class Counting(ScriptedPolicy):
+    """The script, which counts how many requests are in flight; those that `slow` is in come last."""
+
+    slow = "nowhere"
+
+    def __init__(self, script=reads_perfectly, **options) -> None:
+        super().__init__(script, **options)
+        self.most = self.at_once = 0
+
+    async def complete(self, prompt, sampling):
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        try:
+            await asyncio.sleep(0.05 if self.slow in prompt[0]["content"] else 0)
+            return await super().complete(prompt, sampling)
+        finally:
+            self.at_once -= 1
+
+
+@pytest.fixture
+def reader(make_reader):
+    def reader(policy, strategy=None, **options):
+        return make_reader(policy, strategy=strategy or MapReduce(), run_log=False, **options)
+
+    return reader
+
+
+def mapped(policy) -> list[str]:
+    return [prompt for prompt in policy.prompts if "one of many parts" in prompt]
+
+
+def merged(policy) -> list[str]:
+    return [prompt for prompt in policy.prompts if "<findings>" in prompt]
+
+
+@pytest.mark.parametrize("bound", [1, 3])
+async def test_chunks_are_asked_side_by_side_within_the_bound(reader, bound) -> None:
+    policy = Counting()
+    assert (await reader(policy, concurrency=bound).aread(LONG, QUESTION)).answer == "4711"
+    assert policy.most == bound
+    assert len(mapped(policy)) > 30
+
+
+async def test_a_failure_ends_the_read_with_its_wave(reader) -> None:
+    def script(prompt: str):
+        return PolicyError("broken") if "word30 " in prompt else reads_perfectly(prompt)
+
+    policy = Counting(script, delay=0.002)
+    with pytest.raises(MemAgentError, match="broken"):
+        await reader(policy, MapReduce(width=8), concurrency=2).aread(LONG, QUESTION)
+    await asyncio.sleep(0.05)
+    assert len(policy.prompts) == 8, "the others of its wave are asked, so that what they find is kept"
+    assert policy.at_once == 0
+
+
+async def test_what_chunks_contribute_is_combined_in_the_documents_order_and_none_is_left_out(reader) -> None:
+    policy = Counting()
+    policy.slow = "harbor is 1."
+    text = document_with(
+        {0.1: "The key of harbor is 1.", 0.5: "The key of harbor is 2.", 0.9: "The key of harbor is 3."}
+    )
+    result = await reader(policy).aread(text, QUESTION)
+    assert part(policy.prompts[-1], "memory") == "harbor 1\nharbor 2\nharbor 3"
+    assert result.answer == "3"
+    assert not merged(policy)
+
+
+async def test_where_no_chunk_contributes_the_answer_is_asked_from_an_empty_memory(reader) -> None:
+    policy = Counting()
+    result = await reader(policy).aread(LONG, "What is the key of nowhere?")
+    assert (result.answer, result.memory) == ("unknown", "")
+    assert part(policy.prompts[-1], "memory") == "(empty)"
+    assert not merged(policy)
+
+
+async def test_a_document_of_one_chunk_is_asked_about_once_and_its_finding_is_kept_whole(reader) -> None:
+    finding = " ".join(f"n{number}" for number in range(14))
+    policy = Counting(lambda prompt: finding if "<section>" in prompt else "\\boxed{4711}")
+    budget = replace(SMALL, chunk_tokens=40)
+    assert TOKENIZER.count(finding) > 40 // 2
+    result = await reader(policy, budget=budget).aread(FACT, QUESTION)
+    assert (len(policy.prompts), result.chunks_read, result.answer) == (2, 1, "4711")
+    assert part(policy.prompts[-1], "memory") == finding
+
+
+async def test_what_is_outside_a_box_is_kept_from_call_to_call(reader) -> None:
+    """The boxed format is for answers; a finding is not cut down to what a box in it holds."""
+    finding = "North of the harbor:\n\\boxed{12}\nand more."
+
+    def script(prompt: str) -> str:
+        if "<findings>" in prompt:
+            return "merged " + finding
+        return finding if "one of many parts" in prompt else "\\boxed{12}"
+
+    policy = Counting(script)
+    await reader(policy).aread(LONG, QUESTION)
+    assert finding in part(merged(policy)[0], "findings")
+    assert "and more." in part(policy.prompts[-1], "memory")
+
+
+@pytest.mark.parametrize("own", [False, True])
+async def test_findings_that_do_not_fit_are_merged_in_rounds_and_in_order(reader, own) -> None:
+    def script(prompt: str) -> str:
+        found = re.findall(r"F\d+", prompt)
+        if "<section>" in prompt and "word" in prompt:
+            return " ".join([*found, "and " * 20]) if found else "none"
+        return " ".join(dict.fromkeys(found)) if "<section>" in prompt or "<findings>" in prompt else "\\boxed{done}"
+
+    policy = Counting(script)
+    text = document_with({number / 80: f"F{number}" for number in range(80)}, words=7000)
+    options = {"profile": load_profile("embedded"), "prompts": None, "budget": SMALL} if own else {}
+    result = await reader(policy, **options).aread(text, QUESTION)
+    merges = [update for update in result.updates if update.chunk_index is None]
+    assert {len(update.branch.split("-")) for update in merges} == {2}
+    starts = {}
+    for update in merges:
+        starts.setdefault(update.branch.split("-")[0], []).append(int(update.branch.split("-")[1]))
+    assert max(map(len, starts.values())) > 1, "a merge is merged again"
+    assert all(ends == sorted(set(ends)) for ends in starts.values())
+    for prompt in policy.prompts:
+        assert TOKENIZER.count(prompt) + CHAT_TEMPLATE_TOKENS + 60 <= SMALL.context_window
+    numbers = [int(number) for number in re.findall(r"F(\d+)", result.memory)]
+    assert numbers == sorted(set(numbers))
+    assert numbers
+
+
+async def test_merges_that_never_shrink_end_as_each_round_leaves_half(reader) -> None:
+    policy = Counting(lambda prompt: "word " * 55 if "boxed" not in prompt else "\\boxed{1}")
+    result = await reader(policy).aread(LONG, QUESTION)
+    chunks = len(mapped(policy))
+    assert result.stop_reason is StopReason.ANSWERED
+    assert chunks // 2 <= len(merged(policy)) < chunks
+
+
+async def test_merges_that_find_nothing_leave_nothing(reader) -> None:
+    policy = Counting(lambda prompt: "none" if "<findings>" in prompt else "word " * 40)
+    await reader(policy).aread(LONG, QUESTION)
+    assert part(policy.prompts[-1], "memory") in {"(empty)", ("word " * 40).strip()}
+
+
+async def test_a_limit_stops_between_waves_and_within_and_the_rest_is_read_on_resuming(reader, tmp_path) -> None:
+    policy = Counting()
+    agent = reader(policy, MapReduce(width=8), checkpoints=tmp_path / "checkpoints.sqlite")
+    stopped = await agent.aread(LONG, QUESTION, run_id="one", limits=Limits(max_chunks=11))
+    assert (stopped.stop_reason, stopped.chunks_read) == (StopReason.MAX_CHUNKS, 11)
+    assert len(policy.prompts) == 11
+    done = await agent.aresume("one")
+    assert done.answer == "4711"
+    assert done.chunks_read == len(mapped(policy)) == len(set(mapped(policy)))
+    await agent.aclose()
+
+
+async def test_a_wave_that_broke_off_asks_only_for_what_is_missing_when_it_is_resumed(reader, tmp_path) -> None:
+    broken = True
+
+    def script(prompt: str):
+        return PolicyError("gone") if broken and FACT in prompt else reads_perfectly(prompt)
+
+    policy = Counting(script)
+    policy.slow = FACT  # so that the others of its wave are done
+    agent = reader(policy, checkpoints=tmp_path / "checkpoints.sqlite")
+    with pytest.raises(PolicyError, match="gone") as failure:
+        await agent.aread(LONG, QUESTION, run_id="one")
+    assert failure.value.branch == str(failure.value.chunk_index)
+    asked, broken = len(policy.prompts), False
+    result = await agent.aresume("one")
+    assert result.answer == "4711"
+    assert len(policy.prompts) == asked + 2, "the chunk that failed, and the answer"
+    assert result.chunks_read == asked
+    await agent.aclose()
+
+
+@pytest.mark.parametrize("text", ["none", " None. ", '"none"', "(empty)", "EMPTY"])
+def test_the_one_word_says_that_there_is_nothing(text) -> None:
+    assert unless_none(text, load_prompts()).text == ""
+
+
+@pytest.mark.parametrize("text", ["nonesuch", "none of it is 12", "12 (none)"])
+def test_other_words_are_a_finding(text) -> None:
+    assert unless_none(text, load_prompts()).text == text
+
+
+async def context_of(reader, chunk_tokens: int):
+    budget = Budget(
+        context_window=1000, question_tokens=50, memory_tokens=30, chunk_tokens=chunk_tokens, answer_tokens=60
+    )
+    return build_graph(await reader(Counting(), budget=budget).aprepare(), MapReduce()).reader_context
+
+
+@pytest.mark.parametrize("chunk_tokens", [6, 7, 12, 40, 65, 200])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 25])
+async def test_groups_have_two_findings_at_least_and_fit_one_call(reader, chunk_tokens, count) -> None:
+    context = await context_of(reader, chunk_tokens)
+    findings = {str(number): Finding(step="", text=f"</findings> w{number} " * 20) for number in range(count)}
+    groups = groups_that_fit(findings, context)
+    names = [name for group in groups for name in group]
+    assert names == [name for name in findings if name in names]
+    if groups:
+        assert len(names) >= count - 1, "all but one that is left over"
+    else:
+        assert count == 1 or TOKENIZER.count(joined(findings.values(), context)) <= context.budget.memory_tokens
+    for group in groups:
+        assert len(group) >= 2
+        shown = context.prompts.neutralise(joined([findings[name] for name in group], context))
+        assert TOKENIZER.count(shown) <= chunk_tokens
+
+
+async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(reader) -> None:
+    context = await context_of(reader, 5)
+    findings = {str(number): Finding(step="", text="word " * 20) for number in range(3)}
+    with pytest.raises(BudgetError, match=r"no room to merge .*chunk_tokens is 5"):
+        groups_that_fit(findings, context)
+    assert groups_that_fit({"0": findings["0"]}, context) == []
+
+
+@pytest.mark.parametrize("words", [3, 90, 700, 3000])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 500])
+async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(
+    reader, monkeypatch, words, count
+) -> None:
+    monkeypatch.setattr("memagent_graph.reading.side_by_side._MOST_PLACES", 5)
+    agent = reader(Counting())
+    document = agent.store.add(Document.of(document_with({}, words=words)))
+    step = StepContext({"document": document, "question": QUESTION}, await agent.aprepare(), "cut", None)
+    cursor, starts = {"index": 0, "char": 0, "byte": 0, "piece_char": 0, "piece_byte": 0, "piece_tokens": 0}, []
+    while (chosen := await step.next_chunk(cursor, to_read=False)) is not None:
+        starts.append(cursor)
+        cursor = chosen[1]
+    segments = await cut_segments(step, count)
+    assert len(segments) == min(count, len(starts))
+    begins = [segment["cursor"]["index"] for segment in segments]
+    ends = [segment["end"] for segment in segments]
+    assert [*begins, len(starts)] == [0, *ends]
+    assert [segment["cursor"] for segment in segments] == [starts[begin] for begin in begins]
+    lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    assert max(lengths) - min(lengths) <= 1
