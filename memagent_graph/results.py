@@ -83,7 +83,7 @@ class ReadResult:
     def view(self) -> RunView:
         """The result as timelines take it; see `memagent_graph.timeline`."""
         from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
-        from memagent_graph.timeline.sources import chunk_reader, sections_of  # noqa: PLC0415
+        from memagent_graph.timeline.run_views import chunk_reader, sections_of  # noqa: PLC0415
         from memagent_graph.timeline.view import RunView  # noqa: PLC0415  rich comes with it
 
         store = DocumentStore(self.store_root) if self.store_root else None

@@ -12,7 +12,7 @@ from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import RunError
 from memagent_graph.events import UpdateRule
-from memagent_graph.policies.registry import PolicyRequest, make_policy
+from memagent_graph.policies.named import PolicyRequest, make_policy
 from memagent_graph.policies.server_url import without_password
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.reader import MemAgent
@@ -25,7 +25,7 @@ class ReaderSettings:
     """Everything but the document, the question and the key. None leaves a choice to the policy, or to the default."""
 
     policy: str | None = None
-    """A name that `memagent_graph.policies.registry` knows; None leaves it to `model` and `base_url`."""
+    """A name that `memagent_graph.policies.named` knows; None leaves it to `model` and `base_url`."""
     model: str | None = None
     """A name on the server; without a server a folder or hub id, or "embedded"."""
     base_url: str | None = None

@@ -21,7 +21,7 @@ from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline import build_timeline
-from memagent_graph.timeline.sources import view_of_run
+from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.terminal import plain
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.client_roots import Roots, ToolContext

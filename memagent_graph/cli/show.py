@@ -45,7 +45,7 @@ class Show:
 
 def view_of(log: RunLog, run_id: str) -> RunView:
     """A run with its document, as far as that is kept."""
-    from memagent_graph.timeline.sources import view_of_run  # noqa: PLC0415
+    from memagent_graph.timeline.run_views import view_of_run  # noqa: PLC0415
 
     return view_of_run(log, run_id, _store_of(log.get(run_id).document, log))
 

@@ -15,7 +15,7 @@ from memagent_graph.policy import strip_reasoning
 from memagent_graph.provenance.evidence import memory_lines
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline import RunView
-from memagent_graph.timeline.sources import view_of_run
+from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.trace import MemoryUpdate, Trace, Writes
 
 _CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})

@@ -11,7 +11,7 @@ from memagent_graph import DocumentStore, MemAgent, OpenAICompatiblePolicy, RunL
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.prose import prose
 from memagent_graph.run_log import Conversation
-from memagent_graph.timeline.sources import view_of_run
+from memagent_graph.timeline.run_views import view_of_run
 from memagent_training.serving.vllm_server import VLLMServer
 
 CHUNKS = 700

@@ -10,39 +10,11 @@ import draw_structure
 import pytest
 from draw_structure import PAGE, ROOT, Graph, circles, floors, module_graph, modules, rooms
 
-_READER = "the reader's results, evidence and timeline are being parted"
-_STRATEGIES = "strategies are becoming what the graph is made from"
-_COMMANDS = "training's commands are to be found by entry point"
 ALLOWED = {
-    ("memagent_graph.results", "memagent_graph.provenance.evidence"): _READER,
-    ("memagent_graph.results", "memagent_graph.timeline"): _READER,
-    ("memagent_graph.results", "memagent_graph.timeline.sources"): _READER,
-    ("memagent_graph.results", "memagent_graph.timeline.view"): _READER,
-    ("memagent_graph.reading.graph", "memagent_graph.strategies"): _STRATEGIES,
-    **{
-        ("memagent_graph.cli_train", f"memagent_training.{name}"): _COMMANDS
-        for name in ("answer_matching", "chosen_rewards", "dry_run", "job_settings", "training_job")
-    },
-    **{
-        ("memagent_graph.cli_rl", f"memagent_training.{name}"): _COMMANDS
-        for name in (
-            *("chosen_rewards", "collect", "errors", "job_settings", "rl", "rl.collapse", "rl.dashboard", "rl.job"),
-            *("rl.reading", "vllm_server"),
-        )
-    },
-    ("memagent_graph.cli_mcp", "memagent_mcp"): "`memagent mcp` starts the server; it is loaded with the command alone",
-    ("memagent_graph.cli_mcp", "memagent_mcp.transports"): "as above",
+    ("memagent_graph.cli.mcp", "memagent_mcp"): "`memagent mcp` starts the server; it is loaded with the command alone",
+    ("memagent_graph.cli.mcp", "memagent_mcp.transports"): "as above",
 }
 """Imports that make a circle or lead upward, and why they are there all the same."""
-
-SHARED_NAMES = {
-    "errors": "training's are to be renamed",
-    "model": "the timeline's and training's are to be renamed",
-    "packing": "the run log's and training's are to be renamed",
-    "sources": "the timeline's is to be renamed",
-    "view": "the timeline's and training's are to be renamed",
-}
-"""Names of several modules, and why."""
 
 LAYERS = ({"memagent_graph"}, {"memagent_training"}, {"langchain_memagent", "memagent_mcp"})
 """From the lowest to the highest; none imports a higher one, and the integrations do not import each other."""
@@ -92,8 +64,7 @@ def test_no_two_modules_have_the_same_name() -> None:
     for path in modules().values():
         if path.name != "__init__.py":
             paths[path.stem].append(str(path.relative_to(ROOT)))
-    assert {name: each for name, each in paths.items() if len(each) > 1 and name not in SHARED_NAMES} == {}
-    assert {name for name in SHARED_NAMES if len(paths[name]) < 2} == set()
+    assert {name: each for name, each in paths.items() if len(each) > 1} == {}
 
 
 def test_every_package_of_the_distribution_is_marked_as_typed() -> None:

@@ -26,8 +26,7 @@ from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.evaluation.statistics import wilson
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training import rl
-from memagent_training.commands import rl as rl_command
-from memagent_training.commands import training_process
+from memagent_training.commands import rl_command, training_process
 from memagent_training.job.collect import CollectSettings
 from memagent_training.rl.collapse import CollapsedError
 from memagent_training.rl.dashboard import Dashboard
@@ -383,5 +382,6 @@ def test_help_names_every_option(loop, monkeypatch) -> None:
 
 
 def test_the_command_line_itself_needs_no_torch() -> None:
-    code = "import sys, memagent_training.commands.rl; assert not {'torch', 'trl', 'transformers'} & set(sys.modules)"
+    heavy = {"torch", "trl", "transformers"}
+    code = f"import sys, memagent_training.commands.rl_command; assert not {heavy} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

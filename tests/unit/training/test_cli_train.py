@@ -226,7 +226,7 @@ def test_without_the_extra_it_is_named(arguments, monkeypatch) -> None:
 
 def test_the_command_line_itself_needs_no_torch() -> None:
     heavy = "{'torch', 'trl', 'transformers'}"
-    code = f"import sys, memagent_training.commands.train; assert not {heavy} & set(sys.modules)"
+    code = f"import sys, memagent_training.commands.train_command; assert not {heavy} & set(sys.modules)"
     assert process(["timeit", "-n1", "-r1", code]).wait() == 0
 
 

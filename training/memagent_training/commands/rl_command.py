@@ -220,7 +220,7 @@ def _model(request: RL) -> str:
     if request.policy is None:
         return request.model or "embedded"
     from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
-    from memagent_graph.policies.registry import PolicyRequest, make_policy  # noqa: PLC0415
+    from memagent_graph.policies.named import PolicyRequest, make_policy  # noqa: PLC0415
     from memagent_training.training_errors import TrainingError  # noqa: PLC0415
 
     policy = make_policy(request.policy, PolicyRequest(model=request.model))
