@@ -60,7 +60,10 @@ class Eval(ReaderOptions):
             help="Questions of each task at each length; of a data file that has fewer, without --lengths, all.",
         ),
     ] = 128
-    systems: Annotated[str, typer.Option(help="What is measured; others are compared with the first.")] = "memagent"
+    systems: Annotated[
+        str,
+        typer.Option(help="What is measured: systems, strategies, file.py:Name; others are compared with the first."),
+    ] = "memagent"
     api_key: ApiKey = None
     answer_tokens: Annotated[
         int | None,

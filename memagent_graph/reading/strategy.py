@@ -124,7 +124,7 @@ class StrategyGraph:
 
     def fingerprint(self, strategy: Strategy) -> str:
         """A hash of what the strategy is: name, options that make strategies unequal, roles, state and edges."""
-        options = {}
+        options: dict[str, Any] = {}
         if is_dataclass(strategy):
             options = {each.name: getattr(strategy, each.name) for each in fields(strategy) if each.compare}
         edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
