@@ -392,7 +392,7 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
     log.close()
 
 
-async def test_every_system_s_runs_are_in_the_log_a_strategy_of_one_s_own_too(tmp_path, store, make_reader) -> None:
+async def test_every_system_s_runs_are_in_the_log(tmp_path, store, make_reader) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     reader = make_reader(ScriptedPolicy(reads_perfectly), run_log=log, store=store)
     systems = [load_system(name, reader) for name in (EXAMPLE, "map_reduce", "retrieval")]
