@@ -399,9 +399,9 @@ async def test_every_system_s_runs_are_in_the_log(tmp_path, store, make_reader) 
     _, rows = await run(tmp_path, store, *systems, plan=Plan.grid((), ("keys",), (400,), 2), run_log=log)
     assert Counter(row.outcome for row in rows) == {"answered": 6}
     strategies = {system.name: system.strategy.name for system in systems}
-    for row in rows:
-        assert "/" not in row.run_id
-        assert log.get(row.run_id).strategy == strategies[row.system]
+    for each in rows:
+        assert "/" not in each.run_id
+        assert log.get(each.run_id).strategy == strategies[each.system]
     log.close()
 
 
