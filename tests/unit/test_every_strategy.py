@@ -288,7 +288,8 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(tmp_pat
 def test_a_branch_that_fails_lets_the_others_finish_and_the_run_can_be_resumed(make_reader, tmp_path, log) -> None:
     failing = True
     policy = ScriptedPolicy(
-        lambda prompt: PolicyError("gone") if failing and "4711" in part(prompt, "section") else exactly(prompt)
+        lambda prompt: PolicyError("gone") if failing and "4711" in part(prompt, "section") else exactly(prompt),
+        delay=0.005,
     )
     agent = make_reader(policy, strategy=SEGMENTS, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite")
     with pytest.raises(PolicyError) as caught:

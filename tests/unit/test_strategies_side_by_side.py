@@ -70,7 +70,7 @@ async def test_chunks_are_asked_side_by_side_within_the_bound(reader, bound) -> 
     assert len(mapped(policy)) > 30
 
 
-async def test_a_failure_ends_the_read_with_its_wave(reader) -> None:
+async def test_a_failure_ends_the_read_once_those_at_work_have_finished_and_no_other_begins(reader) -> None:
     def script(prompt: str):
         return PolicyError("broken") if "word30 " in prompt else reads_perfectly(prompt)
 
@@ -78,7 +78,7 @@ async def test_a_failure_ends_the_read_with_its_wave(reader) -> None:
     with pytest.raises(MemAgentError, match="broken"):
         await reader(policy, MapReduce(width=8), concurrency=2).aread(LONG, QUESTION)
     await asyncio.sleep(0.05)
-    assert len(policy.prompts) == 8, "the others of its wave are asked, so that what they find is kept"
+    assert 2 <= len(policy.prompts) <= 3
     assert policy.at_once == 0
 
 
