@@ -85,7 +85,7 @@ async def carry_out(request: EvaluationRequest) -> Ended:
     # The log is opened once all is checked: what is refused leaves nothing behind.
     async with request.reader.make_reader(api_key=request.api_key, store=request.documents, run_log=False) as reader:
         context = await reader.aprepare()
-        identities = tuple((name, request.system(name, reader).identity) for name in request.systems)
+        identities = [(name, await request.system(name, reader).identity()) for name in request.systems]
         task_settings = TaskSettings(context.tokenizer, request.seed, request.small, request.haystack, request.data)
         tasks = load_tasks(request.tasks, task_settings)
         plan = plan_of(request.systems, tasks, request.lengths, request.count)

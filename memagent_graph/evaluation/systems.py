@@ -29,7 +29,6 @@ from memagent_graph.evaluation.baselines.retrieval import Retrieval
 from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.events import count_events
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.strategy import wired
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.strategies import Strategy, load_strategy, strategy_names
 
@@ -99,11 +98,14 @@ class ReaderSystem:
         self._reader = reader
         self._readers: dict[int, MemAgent] = {}
 
-    @property
-    def identity(self) -> str:
-        """Its strategy's name, and a hash of all that the strategy is: options, roles and graph."""
-        _, identity = wired(self.strategy)
-        return f"{identity.name} {identity.fingerprint}"
+    async def identity(self) -> str:
+        """Its strategy's name, and hashes of what the strategy is and of the words that it asks in.
+
+        Raises:
+            StrategyError, PromptError, BudgetError: as its first read would.
+        """
+        context = (await self._reader.copy(strategy=self.strategy).agraph()).reader_context
+        return f"{context.strategy.name} {context.strategy.fingerprint} {context.prompts.fingerprint}"
 
     async def attempt(self, document: DocumentRef, question: str, *, answer_tokens: int, run_id: str) -> Attempt:
         """Read the document, or continue where an earlier attempt of that name has checkpoints.
@@ -125,8 +127,14 @@ class ReaderSystem:
 
     def _with_answers_of(self, tokens: int) -> MemAgent:
         if tokens not in self._readers:
+            settings: dict[str, object] = {"answer_tokens": tokens}
+            if self.name != READER:  # so that `memagent resume` makes the same reader
+                kind = type(self.strategy)
+                settings["strategy"] = (
+                    f"{kind.__module__}:{kind.__qualname__}" if self.name in _BASELINES else self.name
+                )
             self._readers[tokens] = self._reader.copy(
-                strategy=self.strategy, budget_changes={"answer_tokens": tokens}, settings={"answer_tokens": tokens}
+                strategy=self.strategy, budget_changes={"answer_tokens": tokens}, settings=settings
             )
         return self._readers[tokens]
 

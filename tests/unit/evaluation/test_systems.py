@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from support.fake_server import FakeServer
 from support.scripts import document_with, perfect_reader
-from support.strategies import EXAMPLE
+from support.strategies import EXAMPLE, reads_perfectly
 
-from memagent_graph import Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
+from memagent_graph import ANSWER, Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
 from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.evaluation.systems import load_system, system_names
@@ -18,6 +18,8 @@ from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.run_log import RunLog
 from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.strategies import load_strategy
+from memagent_graph.strategies.refine import IMPROVE, Refine
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
@@ -47,13 +49,30 @@ async def test_every_system_is_loaded_by_its_name(make_reader, name) -> None:
     system = load_system(name, make_reader(strategy="refine"))
     assert system.name == name
     own = {"memagent": "refine", EXAMPLE: "own_gate"}
-    assert system.identity.split()[0] == system.strategy.name == own.get(name, name)
+    assert (await system.identity()).split()[0] == system.strategy.name == own.get(name, name)
 
 
-def test_an_option_of_a_strategy_is_part_of_a_system_s_identity(make_reader) -> None:
-    made = [load_system("retrieval", make_reader(), retrieved_chunks=number).identity for number in (None, 3, 4, 3)]
+async def test_a_strategy_s_options_and_the_words_of_its_roles_are_part_of_a_system_s_identity(
+    make_reader, monkeypatch
+) -> None:
+    systems = [load_system("retrieval", make_reader(), retrieved_chunks=number) for number in (None, 3, 4, 3)]
+    made = [await each.identity() for each in systems]
     assert len(set(made)) == 3
     assert made[1] == made[3]
+    refine = await load_system("refine", make_reader()).identity()
+    other = replace(IMPROVE, template=IMPROVE.template.replace("draft of the solution", "sketch of the solution"))
+    monkeypatch.setattr(Refine, "roles", (other, ANSWER))
+    assert await load_system("refine", make_reader()).identity() != refine
+
+
+async def test_a_run_logs_its_strategy_so_that_the_command_line_can_resume_it(make_reader, document, tmp_path) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+    for name in ("refine", "full_context", "memagent"):
+        reader = make_reader(ScriptedPolicy(reads_perfectly), run_log=log)
+        await load_system(name, reader).attempt(document, QUESTION, answer_tokens=60, run_id=name)
+    logged = {name: log.get(name).settings.get("strategy") for name in ("refine", "full_context", "memagent")}
+    assert logged["refine"] == "refine" and logged["memagent"] is None
+    assert load_strategy(logged["full_context"]).name == "full_context"
 
 
 async def test_an_unknown_system_is_an_error_with_the_nearest_names(make_reader) -> None:
