@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
-from memagent_graph.cli.options import ApiKey, AsJSON, ReaderOptions, Timeout
+from memagent_graph.cli.options import ApiKey, AsJSON, ReaderOptions, Retries, Timeout
 from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Doctor(ReaderOptions):
 
     api_key: ApiKey = None
     timeout: Timeout = 60.0
+    retries: Retries = 0
     as_json: AsJSON = False
 
     def run(self) -> None:
@@ -36,8 +37,7 @@ class Doctor(ReaderOptions):
         console = Console(as_json=self.as_json)
 
         async def run() -> list[Finding]:
-            settings = replace(self.settings(), retries=0)
-            async with settings.make_reader(api_key=self.api_key, run_log=False) as reader:
+            async with self.settings().make_reader(api_key=self.api_key, run_log=False) as reader:
                 findings = []
                 async for finding in examine(reader):
                     if not self.as_json:

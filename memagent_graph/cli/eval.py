@@ -17,10 +17,8 @@ from memagent_graph.cli.options import (
     Haystack,
     MaxSeconds,
     MaxTokensTotal,
-    OnInvented,
     Quiet,
     ReaderOptions,
-    Retries,
     Small,
     Temperature,
     TopP,
@@ -69,7 +67,6 @@ class Eval(ReaderOptions):
         int | None,
         typer.Option(help="Bound of the answer; more where a task needs more.", show_default="the policy's, or 1024"),
     ] = None
-    on_invented: OnInvented = None
     retrieved_chunks: Annotated[
         int | None, typer.Option(min=1, help="Chunks that retrieval shows.", show_default="as many as fit")
     ] = None
@@ -88,7 +85,6 @@ class Eval(ReaderOptions):
         ),
     ] = False
     concurrency: Annotated[int, typer.Option(min=1, help="Questions, and requests, in flight.")] = 128
-    retries: Retries = 4
     max_questions: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many questions; can be resumed.")
     ] = None
@@ -177,9 +173,6 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
             top_p=request.top_p,
             seed=request.seed,
             logprobs=request.logprobs,
-            on_invented=request.on_invented,
-            concurrency=request.concurrency,
-            retries=request.retries,
         ),
         out=request.out,
         command=_typed(request.context),

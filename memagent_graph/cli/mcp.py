@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
-from memagent_graph.cli.options import (
-    Checkpoints,
-    Concurrency,
-    OnInvented,
-    ReaderOptions,
-    ReplaceUndecodable,
-    Retries,
-)
+from memagent_graph.cli.options import Checkpoints, ReaderOptions, ReplaceUndecodable
 
 if TYPE_CHECKING:
     from mcp.server.fastmcp import FastMCP
@@ -59,10 +52,7 @@ class Mcp(ReaderOptions):
         str | None,
         typer.Option(help="The policy server's API; its key is OPENAI_API_KEY.", show_default="$OPENAI_BASE_URL"),
     ] = None
-    on_invented: OnInvented = None
     replace_undecodable: ReplaceUndecodable = False
-    concurrency: Concurrency = 128
-    retries: Retries = 4
     checkpoints: Checkpoints = None
     log: Annotated[
         Path | None,
@@ -78,13 +68,7 @@ class Mcp(ReaderOptions):
         """The reader that serves."""
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
-        settings = replace(
-            self.settings(),
-            on_invented=self.on_invented,
-            replace_undecodable=self.replace_undecodable,
-            concurrency=self.concurrency,
-            retries=self.retries,
-        )
+        settings = replace(self.settings(), replace_undecodable=self.replace_undecodable)
         return settings.make_reader(
             checkpoints=self.checkpoints or default_checkpoints(),
             run_log=False if self.no_log else self.log or True,

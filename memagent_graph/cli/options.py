@@ -39,7 +39,6 @@ ProfileSpec = Annotated[
         "--profile", help='What a policy was trained with, memagent.json and tokenizer.json: a folder, or "embedded".'
     ),
 ]
-Concurrency = Annotated[int, typer.Option(min=1, help="Requests in flight.")]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one completion may take.")]
 Retries = Annotated[int, typer.Option(min=0, help="How often a failed request is sent again.")]
 
@@ -144,7 +143,10 @@ class ReaderOptions(ReadingOptions):
             show_default="the policy's",
         ),
     ] = None
+    on_invented: OnInvented = None
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 128
     timeout: Timeout = 300.0
+    retries: Retries = 4
 
     def settings(self) -> ReaderSettings:
         """The reader that was asked for, with the environment's server where no policy was named."""
@@ -168,5 +170,8 @@ class ReaderOptions(ReadingOptions):
             chunk_tokens=self.chunk_tokens,
             answer_tokens=self.answer_tokens,
             boundary=self.boundary,
+            on_invented=self.on_invented,
+            concurrency=self.concurrency,
             timeout=self.timeout,
+            retries=self.retries,
         ).with_server_of_environment()

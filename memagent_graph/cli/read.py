@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memagent_graph.cli.options import (
-    Concurrency,
-    OnInvented,
-    ReaderOptions,
-    ReplaceUndecodable,
-    Retries,
-    Rule,
-    Temperature,
-    TopP,
-)
+from memagent_graph.cli.options import ReaderOptions, ReplaceUndecodable, Rule, Temperature, TopP
 from memagent_graph.cli.running import RunOptions
 
 if TYPE_CHECKING:
@@ -49,10 +40,7 @@ class Read(ReaderOptions, RunOptions):
     )
     on_empty: Annotated[Rule, typer.Option(help="With an empty one.")] = "keep_previous"
     on_refused: Annotated[Rule, typer.Option(help="With a refusal.")] = "keep_previous"
-    on_invented: OnInvented = None
     replace_undecodable: ReplaceUndecodable = False
-    concurrency: Concurrency = 128
-    retries: Retries = 4
     run_id: Annotated[str | None, typer.Option(help="An id of your own for the run; one of that id is replaced.")] = (
         None
     )
@@ -71,10 +59,7 @@ class Read(ReaderOptions, RunOptions):
             on_truncated=self.on_truncated,
             on_empty=self.on_empty,
             on_refused=self.on_refused,
-            on_invented=self.on_invented,
             replace_undecodable=self.replace_undecodable,
-            concurrency=self.concurrency,
-            retries=self.retries,
         )
 
     def run(self) -> None:
