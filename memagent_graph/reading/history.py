@@ -40,7 +40,8 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
         raise RunNotFoundError(
             f"the checkpoints hold no run {run_id!r}", hint="Check the id, and the file that --checkpoints names."
         )
-    if snapshot.values.get("settings", "").count(":") < graph.reader_context.settings.count(":"):
+    settings = snapshot.values.get("settings")  # not there yet where the run was killed before its first step
+    if settings and settings.count(":") < graph.reader_context.settings.count(":"):
         raise RunMismatchError(
             "an earlier version of this package began the run, and this one cannot continue its checkpoints",
             hint="Read the document again; memagent show has what was read so far.",

@@ -8,7 +8,20 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from support.scripts import document_with
 
-from memagent_graph import ANSWER, UPDATE, Limits, LineState, MemAgent, Overwrite, ReaderState, Role, Strategy, Writes
+from memagent_graph import (
+    ANSWER,
+    UPDATE,
+    Document,
+    Limits,
+    LineState,
+    MemAgent,
+    Overwrite,
+    ReaderState,
+    Role,
+    Strategy,
+    Writes,
+    build_graph,
+)  # fmt: skip
 from memagent_graph.errors import BudgetError, PromptError, RunMismatchError, StrategyError
 from memagent_graph.reading.steps import after_read_chunk, answer, read_chunk, update_memory
 from memagent_graph.strategies import load_strategy, strategy_names
@@ -187,3 +200,13 @@ def test_what_a_role_asks_is_guarded_like_everything_else(make_reader) -> None:
     assert asked == ["yes"]
     assert policy.prompts[0].count("</page>") == 1
     assert "<\\/page>" in policy.prompts[0]
+
+
+async def test_a_run_that_was_killed_before_its_first_step_is_continued(make_reader) -> None:
+    saver = InMemorySaver()
+    reader = make_reader(checkpoints=saver)
+    graph = build_graph(await reader.aprepare(), Overwrite(), checkpointer=saver)
+    given = {"question": QUESTION, "document": reader.store.add(Document.of(TEXT)), "run_id": "r"}
+    async for _ in graph.astream(given, {"configurable": {"thread_id": "r"}}, stream_mode="checkpoints"):
+        break  # the input is saved, and nothing has run
+    assert (await reader.aresume("r")).answer == "4711"

@@ -276,7 +276,8 @@ def test_a_server_that_dies_stops_it_and_nothing_is_lost(task, tmp_path) -> None
         server.respond = respond
         memagent(*base, "--resume")
     results = load_results(tmp_path / "out")
-    assert (len(results.rows), {row.outcome for row in results.rows}) == (40, {"answered"})
+    assert [row.error for row in results.rows if row.outcome != "answered"] == []
+    assert len(results.rows) == 40
 
 
 def test_an_interrupted_evaluation_says_how_to_go_on(task, tmp_path) -> None:
