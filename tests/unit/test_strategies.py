@@ -207,6 +207,7 @@ async def test_a_run_that_was_killed_before_its_first_step_is_continued(make_rea
     reader = make_reader(checkpoints=saver)
     graph = build_graph(await reader.aprepare(), Overwrite(), checkpointer=saver)
     given = {"question": QUESTION, "document": reader.store.add(Document.of(TEXT)), "run_id": "r"}
-    async for _ in graph.astream(given, {"configurable": {"thread_id": "r"}}, stream_mode="checkpoints"):
-        break  # the input is saved, and nothing has run
+    async for saved in graph.astream(given, {"configurable": {"thread_id": "r"}}, stream_mode="checkpoints"):
+        if saved["next"] == ["open_document"]:  # the input is saved, and nothing has run
+            break
     assert (await reader.aresume("r")).answer == "4711"
