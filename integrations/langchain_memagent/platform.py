@@ -4,7 +4,7 @@ Everything is set by environment variables. OPENAI_BASE_URL and OPENAI_API_KEY n
 server and a model, the embedded policy reads. Each field of `ReaderSettings` has a variable: MEMAGENT_MODEL,
 MEMAGENT_TOKENIZER, MEMAGENT_CHUNK_TOKENS, MEMAGENT_TEMPERATURE and so on. Documents and the run log are kept in the
 folder MEMAGENT_HOME, which several replicas have to share. Checkpoints are the platform's own, so threads can be
-listed, edited (`memory`, as the node `read_chunk`) and resumed through its API and in LangGraph Studio.
+listed, edited (`memory`, as the node `update_memory`) and resumed through its API and in LangGraph Studio.
 
     cd integrations && langgraph dev
     client.runs.wait(thread_id, "memagent", input={"question": "...", "document": "the text itself"})

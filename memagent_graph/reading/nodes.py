@@ -118,13 +118,29 @@ class StepContext:
         return reply
 
     def has_read(self, span: ChunkSpan) -> None:
-        """Count a chunk as read: for limits, totals and progress. Once per chunk, when all of it has been asked."""
+        """Count a chunk as read: for limits, totals and progress. Once per chunk, when all of it has been asked.
+
+        The next chunk can then be chosen: the state's `span`, if it has one, becomes None.
+        """
         self.chunks += 1
         self.count_document(span["tokens"])
 
     def count_document(self, tokens: int) -> None:
         """Count tokens of the document that the step went through, whether the policy was shown them or not."""
         self.cost = {**self.cost, "document_tokens": self.cost["document_tokens"] + tokens}
+
+    def require_progress(self, pending: ChunkSpan) -> None:
+        """Refuse to choose a chunk a second time in one call, which would never end.
+
+        Raises:
+            StrategyError: the step that reads chunks does not say so.
+        """
+        if self.context.meter.chosen_again == pending["index"]:
+            raise StrategyError(
+                f"chunk {pending['index']} was chosen twice and not read",
+                hint="Call step.has_read(span) in the step that reads it.",
+            )
+        self.context.meter.chosen_again = pending["index"]
 
     def limit(self) -> StopReason | None:
         """The limit that stops the read here, if one does; what it returned goes into `stopped`."""
@@ -292,6 +308,8 @@ class StepNode(Runnable[Any, Change]):
             if isinstance(error, MemAgentError):
                 _place(error, state, step.reading)
             raise
+        if step.chunks and "span" in self.channels:
+            change = {"span": None, **change}
         change = _with_accounts(change, step, asyncio.get_running_loop().time() - begin)
         context.meter.chunks += step.chunks
         if recording is not None:

@@ -226,6 +226,8 @@ class Meter:
     """By document and chunk size."""
     texts: dict[int, tuple[ChunkSpan, str]] = field(default_factory=dict, repr=False)
     """The texts of chunks that were chosen and not yet read, by chunk number: what need not be fetched again."""
+    chosen_again: int | None = None
+    """The chunk that was chosen before this call, and again in it."""
     branches: Branches = field(default_factory=Branches, repr=False)
     """Those at work side by side."""
 

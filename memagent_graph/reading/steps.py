@@ -18,11 +18,15 @@ from memagent_graph.roles import ANSWER, UPDATE
 async def read_chunk(state: LineState, step: StepContext) -> Change:
     """Choose the next chunk, or find that the document has ended, or that a limit stops the read.
 
-    Only the chunk's position enters the state. `span` is None once there is nothing more to read.
+    Only the chunk's position enters the state. `span` is None once there is nothing more to read. A chunk that was
+    chosen before a failure or an edit, and not read, stays the next.
     """
-    cursor = state.get("cursor") or start_cursor()
+    cursor, pending = state.get("cursor") or start_cursor(), state.get("span")
     if reason := step.limit():
-        return {"span": None, **step.stopped(reason, cursor["index"])}
+        return step.stopped(reason, pending["index"] if pending else cursor["index"])
+    if pending is not None:
+        step.require_progress(pending)
+        return {"span": pending}
     span, following = await step.next_chunk(cursor) or (None, cursor)
     return {"span": span, "cursor": following}
 

@@ -365,7 +365,7 @@ async def test_its_memory_can_be_edited_through_the_parent(make_reader) -> None:
     [task] = (await parent.aget_state(config, subgraphs=True)).tasks
     assert task.state.values["memory"] == "nothing yet"
     broken = False
-    await parent.aupdate_state(task.state.config, {"memory": "castle 99"}, as_node="read_chunk")
+    await parent.aupdate_state(task.state.config, {"memory": "castle 99"}, as_node="update_memory")
     assert (await parent.ainvoke(None, config))["notes"] == "castle 99\nharbor 4711"
 
 

@@ -153,7 +153,7 @@ async def test_langgraph_dev_serves_a_read_of_700_chunks_whose_memory_can_be_edi
     behind = next(each for each in history if each["values"]["chunks_read"] == CHUNKS - 20)
     assert behind["next"] == ["update_memory"]
     edited: Any = await client.threads.update_state(
-        thread, {"memory": "the key is 99"}, as_node="read_chunk", checkpoint=behind["checkpoint"]
+        thread, {"memory": "the key is 99"}, as_node="update_memory", checkpoint=behind["checkpoint"]
     )
     before = len(policy_server.requests)
     again: Any = await client.runs.wait(thread, "memagent", input=None, checkpoint=edited["checkpoint"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import NotRequired
 
 import pytest
@@ -211,3 +212,28 @@ async def test_a_run_that_was_killed_before_its_first_step_is_continued(make_rea
         if saved["next"] == ["open_document"]:  # the input is saved, and nothing has run
             break
     assert (await reader.aresume("r")).answer == "4711"
+
+
+def test_a_step_that_never_says_that_it_has_read_is_refused_and_does_not_run_for_ever(make_reader) -> None:
+    async def forgetful(state, step):
+        span = state["span"]
+        reply = await step.ask(UPDATE, memory="", chunk=step.text(span), reads=[span], slot=next(slots))
+        return {"memory": reply.text}
+
+    class Forgetful(Line):
+        name = "forgetful"
+
+        def wire(self, graph) -> None:
+            graph.add_node("read_chunk", read_chunk)
+            graph.add_node("update_memory", forgetful)
+            graph.add_node("answer", answer)
+            graph.add_edge("open_document", "read_chunk")
+            graph.add_conditional_edges(
+                "read_chunk", after_read_chunk("update_memory"), ["update_memory", "answer", "__end__"]
+            )
+            graph.add_edge("update_memory", "read_chunk")
+            graph.add_edge("answer", "__end__")
+
+    slots = count()
+    with pytest.raises(StrategyError, match=r"chunk 0 was chosen twice.*step\.has_read"):
+        make_reader(strategy=Forgetful()).read(TEXT, QUESTION)
