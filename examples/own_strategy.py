@@ -5,8 +5,6 @@
 Its runs are logged, resumed, edited, shown, exported and trained on like those of the strategies that ship.
 """
 
-from __future__ import annotations
-
 from memagent_graph import ANSWER, UPDATE, EventKind, LineState, Parsed, Role, Strategy, Trouble, Writes
 from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk, update_memory
 
@@ -29,16 +27,13 @@ Reply with yes or no:""")  # fmt: skip
 
 class GateState(LineState):
     """What every strategy in a line has, and what the gate said of the chosen chunk."""
-
     is_new: bool
 
 
 class OwnGate(Strategy):
     """read_chunk -> ask_gate -> (update_memory) -> read_chunk -> ... -> answer."""
 
-    name = "own_gate"
-    roles = (GATE, UPDATE, ANSWER)
-    state = GateState
+    name, roles, state = "own_gate", (GATE, UPDATE, ANSWER), GateState
 
     def wire(self, graph):
         """The paper's loop with a gate in it."""
