@@ -27,6 +27,7 @@ Reply with yes or no:""")  # fmt: skip
 
 class GateState(LineState):
     """What every strategy in a line has, and what the gate said of the chosen chunk."""
+
     is_new: bool
 
 
@@ -39,11 +40,10 @@ class OwnGate(Strategy):
         """The paper's loop with a gate in it."""
         for step in (read_chunk, ask_gate, update_memory, answer):
             graph.add_node(step.__name__, step)
-        graph.add_edge("open_document", "read_chunk")
+        for start, end in (("open_document", "read_chunk"), ("update_memory", "read_chunk"), ("answer", "__end__")):
+            graph.add_edge(start, end)
         graph.add_conditional_edges("read_chunk", after_read_chunk("ask_gate"), ["ask_gate", "answer", "__end__"])
         graph.add_conditional_edges("ask_gate", after_gate, ["update_memory", "read_chunk"])
-        graph.add_edge("update_memory", "read_chunk")
-        graph.add_edge("answer", "__end__")
 
 
 async def ask_gate(state, step):
