@@ -63,6 +63,8 @@ class ReadResult:
     answer_events: tuple[ReadEvent, ...] = ()
     strategy: str = "overwrite"
     """The way of reading."""
+    strategy_fingerprint: str = ""
+    """A hash of its options, roles, state and edges."""
     trace: Trace = field(default=Trace(), repr=False, compare=False)
     """All that the policy was asked, as a graph."""
     store_root: Path | None = field(default=None, repr=False, compare=False)
@@ -121,6 +123,7 @@ class ReadResult:
             "stop_reason": self.stop_reason.value,
             "run_id": self.run_id,
             "strategy": self.strategy,
+            "strategy_fingerprint": self.strategy_fingerprint,
             "question": self.question,
             "model": self.model,
             "document": dict(self.document),

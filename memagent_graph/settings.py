@@ -158,7 +158,6 @@ class ReaderSettings:
         asked = {each.name: getattr(self, each.name) for each in fields(Budget) if getattr(self, each.name) is not None}
         parts = ("layout", "answer_format", "update_template", "answer_template", "empty_memory")
         wording = {name: value for name in parts if (value := getattr(self, name))}
-        strategy: dict[str, Any] = {} if self.strategy is None else {"strategy": self.strategy}
         return MemAgent(
             self.make_policy(api_key),
             profile=self.profile or None,
@@ -181,7 +180,7 @@ class ReaderSettings:
             run_log=run_log,
             settings=self.for_log(),
             replace_undecodable=self.replace_undecodable,
-            **strategy,
+            strategy=self.strategy,
         )
 
 

@@ -105,6 +105,9 @@ def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> Tab
     table.add_column("begun", no_wrap=True)
     table.add_column("document", overflow="ellipsis", no_wrap=True)
     table.add_column("question", overflow="ellipsis", no_wrap=True)
+    several_ways = any(record.strategy != "overwrite" for record in records)
+    if several_ways:
+        table.add_column("strategy", no_wrap=True)
     table.add_column("ended", no_wrap=True)
     for name in ("turns", "tokens in", "out"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -117,6 +120,7 @@ def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> Tab
             datetime.fromtimestamp(record.began).strftime("%Y-%m-%d %H:%M"),
             record.document["name"],
             record.question,
+            *([record.strategy] if several_ways else []),
             record.stop_reason or "not yet",
             f"{total.conversations:,}",
             f"{total.prompt_tokens:,}",

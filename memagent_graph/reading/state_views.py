@@ -108,6 +108,7 @@ def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderCon
         updates=trace.updates,
         answer_events=answers[-1].events if answers else (),
         strategy=context.strategy.name,
+        strategy_fingerprint=context.strategy.fingerprint,
         trace=trace,
         store_root=context.store.root,
     )

@@ -91,7 +91,8 @@ def test_it_reads_right_and_says_who_read(agent, log) -> None:
     assert sorted(chunks) == list(range(result.chunks_read))
     assert result.strategy == log.get("r").strategy == agent.strategy.name
     assert result.to_dict()["strategy"] == agent.strategy.name
-    assert log.get("r").strategy_fingerprint
+    assert result.strategy_fingerprint == log.get("r").strategy_fingerprint == result.to_dict()["strategy_fingerprint"]
+    assert len(result.strategy_fingerprint) == 16
 
 
 def test_it_is_logged_exactly(agent, log) -> None:

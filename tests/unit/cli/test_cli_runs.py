@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from memagent_graph import run_log
 from memagent_graph.cli import app
 from memagent_graph.cli.run_choice import point_in_time
-from memagent_graph.run_log import RunLog
+from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.run_log.schema import connect
 from memagent_graph.storage.paths import default_run_log
 
@@ -76,6 +76,19 @@ def test_runs_are_listed_newest_first_with_what_they_took(log) -> None:
         assert words in old
     assert "2 of 2 runs with 5 conversations" in done.stdout
     assert str(log.path) in done.stdout
+
+
+def test_the_way_of_reading_is_listed_where_one_is_not_the_papers(log) -> None:
+    write_run(log, "a")
+    assert "strategy" not in memagent("runs").stdout
+    log.wait(log.begin("b", "Who?", DOCUMENT, {}, StrategyId("map_reduce", "f1")))
+    header, newest, oldest = memagent("runs").stdout.splitlines()[:3]
+    assert "strategy" in header and "map_reduce" in newest and "overwrite" in oldest
+    listed = json.loads(memagent("runs", "--json").stdout)["runs"]
+    assert [(each["strategy"], each["strategy_fingerprint"]) for each in listed] == [
+        ("map_reduce", "f1"),
+        ("overwrite", ""),
+    ]
 
 
 def test_no_more_than_twenty_are_listed_unless_asked_for(log) -> None:
