@@ -50,7 +50,7 @@ def _named(text: str) -> Strategy:
         found: Strategy = getattr(import_module(f"{__name__}.{text}"), _SHIPPED[text])()
         return found
     if ":" in text:
-        return _checked(load_own(text, what="strategy", error=StrategyError), text)
+        return _checked(load_own(text, what="a strategy", error=StrategyError), text)
     added = {each.name: each for each in entry_points(group=_GROUP)}
     if text in added:
         try:

@@ -148,7 +148,7 @@ def test_a_reward_of_the_user_s_own_arrives_as_a_function(loop) -> None:
     Path("judging.py").write_text("def short(run):\n    return 1 / len(run.answer)\n")
     memagent("--reward", "judging.py:short")
     assert loop.job.reward.__name__ == "short"
-    assert "Did you mean short" in memagent("--reward", "judging.py:shirt", code=ExitCode.USAGE).stderr
+    assert "Did you mean judging.py:short" in memagent("--reward", "judging.py:shirt", code=ExitCode.USAGE).stderr
     Path("judging.py").write_text("short = 3\n")
     assert "takes a run (TrainingRun)" in memagent("--reward", "judging.py:short", code=ExitCode.USAGE).stderr
 

@@ -172,7 +172,7 @@ def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tm
     varied = [group for group in groups if any(each.run_id.endswith("-0") for each in group.rollouts_G)]
     assert 0 < found["groups_kept"] == len(varied) < len(groups)
     told = memagent(arguments("--dry-run", "--reward", "judging.py:by_plaice"), ExitCode.USAGE).stderr
-    assert "Did you mean by_place" in told
+    assert "Did you mean judging.py:by_place" in told
 
 
 # Refusals

@@ -7,18 +7,13 @@ reward that the log holds, as `relabel` or `collect` may have entered it.
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
-import re
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 from memagent_graph.evaluation.samples import Metric
 from memagent_graph.evaluation.scorers import REWARD_NAMES
+from memagent_graph.own_code import load_own, names_own_code
 from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction, name_of
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import (
@@ -49,8 +44,6 @@ FORMAT_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
     "plain_format": FormatReward(boxed=False),
 }
 """They need no gold answers, so their names never mean a logged reward."""
-
-_OWN_CODE: Final = re.compile(r"(?P<module>[^:]+(?::[\\/][^:]+)?):(?P<name>[A-Za-z_][\w.]*)")
 
 
 def named_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
@@ -109,45 +102,12 @@ def _built_in(name: str) -> Callable[[GoldAnswers | None], RewardFunction]:
 
 def _own(text: str) -> Any:
     """The user's own function; None where `text` names no code."""
-    found = _OWN_CODE.fullmatch(text)
-    if found is None:
+    if not names_own_code(text):
         return None
-    value: Any = _module(found["module"], text)
-    for part in found["name"].split("."):
-        try:
-            value = getattr(value, part)
-        except AttributeError as error:
-            names = [each for each in vars(value) if not each.startswith("_")] if hasattr(value, "__dict__") else []
-            near = difflib.get_close_matches(part, names, n=3)
-            raise RewardError(
-                f"{found['module']} has no {part!r}",
-                hint=f"Did you mean {' or '.join(near)}?" if near else "Name a function that it has.",
-            ) from error
+    value = load_own(text, what="a reward", error=RewardError)
     if not callable(value) or isinstance(value, type):
         raise RewardError(
-            f"{text} is no function", hint="Name one that takes a run (TrainingRun), or an instance that can be called."
+            f"{text} is not a function",
+            hint="Name one that takes a run (TrainingRun), or an instance that can be called.",
         )
     return value
-
-
-def _module(name: str, text: str) -> ModuleType:
-    hint = "Write module:function or path/to/file.py:function; modules are looked for here and where Python looks."
-    try:
-        if not name.endswith(".py"):
-            here = str(Path.cwd())
-            if here not in sys.path:  # the command's own script is elsewhere
-                sys.path.insert(0, here)
-            return importlib.import_module(name)
-        spec = importlib.util.spec_from_file_location(f"_memagent_{Path(name).stem}", Path(name).expanduser())
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{name} is no Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses look there for their module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[spec.name]
-            raise
-    except Exception as error:  # whatever a user's module raises when it is imported
-        raise RewardError(f"{text} cannot be imported: {type(error).__name__}: {error}", hint=hint) from error
-    return module
