@@ -168,22 +168,23 @@ def _mean_flops(rows: Iterable[Row], name: str) -> str:
 
 
 def _failures(rows: Sequence[Row], log: Path | None) -> list[str]:
-    """Where the reader's wrong answers lost their facts, and how to look at them."""
-    wrong = [row for row in rows if row.where_lost]
+    """Where wrong answers lost their facts, and how to look at them; systems that keep no memories lose none there."""
+    wrong = [row for row in rows if set(row.where_lost) - {Loss.NOT_APPLICABLE.value}]
     failed = [row for row in rows if row.outcome is Outcome.FAILED]
     parts: list[str] = []
     if wrong:
         kinds = [kind for kind in Loss if any(kind.value in row.where_lost for row in wrong)]
-        table = [["task", "length", "wrong answers", *(kind.value.replace("_", " ") for kind in kinds)]]
-        for (task, unit, length), group in grouped(wrong, lambda row: (row.task, row.unit, row.length)):
+        table = [["system", "task", "length", "wrong answers", *(kind.value.replace("_", " ") for kind in kinds)]]
+        cells_of = grouped(wrong, lambda row: (row.system, row.task, row.unit, row.length))
+        for (system, task, unit, length), group in cells_of:
             counts = Counter(each for row in group for each in row.where_lost)
             cells = [f"{counts[kind.value]}" for kind in kinds]
-            table.append([task, f"{length_label(length, unit)} {unit}", f"{len(group)}", *cells])
-        parts += ["## Where facts were lost", "By needle, in the reader's wrong answers.", markdown(table)]
-        table = [["question", "gold", "answer", "lost", "run"]]
+            table.append([system, task, f"{length_label(length, unit)} {unit}", f"{len(group)}", *cells])
+        parts += ["## Where facts were lost", "By needle, in wrong answers.", markdown(table)]
+        table = [["system", "question", "gold", "answer", "lost", "run"]]
         for row in wrong[:_SHOWN_FAILURES]:
             gold, answer = _short(", ".join(row.gold)), _short(row.answer or "–")
-            table.append([row.sample_id, gold, answer, _losses(row), f"`{row.run_id}`"])
+            table.append([row.system, row.sample_id, gold, answer, _losses(row), f"`{row.run_id}`"])
         option = f" --log {shlex.quote(str(log))}" if log is not None else ""
         parts += [
             f"The first {len(table) - 1} of {len(wrong)}; `memagent show RUN{option}` opens one:",

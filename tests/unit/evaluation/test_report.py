@@ -108,8 +108,10 @@ def test_wrong_answers_tell_where_their_facts_were_lost_and_how_to_open_them() -
         row(right=False, where_lost=("overwritten", "never_written"), lost_at=(3, None), run_id="e-1"),
         row(index=1, right=False, where_lost=("cut_by_cap",), lost_at=(2,), run_id="e-2", answer="a | b `c`\nd"),
     ]
-    report = render_report(results(*wrong, row(index=2)), log=Path("out/runs.sqlite"))
-    assert line(report, "keys", "1K tokens", "2") == "| keys | 1K tokens | 2 | 1 | 1 | 1 |"
+    other = row(index=3, right=False, system="full_context", where_lost=("not_applicable",), lost_at=(None,))
+    report = render_report(results(*wrong, row(index=2), other), log=Path("out/runs.sqlite"))
+    assert line(report, "memagent", "keys", "1K tokens", "2") == "| memagent | keys | 1K tokens | 2 | 1 | 1 | 1 |"
+    assert "not applicable" not in report
     assert "memagent show RUN --log out/runs.sqlite" in report
     assert "overwritten at chunk 3, never written | `e-1` |" in report
     assert "| a \\| b 'c' d | cut by cap at chunk 2 | `e-2` |" in report
