@@ -7,7 +7,7 @@ from typing import NotRequired
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
-from support.scripts import document_with
+from support.scripts import document_with, part, perfect_reader
 
 from memagent_graph import (
     ANSWER,
@@ -193,8 +193,6 @@ def test_what_a_role_asks_is_guarded_like_everything_else(make_reader) -> None:
             graph.add_edge("open_document", "ask_gate")
             graph.add_edge("ask_gate", "__end__")
 
-    from memagent_graph import ScriptedPolicy
-
     policy = ScriptedPolicy(lambda prompt: "yes")
     reader = make_reader(policy, strategy=Gate())
     reader.graph().invoke({"question": QUESTION, "document": TEXT})
@@ -237,3 +235,23 @@ def test_a_step_that_never_says_that_it_has_read_is_refused_and_does_not_run_for
     slots = count()
     with pytest.raises(StrategyError, match=r"chunk 0 was chosen twice.*step\.has_read"):
         make_reader(strategy=Forgetful()).read(TEXT, QUESTION)
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+async def test_killed_between_choosing_a_chunk_and_reading_it_nothing_is_lost_or_read_twice(make_reader, chunk) -> None:
+    saver, policy = InMemorySaver(), ScriptedPolicy(perfect_reader)
+    reader = make_reader(policy, checkpoints=saver)
+    graph = build_graph(await reader.aprepare(), Overwrite(), checkpointer=saver)
+    given = {"question": QUESTION, "document": reader.store.add(Document.of(TEXT)), "run_id": "r"}
+    async for saved in graph.astream(given, {"configurable": {"thread_id": "r"}}, stream_mode="checkpoints"):
+        span = saved["values"].get("span")
+        if saved["next"] == ["update_memory"] and span["index"] == chunk:
+            assert set(span) == {
+                "index", "start_char", "end_char", "start_byte", "end_byte", "tokens", "shortened",
+            }  # fmt: skip
+            break
+    result = await reader.aresume("r")
+    sections = [part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
+    assert len(sections) == len(set(sections)) == result.chunks_read
+    assert "".join(TEXT.split()) == "".join("".join(sections).split())
+    assert result.answer == "4711"
