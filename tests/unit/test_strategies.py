@@ -19,6 +19,7 @@ from memagent_graph import (
     Overwrite,
     ReaderState,
     Role,
+    ScriptedPolicy,
     Strategy,
     Writes,
     build_graph,
