@@ -209,7 +209,7 @@ class _Progress:
     known total. It never falls.
 
     Args:
-        context: of the request; a client that asked for no progress is told none.
+        context: of the request; a client that asked for no progress gets none.
         name: the document's.
         reads: how many read it side by side.
     """

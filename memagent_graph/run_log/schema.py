@@ -49,7 +49,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
 
     Raises:
         RunLogError: the file was written by a newer version.
-        sqlite3.Error: it is no database, cannot be written, or stays locked.
+        sqlite3.Error: it is not a database, cannot be written, or stays locked.
     """
     if not use_write_ahead_log(connection):
         raise sqlite3.OperationalError("the file system does not support write-ahead logging")
@@ -64,7 +64,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
     Raises:
         RunLogError: the file was written by a newer version.
-        sqlite3.Error: it is no database, cannot be written, or stays locked.
+        sqlite3.Error: it is not a database, cannot be written, or stays locked.
     """
     if _version(connection, path) == VERSION:
         return

@@ -1,6 +1,6 @@
 """Ways of reading, by name: those that come with the package, those of other packages, and a user's own.
 
-overwrite    the paper's: the whole memory written anew at each chunk
+overwrite    the paper's: the whole memory is rewritten at each chunk
 refine       a draft of the answer, improved at each chunk
 map_reduce   what each chunk contributes, side by side, then merged
 
@@ -36,7 +36,7 @@ def load_strategy(given: Strategy | type[Strategy] | str | None) -> Strategy:
         given: a name, "file.py:Name" or "module:Name", a strategy, or its class; None is the paper's.
 
     Raises:
-        StrategyError: there is none of that name, it cannot be loaded, is no strategy, or has the name of another.
+        StrategyError: there is none of that name, it cannot be loaded, is not a strategy, or has the name of another.
     """
     if given is None:
         return Overwrite()

@@ -1,4 +1,4 @@
-"""The paper's strategy: one chunk after the other, the whole memory written anew at each."""
+"""The paper's strategy: one chunk after the other, the whole memory is rewritten at each."""
 
 from __future__ import annotations
 
