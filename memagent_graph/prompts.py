@@ -234,8 +234,8 @@ def load_prompts(
     """
     layout, answer_format = PromptLayout(layout), AnswerFormat(answer_format)
     return Prompts(
-        update=_from_file(update_file) if update_file else _shipped(f"update_{layout.value}.txt"),
-        answer=_from_file(answer_file) if answer_file else _shipped(f"answer_{answer_format.value}.txt"),
+        update=template_file(update_file) if update_file else _shipped(f"update_{layout.value}.txt"),
+        answer=template_file(answer_file) if answer_file else _shipped(f"answer_{answer_format.value}.txt"),
         answer_format=answer_format,
         empty_memory=empty_memory,
         control_tokens=frozenset(control_tokens),
@@ -276,6 +276,7 @@ def changed_prompts(
         found,
         update=found.update if layout or update_template else prompts.update,
         answer=found.answer if answer_format or answer_template else prompts.answer,
+        others=prompts.others,
     )
 
 
@@ -284,7 +285,12 @@ def _shipped(name: str) -> PromptTemplate:
     return PromptTemplate(text.rstrip("\n"), source=name)
 
 
-def _from_file(path: Path | str) -> PromptTemplate:
+def template_file(path: Path | str) -> PromptTemplate:
+    """The template in a file.
+
+    Raises:
+        PromptError: the file cannot be read, or a field does not stand between tags.
+    """
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

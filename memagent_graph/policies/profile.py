@@ -1,13 +1,14 @@
 """What a policy was trained with, read from a `memagent.json` beside its weights.
 
 A small or a fine-tuned policy works only with the budgets and the wording that it was trained on. They travel with
-the weights: `memagent.json` holds the budgets, the folder `templates` the two prompts.
+the weights: `memagent.json` holds the budgets, the folder `templates` the prompts: `update.txt`, `answer.txt`, and a
+file for each further role that the policy was trained in.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -15,7 +16,7 @@ from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import ProfileError
 from memagent_graph.events import UpdateRule
-from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts
+from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
 
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 """The embedded policy: weights, tokenizer, templates and card."""
@@ -73,6 +74,8 @@ def load_profile(folder: Path | str) -> Profile | None:
         answer_file=templates / "answer.txt",
         empty_memory=empty_memory,
     )
+    files = sorted(path for path in templates.glob("*.txt") if path.stem not in {"update", "answer"})
+    prompts = replace(prompts, others={path.stem: template_file(path) for path in files})
     return Profile(budget=budget, prompts=prompts, boundary=boundary, on_invented=on_invented)
 
 
@@ -96,4 +99,6 @@ def save_profile(profile: Profile, folder: Path) -> None:
     templates.mkdir(parents=True, exist_ok=True)
     (templates / "update.txt").write_text(prompts.update.text + "\n", encoding="utf-8")
     (templates / "answer.txt").write_text(prompts.answer.text + "\n", encoding="utf-8")
+    for role, template in prompts.others.items():
+        (templates / f"{role}.txt").write_text(template.text + "\n", encoding="utf-8")
     (folder / "memagent.json").write_text(json.dumps(profile.values, indent=2) + "\n", encoding="utf-8")

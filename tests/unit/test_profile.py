@@ -73,3 +73,23 @@ def test_a_folder_without_one_is_refused(tmp_path: Path) -> None:
         MemAgent(profile=tmp_path / "nowhere", store=tmp_path, run_log=False)
     with pytest.raises(ProfileError, match=r"has no memagent\.json"):
         require_profile(tmp_path)
+
+
+def test_it_may_bring_the_words_of_any_role_of_a_strategy(tmp_path, make_reader) -> None:
+    from support.scripts import document_with
+    from support.strategies import EXAMPLE, reads_perfectly
+
+    from memagent_graph import ScriptedPolicy
+
+    shutil.copytree(EMBEDDED_FOLDER, tmp_path / "policy", ignore=shutil.ignore_patterns("*.safetensors"))
+    words = "<section>{chunk}</section> Our gate: <memory>{memory}</memory> <problem>{prompt}</problem>"
+    words += " Reply with yes or no"
+    (tmp_path / "policy" / "templates" / "gate.txt").write_text(words)
+    profile = require_profile(tmp_path / "policy")
+    save_profile(profile, tmp_path / "again")
+    assert require_profile(tmp_path / "again").prompts.wording == profile.prompts.wording
+    policy = ScriptedPolicy(reads_perfectly)
+    reader = make_reader(policy, strategy=EXAMPLE, profile=tmp_path / "policy", budget=None, prompts=None)
+    text = document_with({0.3: "The key of harbor is 4711."}, words=600)
+    assert reader.read(text, "What is the key of harbor?").chunks_read > 1
+    assert "Our gate:" in policy.prompts[0]
