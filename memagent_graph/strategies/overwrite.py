@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from langgraph.graph import END
 
+from memagent_graph.reading.nodes import Step
 from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import after_read_chunk, answer, read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
@@ -24,10 +25,21 @@ class Overwrite(Strategy):
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the paper's loop."""
-        graph.add_node("read_chunk", read_chunk)
-        graph.add_node("update_memory", update_memory)
-        graph.add_node("answer", answer)
-        graph.add_edge(OPEN, "read_chunk")
-        graph.add_conditional_edges("read_chunk", after_read_chunk("update_memory"), ["update_memory", "answer", END])
-        graph.add_edge("update_memory", "read_chunk")
-        graph.add_edge("answer", END)
+        wire_line(graph, "update_memory", update_memory)
+
+
+def wire_line(graph: StrategyGraph, node: str, read: Step) -> None:
+    """Wire the loop of a strategy that reads one chunk after the other.
+
+    Args:
+        graph: the strategy's.
+        node: what the step is called that reads the chosen chunk.
+        read: the step.
+    """
+    graph.add_node("read_chunk", read_chunk)
+    graph.add_node(node, read)
+    graph.add_node("answer", answer)
+    graph.add_edge(OPEN, "read_chunk")
+    graph.add_conditional_edges("read_chunk", after_read_chunk(node), [node, "answer", END])
+    graph.add_edge(node, "read_chunk")
+    graph.add_edge("answer", END)

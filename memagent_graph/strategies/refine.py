@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from langgraph.graph import END
-
 from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk
-from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.reading.steps import chosen
+from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, Role, shipped
+from memagent_graph.strategies.overwrite import wire_line
 
 IMPROVE = Role("refine", template=shipped("refine"), stand_in="update")
 """A whole draft from a draft and the next chunk. A policy with words of its own updates it as a memory."""
@@ -31,13 +30,7 @@ class Refine(Strategy):
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the chain."""
-        graph.add_node("read_chunk", read_chunk)
-        graph.add_node("improve_draft", improve_draft)
-        graph.add_node("answer", answer)
-        graph.add_edge(OPEN, "read_chunk")
-        graph.add_conditional_edges("read_chunk", after_read_chunk("improve_draft"), ["improve_draft", "answer", END])
-        graph.add_edge("improve_draft", "read_chunk")
-        graph.add_edge("answer", END)
+        wire_line(graph, "improve_draft", improve_draft)
 
 
 async def improve_draft(state: LineState, step: StepContext) -> Change:
