@@ -513,8 +513,7 @@ class MemAgent:
         memory = state.get("memory", "")
 
         def keep(change: Mapping[str, Any]) -> None:
-            for step in trace_steps(change.get("steps", ()), change):
-                progress.add(step)
+            progress.steps += trace_steps(change.get("steps", ()), change)
 
         context = replace(
             graph.reader_context,

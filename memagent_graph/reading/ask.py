@@ -217,7 +217,7 @@ class Ask:
             flops=flops,
             document_tokens=0,
         )
-        self.cost = add_cost(self.cost, cost)
+        self.cost = add_cost(self.cost, cost) if self._attempts else cost
         context.meter.tokens += usage.prompt_tokens + usage.completion_tokens
         self._attempts += 1
         if completion.retries:

@@ -9,7 +9,7 @@ to the second. What the graph does is the same, and its drawing is of the graph 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,44 +32,39 @@ class FusedNode(StepNode):
     first: StepNode = field(kw_only=True)
     route: Route = field(kw_only=True)
     """The first node's."""
+    reducers: Mapping[str, Callable[[Any, Any], Any]] = field(kw_only=True, repr=False)
+    """By channel, for those that have one."""
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(ReaderContext)
-        context, state = runtime.context, input
-        total = change = await self.run(state, runtime, config)
+        context = runtime.context
+        change = await self.run(input, runtime, config)
         if context.pass_by is None or _is_observed(context, config):
-            return total
+            return change
+        state, total = dict(input), dict[str, Any]()
         while True:
-            state = self._applied(state, change)
+            self._merge(total, change)
+            self._merge(state, change)
             if context.meter.exceeded(context.limits):
                 return total
             try:
                 chosen = await self.first.run(state, runtime, config)
             except MemAgentError:
                 return total  # the graph runs this step again, and fails with it
-            state = self._applied(state, chosen)
+            self._merge(state, chosen)
             if self.route(state) != self.node:
                 return total  # the graph runs this step again, and goes where it leads
             context.pass_by({**change, "memory": state.get("memory", "")})
             # As between supersteps, others have their turn, though the policy and all else may never wait.
             await asyncio.sleep(0)
-            total = self._joined(total, chosen)
+            self._merge(total, chosen)
             change = await self.run(state, runtime, config)
-            total = self._joined(total, change)
 
-    def _applied(self, state: Mapping[str, Any], change: Change) -> dict[str, Any]:
-        """The state after a change."""
-        return {**state, **{key: self._reduced(key, state.get(key), value) for key, value in change.items()}}
-
-    def _joined(self, first: Change, then: Change) -> Change:
-        """One change that does what two do one after the other."""
-        return {**first, **{key: self._reduced(key, first.get(key), value) for key, value in then.items()}}
-
-    def _reduced(self, key: str, before: Any, value: Any) -> Any:
-        channel = self.channels[key]
-        if before is not None and isinstance(channel, BinaryOperatorAggregate):
-            return channel.operator(before, value)
-        return value
+    def _merge(self, into: dict[str, Any], change: Change) -> None:
+        """Change a state, or a change that others follow, as the graph would: by the channels' reducers."""
+        for key, value in change.items():
+            before, reducer = into.get(key), self.reducers.get(key)
+            into[key] = value if before is None or reducer is None else reducer(before, value)
 
 
 def fuse(graph: StrategyGraph, loop: tuple[str, str]) -> None:
@@ -79,8 +74,15 @@ def fuse(graph: StrategyGraph, loop: tuple[str, str]) -> None:
     choosing, working = nodes[first].runnable, nodes[second].runnable
     if not isinstance(choosing, StepNode) or not isinstance(working, StepNode):
         raise TypeError(f"{first} and {second} are not both steps")
-    fused = FusedNode(second, working.step, working.channels, first=choosing, route=graph.routes[first])
-    nodes[second].runnable = fused
+    channels = working.channels
+    nodes[second].runnable = FusedNode(
+        second,
+        working.step,
+        channels,
+        first=choosing,
+        route=graph.routes[first],
+        reducers={key: each.operator for key, each in channels.items() if isinstance(each, BinaryOperatorAggregate)},
+    )
 
 
 def _is_observed(context: ReaderContext, config: RunnableConfig | None) -> bool:

@@ -62,28 +62,25 @@ def update_from_report(part: Mapping[str, Any]) -> MemoryUpdate:
 
 
 class Progress:
-    """A read's steps as they come, and the updates that they come to."""
+    """A read's steps as they come, and the updates that they come to, worked out once they are asked for."""
 
     def __init__(self, steps: Iterable[TraceStep] = (), document_bytes: int | None = None) -> None:
         self.document_bytes = document_bytes
-        self.steps: list[TraceStep] = []
-        self.replayed = Replayed(document_bytes)
-        for step in steps:
-            self.add(step)
-
-    def add(self, step: TraceStep) -> None:
-        """Add the next step."""
-        self.steps.append(step)
-        self.replayed.add(step)
+        self.steps: list[TraceStep] = list(steps)
+        self._replayed = Replayed(document_bytes)
+        self._replayed_steps = 0
 
     def updates_since(self, steps: int, *, complete: bool) -> list[MemoryUpdate]:
         """The updates that the steps from a number on brought; those of a chunk only once it is `complete`."""
+        for step in self.steps[self._replayed_steps :]:
+            self._replayed.add(step)
+        self._replayed_steps = len(self.steps)
         places = dict.fromkeys(
-            self.replayed.place(step.id)
+            self._replayed.place(step.id)
             for step in self.steps[steps:]
             if step.writes is not Writes.ANSWER and (complete or not step.reads)
         )
-        return [self.replayed.updates[place] for place in places]
+        return [self._replayed.updates[place] for place in places]
 
     @property
     def trace(self) -> Trace:
