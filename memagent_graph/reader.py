@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import queue
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_graph.budget import Budget
-from memagent_graph.concurrency.background import PerLoop, background_loop, run_sync
+from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import DocumentMismatchError, MemAgentError, PolicyError, RunMismatchError
@@ -23,7 +23,7 @@ from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import Profile, require_profile
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
-from memagent_graph.reading.assembly import Wishes, assemble
+from memagent_graph.reading.assembly import Choices, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules, new_run_id
@@ -113,7 +113,9 @@ class MemAgent:
         self.profile = require_profile(profile) if isinstance(profile, str | Path) else profile
         if tokenizer is None and isinstance(profile, str | Path):
             tokenizer = _tokenizer_beside(profile)
-        self._wishes = Wishes(
+        self.strategy = load_strategy(strategy)
+        self._checkpoints = checkpoints
+        choices = Choices(
             policy=self.policy,
             store=self.store,
             profile=self.profile,
@@ -131,15 +133,17 @@ class MemAgent:
             run_log=self.run_log,
             log_settings=dict(settings or {}),
         )
-        self.strategy = load_strategy(strategy)
-        self._profile_given = profile
-        self._checkpoints = checkpoints
+        self._settle(choices)
+
+    def _settle(self, choices: Choices) -> None:
+        """Take these choices, with nothing opened or asked yet."""
+        self._choices = choices
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
         self._context: ReaderContext | None = None
-        if self._wishes.is_sufficient:
-            context = assemble(self._wishes, ModelInfo())
-            self._context = context if self._wishes.is_complete else None
+        if choices.is_sufficient:
+            context = assemble(choices, ModelInfo())
+            self._context = context if choices.is_complete else None
 
     # Reading
 
@@ -170,16 +174,7 @@ class MemAgent:
                     return part
         raise AssertionError("a stream ends with its result")
 
-    def read(
-        self,
-        document: DocumentSource | DocumentRef,
-        question: str,
-        *,
-        run_id: str | None = None,
-        limits: Limits | None = None,
-    ) -> ReadResult:
-        """`aread` for synchronous code."""
-        return run_sync(self.aread(document, question, run_id=run_id, limits=limits))
+    read = synchronous(aread)
 
     async def astream(
         self,
@@ -194,16 +189,7 @@ class MemAgent:
             async for part in parts:
                 yield part
 
-    def stream(
-        self,
-        document: DocumentSource | DocumentRef,
-        question: str,
-        *,
-        run_id: str | None = None,
-        limits: Limits | None = None,
-    ) -> Iterator[MemoryUpdate | ReadResult]:
-        """`astream` for synchronous code."""
-        return _iterate(self.astream(document, question, run_id=run_id, limits=limits))
+    stream = synchronous_stream(astream)
 
     async def abatch(
         self,
@@ -234,15 +220,7 @@ class MemAgent:
             raise failures[0]
         return outcomes
 
-    def batch(
-        self,
-        requests: Iterable[ReadRequest | tuple[DocumentSource, str]],
-        *,
-        max_concurrency: int = 128,
-        return_exceptions: bool = False,
-    ) -> list[ReadResult | Exception]:
-        """`abatch` for synchronous code."""
-        return run_sync(self.abatch(requests, max_concurrency=max_concurrency, return_exceptions=return_exceptions))
+    batch = synchronous(abatch)
 
     # Going on
 
@@ -266,11 +244,7 @@ class MemAgent:
         record = await asyncio.to_thread(self.run_log.get, run_id)
         return await self.aread(record.document, question, run_id=new_run_id, limits=limits)
 
-    def ask_again(
-        self, run_id: str, question: str, *, new_run_id: str | None = None, limits: Limits | None = None
-    ) -> ReadResult:
-        """`aask_again` for synchronous code."""
-        return run_sync(self.aask_again(run_id, question, new_run_id=new_run_id, limits=limits))
+    ask_again = synchronous(aask_again)
 
     async def aresume(
         self, run_id: str, *, document: DocumentSource | None = None, limits: Limits | None = None
@@ -292,11 +266,7 @@ class MemAgent:
                     return part
         raise AssertionError("a stream ends with its result")
 
-    def resume(
-        self, run_id: str, *, document: DocumentSource | None = None, limits: Limits | None = None
-    ) -> ReadResult:
-        """`aresume` for synchronous code."""
-        return run_sync(self.aresume(run_id, document=document, limits=limits))
+    resume = synchronous(aresume)
 
     async def astream_resume(
         self, run_id: str, *, document: DocumentSource | None = None, limits: Limits | None = None
@@ -326,9 +296,7 @@ class MemAgent:
         await newest_snapshot(graph, run_id)
         return list((await trace_so_far(graph, run_id)).updates)
 
-    def history(self, run_id: str) -> list[MemoryUpdate]:
-        """`ahistory` for synchronous code."""
-        return run_sync(self.ahistory(run_id))
+    history = synchronous(ahistory)
 
     async def aedit_memory(self, run_id: str, chunk: int, text: str, *, branch: str = "") -> None:
         """Replace the memory as it was after `chunk` (counted from 0); `resume` then reads on from there.
@@ -351,9 +319,7 @@ class MemAgent:
         if self.run_log is not None:
             await asyncio.to_thread(self.run_log.wait, self.run_log.edit(run_id, chunk, text, step=step.id))
 
-    def edit_memory(self, run_id: str, chunk: int, text: str, *, branch: str = "") -> None:
-        """`aedit_memory` for synchronous code."""
-        run_sync(self.aedit_memory(run_id, chunk, text, branch=branch))
+    edit_memory = synchronous(aedit_memory)
 
     # Other readers, and the graph beneath
 
@@ -372,27 +338,24 @@ class MemAgent:
 
         `budget_changes` and `settings` are added to this reader's own. Checkpoints may be shared.
         """
-        wishes = self._wishes
-        return MemAgent(
-            self.policy,
-            profile=self._profile_given,
-            tokenizer=self._context.tokenizer if self._context else wishes.tokenizer,
-            budget=wishes.budget,
-            budget_changes={**wishes.budget_changes, **(budget_changes or {})},
-            prompts=wishes.prompts,
-            prompt_changes=wishes.prompt_changes,
-            sampling=sampling or wishes.sampling,
-            rules=wishes.rules,
-            limits=limits or wishes.limits,
-            boundary=wishes.boundary,
-            strategy=strategy or self.strategy,
-            concurrency=wishes.concurrency,
-            store=self.store,
-            checkpoints=checkpoints if checkpoints is not None else self._checkpoints,
-            run_log=(self.run_log or False) if run_log is None else run_log,
-            settings={**wishes.log_settings, **(settings or {})},
-            replace_undecodable=wishes.replace_undecodable,
+        other = copy(self)
+        other.run_log = self.run_log if run_log is None else _open_log(run_log)
+        other._owns_log = not isinstance(run_log, RunLog | None)
+        other.strategy = self.strategy if strategy is None else load_strategy(strategy)
+        other._checkpoints = self._checkpoints if checkpoints is None else checkpoints
+        given = self._choices
+        other._settle(
+            replace(
+                given,
+                tokenizer=self._context.tokenizer if self._context else given.tokenizer,
+                budget_changes={**given.budget_changes, **(budget_changes or {})},
+                sampling=sampling or given.sampling,
+                limits=limits or given.limits,
+                run_log=other.run_log,
+                log_settings={**given.log_settings, **(settings or {})},
+            )
         )
+        return other
 
     async def aprepare(self) -> ReaderContext:
         """Ask the policy for what was left out, check that the budget fits, and return what the nodes work with.
@@ -402,7 +365,7 @@ class MemAgent:
         """
         async with self._preparing.get():
             if self._context is None:
-                self._context = assemble(self._wishes, await self._told())
+                self._context = assemble(self._choices, await self._told())
         return self._context
 
     async def _told(self) -> ModelInfo:
@@ -412,7 +375,7 @@ class MemAgent:
         try:
             return await self.policy.describe()
         except PolicyError:
-            if self._wishes.is_sufficient:
+            if self._choices.is_sufficient:
                 return ModelInfo()
             raise
 
@@ -420,9 +383,7 @@ class MemAgent:
         """The LangGraph graph, without a checkpointer of its own: as a node it takes its parent's."""
         return build_graph(await self.aprepare(), self.strategy)
 
-    def graph(self) -> ReaderGraph:
-        """`agraph` for synchronous code."""
-        return run_sync(self.agraph())
+    graph = synchronous(agraph)
 
     async def aclose(self) -> None:
         """Close the running loop's connections and checkpoint file, and the log if the reader opened it.
@@ -438,9 +399,7 @@ class MemAgent:
         if self.run_log is not None and self._owns_log:
             await asyncio.to_thread(self.run_log.close)
 
-    def close(self) -> None:
-        """`aclose` for synchronous code."""
-        run_sync(self.aclose())
+    close = synchronous(aclose)
 
     async def __aenter__(self) -> MemAgent:
         return self
@@ -472,7 +431,7 @@ class MemAgent:
         if isinstance(document, dict):
             return cast("DocumentRef", document)
         return await asyncio.to_thread(
-            self.store.add, Document.of(document), replace_undecodable=self._wishes.replace_undecodable
+            self.store.add, Document.of(document), replace_undecodable=self._choices.replace_undecodable
         )
 
     async def _start(
@@ -552,7 +511,7 @@ class MemAgent:
                 self.store.reattach,
                 state["document"],
                 Document.of(document),
-                replace_undecodable=self._wishes.replace_undecodable,
+                replace_undecodable=self._choices.replace_undecodable,
             )
         except DocumentMismatchError as error:
             raise RunMismatchError(
@@ -582,27 +541,3 @@ def _embedded_policy() -> Policy:
     from memagent_graph.policies import LocalPolicy  # noqa: PLC0415  torch is loaded only where it is needed
 
     return LocalPolicy.embedded()
-
-
-def _iterate(parts: AsyncIterator[Any]) -> Iterator[Any]:
-    """An asynchronous iterator, drained on the background loop, for synchronous code."""
-    end = object()
-    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    async def drain() -> None:
-        try:
-            async for part in parts:
-                arrived.put(part)
-            arrived.put(end)
-        except BaseException as error:
-            arrived.put(error)
-            raise
-
-    future = asyncio.run_coroutine_threadsafe(drain(), background_loop())
-    try:
-        while (part := arrived.get()) is not end:
-            if isinstance(part, BaseException):
-                raise part
-            yield part
-    finally:
-        future.cancel()

@@ -7,12 +7,16 @@ the call, and so that it works inside a running loop as well (a notebook, say).
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from functools import update_wrapper
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
+S = TypeVar("S")
+P = ParamSpec("P")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -48,6 +52,54 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         future.cancel()
         raise
+
+
+def synchronous(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[S, P], T]:
+    """A method's twin for synchronous code: the same arguments, result and errors."""
+
+    def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run_sync(method(self, *args, **kwargs))
+
+    _name_twin(twin, method)
+    return twin
+
+
+def synchronous_stream(
+    method: Callable[Concatenate[S, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[S, P], Iterator[T]]:
+    """The same for a method that gives one part after the other: it is drained on the background loop."""
+
+    def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        end = object()
+        arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        async def drain() -> None:
+            try:
+                async for part in method(self, *args, **kwargs):
+                    arrived.put(part)
+                arrived.put(end)
+            except BaseException as error:
+                arrived.put(error)
+                raise
+
+        future = asyncio.run_coroutine_threadsafe(drain(), background_loop())
+        try:
+            while (part := arrived.get()) is not end:
+                if isinstance(part, BaseException):
+                    raise part
+                yield part
+        finally:
+            future.cancel()
+
+    _name_twin(twin, method)
+    return twin
+
+
+def _name_twin(twin: Callable[..., Any], method: Callable[..., Any]) -> None:
+    update_wrapper(twin, method)
+    twin.__name__ = method.__name__.removeprefix("a")
+    twin.__qualname__ = method.__qualname__.replace(method.__name__, twin.__name__)
+    twin.__doc__ = f"`{method.__name__}` for synchronous code."
 
 
 class PerLoop(Generic[T]):

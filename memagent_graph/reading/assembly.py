@@ -20,8 +20,8 @@ from memagent_graph.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a user wants of a reader; None leaves it to the profile, then to the defaults."""
+class Choices:
+    """What a user chose for a reader; None leaves it to the profile, then to the defaults."""
 
     policy: Policy
     store: DocumentStore
@@ -56,7 +56,7 @@ class Wishes:
         return self.tokenizer is not None and wording
 
 
-def assemble(wishes: Wishes, info: ModelInfo) -> ReaderContext:
+def assemble(choices: Choices, info: ModelInfo) -> ReaderContext:
     """Settle every open choice, and check that the budget fits.
 
     Raises:
@@ -64,43 +64,43 @@ def assemble(wishes: Wishes, info: ModelInfo) -> ReaderContext:
         MissingExtraError: it cannot be loaded without another package.
         BudgetError: the budget does not fit the context window.
     """
-    tokenizer = wishes.tokenizer or info.tokenizer
+    tokenizer = choices.tokenizer or info.tokenizer
     if tokenizer is None and info.missing is not None:
         raise info.missing
     if tokenizer is None:
         raise TokenizerError(
-            f"nothing tells which tokenizer {wishes.policy.name} uses",
+            f"it is not known which tokenizer {choices.policy.name} uses",
             hint="Name it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, or a hub id.",
         )
-    profile = wishes.profile or info.profile
-    prompts = wishes.prompts or (profile.prompts if profile else load_prompts())
-    if wishes.prompt_changes:
-        prompts = changed_prompts(prompts, **wishes.prompt_changes)
+    profile = choices.profile or info.profile
+    prompts = choices.prompts or (profile.prompts if profile else load_prompts())
+    if choices.prompt_changes:
+        prompts = changed_prompts(prompts, **choices.prompt_changes)
     return ReaderContext(
-        policy=wishes.policy,
+        policy=choices.policy,
         tokenizer=tokenizer,
-        store=wishes.store,
+        store=choices.store,
         prompts=replace(prompts, control_tokens=prompts.control_tokens | tokenizer.special_tokens),
-        budget=_budget(wishes, info.context_window, profile, tokenizer, prompts),
-        sampling=_sampling(wishes, info),
-        rules=_rules(wishes.rules, profile),
-        limits=wishes.limits,
-        concurrency=wishes.concurrency,
+        budget=_budget(choices, info.context_window, profile, tokenizer, prompts),
+        sampling=_sampling(choices, info),
+        rules=_rules(choices.rules, profile),
+        limits=choices.limits,
+        concurrency=choices.concurrency,
         window=info.context_window,
         own_words_only=profile is not None and profile.prompts.fingerprint == prompts.fingerprint,
-        boundary=wishes.boundary or (profile.boundary if profile else "token"),
+        boundary=choices.boundary or (profile.boundary if profile else "token"),
         shape=info.shape,
-        replace_undecodable=wishes.replace_undecodable,
-        run_log=wishes.run_log,
-        log_settings=wishes.log_settings,
+        replace_undecodable=choices.replace_undecodable,
+        run_log=choices.run_log,
+        log_settings=choices.log_settings,
     )
 
 
-def _sampling(wishes: Wishes, info: ModelInfo) -> SamplingParams:
+def _sampling(choices: Choices, info: ModelInfo) -> SamplingParams:
     """A run that is logged is logged exactly, where the policy can give ids, unless the user wants it otherwise."""
-    if wishes.sampling.logprobs is not None:
-        return wishes.sampling
-    return replace(wishes.sampling, logprobs=wishes.run_log is not None and info.gives_token_ids)
+    if choices.sampling.logprobs is not None:
+        return choices.sampling
+    return replace(choices.sampling, logprobs=choices.run_log is not None and info.gives_token_ids)
 
 
 def _rules(rules: UpdateRules, profile: Profile | None) -> UpdateRules:
@@ -110,13 +110,13 @@ def _rules(rules: UpdateRules, profile: Profile | None) -> UpdateRules:
 
 
 def _budget(
-    wishes: Wishes, window: int | None, profile: Profile | None, tokenizer: Tokenizer, prompts: Prompts
+    choices: Choices, window: int | None, profile: Profile | None, tokenizer: Tokenizer, prompts: Prompts
 ) -> Budget:
-    budget = wishes.budget or (profile.budget if profile else None)
+    budget = choices.budget or (profile.budget if profile else None)
     if budget is None:
         budget = Budget(context_window=window or Budget().context_window)
     elif window is not None and window < budget.context_window:
         budget = replace(budget, context_window=window)
-    budget = replace(budget, **wishes.budget_changes)
+    budget = replace(budget, **choices.budget_changes)
     budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
     return budget
