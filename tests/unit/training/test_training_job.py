@@ -389,10 +389,10 @@ def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, m
     twice = chosen_reward("with_dataclass.py:twice")
     assert callable(twice) and twice(None) == 2.0
     for text, told in (
-        ("own_rewards_of_test:lenght", "Did you mean length"),
-        ("own_rewards_of_test:x", "no function"),
-        ("no_such_module_at_all:f", "cannot be imported"),
-        ("nothing.py:f", "cannot be imported"),
+        ("own_rewards_of_test:lenght", "Did you mean own_rewards_of_test:length"),
+        ("own_rewards_of_test:x", "is not a function"),
+        ("no_such_module_at_all:f", "there is no module 'no_such_module_at_all'"),
+        ("nothing.py:f", "there is no file nothing.py"),
     ):
         with pytest.raises(RewardError, match=told):
             chosen_reward(text)
