@@ -1,7 +1,7 @@
 """The log of runs: what the policy saw and said, exactly, in one SQLite file that many processes write to.
 
 schema      connections, and the version of a file's tables
-migration   how a file of an older version becomes one of this
+migration   the tables, and how a file of an older version gets them
 records     what is in it, as data: runs, conversations, events, rewards
 packing     token ids, log-probs and texts as small blobs
 writer      one thread per log that commits what many reads hand in

@@ -1,41 +1,45 @@
-"""From one version of the run log's tables to the next. No script is ever changed once it has been released.
+"""The run log's tables, and how a file of an older version gets them.
 
 Version 3 knows more than one way of reading: a conversation has a role, a branch and a slot, and tables of their own
-hold what it read, what it comes from, and a run's answers. What a file of version 2 holds is said in these terms by
-six queries, `_AS_NEW`. The migration copies their rows; a reader that must not change the file puts views in the
-tables' place.
+hold what it read, what it comes from, and a run's answers. Six queries, `_AS_NEW`, express a file of version 2 in these
+terms. The migration copies their rows; a reader that must not change the file puts views in the tables' place.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 VERSION: Final = 3
 
-_RUNS: Final = """
-CREATE TABLE runs (
+_TABLES: Final = {
+    "runs": """(
     run_id TEXT PRIMARY KEY,
     began REAL NOT NULL,
     ended REAL,
-    question TEXT NOT NULL,
     document TEXT NOT NULL,
     settings TEXT NOT NULL,
     stop_reason TEXT,
-    answer TEXT
-) STRICT;
-"""
-
-_CONVERSATIONS: Final = """
-ALTER TABLE runs ADD COLUMN trace TEXT;
-CREATE TABLE templates (
+    trace TEXT,
+    strategy TEXT NOT NULL,
+    strategy_fingerprint TEXT NOT NULL
+) STRICT""",
+    "answers": """(
+    run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    question TEXT NOT NULL,
+    answer TEXT,
+    PRIMARY KEY (run_id, number)
+) STRICT, WITHOUT ROWID""",
+    "templates": """(
     hash TEXT PRIMARY KEY,
     content TEXT NOT NULL
-) STRICT;
-CREATE TABLE configurations (
+) STRICT""",
+    "configurations": """(
     id INTEGER PRIMARY KEY,
     policy TEXT NOT NULL,
     policy_version TEXT NOT NULL,
@@ -43,12 +47,17 @@ CREATE TABLE configurations (
     template TEXT NOT NULL,
     sampling TEXT NOT NULL,
     UNIQUE (policy, policy_version, tokenizer, template, sampling)
-) STRICT;
-CREATE TABLE conversations (
+) STRICT""",
+    "conversations": """(
     id INTEGER PRIMARY KEY,
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
+    seq INTEGER NOT NULL,
+    node TEXT NOT NULL,
+    branch TEXT NOT NULL,
+    role TEXT NOT NULL,
+    slot INTEGER NOT NULL,
+    writes TEXT NOT NULL,
     position INTEGER NOT NULL,
-    kind TEXT NOT NULL,
     step TEXT NOT NULL,
     attempt INTEGER NOT NULL,
     outcome TEXT NOT NULL,
@@ -56,11 +65,6 @@ CREATE TABLE conversations (
     configuration INTEGER NOT NULL REFERENCES configurations (id),
     began REAL NOT NULL,
     seconds REAL NOT NULL,
-    start_char INTEGER,
-    end_char INTEGER,
-    start_byte INTEGER,
-    end_byte INTEGER,
-    chunk_tokens INTEGER,
     prompt_tokens INTEGER NOT NULL,
     completion_tokens INTEGER NOT NULL,
     cached_tokens INTEGER NOT NULL,
@@ -71,10 +75,25 @@ CREATE TABLE conversations (
     text BLOB,
     memory BLOB,
     trace TEXT
-) STRICT;
-CREATE INDEX conversations_of_run ON conversations (run_id, position);
-CREATE UNIQUE INDEX conversations_that_count ON conversations (run_id, position, kind, attempt) WHERE superseded = 0;
-CREATE TABLE events (
+) STRICT""",
+    "conversation_reads": """(
+    conversation INTEGER NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    chunk INTEGER NOT NULL,
+    start_char INTEGER NOT NULL,
+    end_char INTEGER NOT NULL,
+    start_byte INTEGER NOT NULL,
+    end_byte INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    PRIMARY KEY (conversation, number)
+) STRICT, WITHOUT ROWID""",
+    "conversation_parents": """(
+    conversation INTEGER NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    parent TEXT NOT NULL,
+    PRIMARY KEY (conversation, number)
+) STRICT, WITHOUT ROWID""",
+    "events": """(
     id INTEGER PRIMARY KEY,
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
     conversation INTEGER REFERENCES conversations (id) ON DELETE CASCADE,
@@ -83,11 +102,10 @@ CREATE TABLE events (
     kind TEXT NOT NULL,
     detail TEXT NOT NULL,
     rule TEXT,
-    text BLOB
-) STRICT;
-CREATE INDEX events_of_run ON events (run_id);
-CREATE INDEX events_of_conversation ON events (conversation);
-CREATE TABLE rewards (
+    text BLOB,
+    step TEXT
+) STRICT""",
+    "rewards": """(
     id INTEGER PRIMARY KEY,
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
     conversation INTEGER REFERENCES conversations (id) ON DELETE CASCADE,
@@ -96,10 +114,19 @@ CREATE TABLE rewards (
     source TEXT NOT NULL,
     time REAL NOT NULL,
     note TEXT
-) STRICT;
-CREATE INDEX rewards_of_run ON rewards (run_id);
-CREATE INDEX rewards_of_conversation ON rewards (conversation);
-"""
+) STRICT""",
+}
+"""Each as what stands behind its name when it is created."""
+
+_INDEXES: Final = (
+    "CREATE INDEX conversations_of_run ON conversations (run_id, seq)",
+    "CREATE UNIQUE INDEX conversations_that_count ON conversations (run_id, branch, role, slot, attempt) "
+    "WHERE superseded = 0",
+    "CREATE INDEX events_of_run ON events (run_id)",
+    "CREATE INDEX events_of_conversation ON events (conversation)",
+    "CREATE INDEX rewards_of_run ON rewards (run_id)",
+    "CREATE INDEX rewards_of_conversation ON rewards (conversation)",
+)
 
 _AS_NEW: Final = {
     "runs": (
@@ -131,87 +158,24 @@ _AS_NEW: Final = {
 }
 """Tables of version 3 as queries of version 2. A chunk was always read behind the one before it."""
 
-_STRATEGIES: Final = f"""
-CREATE TABLE new_runs (
-    run_id TEXT PRIMARY KEY,
-    began REAL NOT NULL,
-    ended REAL,
-    document TEXT NOT NULL,
-    settings TEXT NOT NULL,
-    stop_reason TEXT,
-    trace TEXT,
-    strategy TEXT NOT NULL,
-    strategy_fingerprint TEXT NOT NULL
-) STRICT;
-CREATE TABLE answers (
-    run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
-    number INTEGER NOT NULL,
-    question TEXT NOT NULL,
-    answer TEXT,
-    PRIMARY KEY (run_id, number)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE new_conversations (
-    id INTEGER PRIMARY KEY,
-    run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
-    seq INTEGER NOT NULL,
-    node TEXT NOT NULL,
-    branch TEXT NOT NULL,
-    role TEXT NOT NULL,
-    slot INTEGER NOT NULL,
-    writes TEXT NOT NULL,
-    position INTEGER NOT NULL,
-    step TEXT NOT NULL,
-    attempt INTEGER NOT NULL,
-    outcome TEXT NOT NULL,
-    superseded INTEGER NOT NULL DEFAULT 0,
-    configuration INTEGER NOT NULL REFERENCES configurations (id),
-    began REAL NOT NULL,
-    seconds REAL NOT NULL,
-    prompt_tokens INTEGER NOT NULL,
-    completion_tokens INTEGER NOT NULL,
-    cached_tokens INTEGER NOT NULL,
-    finish_reason TEXT NOT NULL,
-    prompt_ids BLOB,
-    completion_ids BLOB,
-    logprobs BLOB,
-    text BLOB,
-    memory BLOB,
-    trace TEXT
-) STRICT;
-CREATE TABLE conversation_reads (
-    conversation INTEGER NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
-    number INTEGER NOT NULL,
-    chunk INTEGER NOT NULL,
-    start_char INTEGER NOT NULL,
-    end_char INTEGER NOT NULL,
-    start_byte INTEGER NOT NULL,
-    end_byte INTEGER NOT NULL,
-    tokens INTEGER NOT NULL,
-    PRIMARY KEY (conversation, number)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE conversation_parents (
-    conversation INTEGER NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
-    number INTEGER NOT NULL,
-    parent TEXT NOT NULL,
-    PRIMARY KEY (conversation, number)
-) STRICT, WITHOUT ROWID;
-INSERT INTO new_runs {_AS_NEW["runs"]};
-INSERT INTO answers {_AS_NEW["answers"]};
-INSERT INTO new_conversations {_AS_NEW["conversations"]};
-INSERT INTO conversation_reads {_AS_NEW["conversation_reads"]};
-INSERT INTO conversation_parents {_AS_NEW["conversation_parents"]};
-ALTER TABLE events ADD COLUMN step TEXT;
-DROP TABLE conversations;
-DROP TABLE runs;
-ALTER TABLE new_runs RENAME TO runs;
-ALTER TABLE new_conversations RENAME TO conversations;
-CREATE INDEX conversations_of_run ON conversations (run_id, seq);
-CREATE UNIQUE INDEX conversations_that_count ON conversations (run_id, branch, role, slot, attempt)
-    WHERE superseded = 0;
-"""
+_HELD: Final = {0: (), 1: ("runs", "answers"), 2: tuple(_TABLES)}
+"""By version: the tables that such a file has rows for; version 1 has no conversations."""
 
-SCRIPTS: Final = (_RUNS, _CONVERSATIONS, _STRATEGIES)
-"""Each takes a file from one version to the next."""
+
+def statements(version: int) -> Iterator[str]:
+    """What brings a file to this version; a new file counts as version 0. Foreign keys must not be enforced.
+
+    Every table is made, filled from the old ones, and put in their place.
+    """
+    if version == 1:
+        yield "ALTER TABLE runs ADD COLUMN trace TEXT"
+    yield from (f"CREATE TABLE new_{table} {columns}" for table, columns in _TABLES.items())
+    for table in _HELD[version]:
+        yield f"INSERT INTO new_{table} {_AS_NEW.get(table, f'SELECT * FROM {table}')}"
+    for table in _TABLES:
+        yield f"DROP TABLE IF EXISTS {table}"
+        yield f"ALTER TABLE new_{table} RENAME TO {table}"
+    yield from _INDEXES
 
 
 def show_as_new(connection: sqlite3.Connection) -> None:

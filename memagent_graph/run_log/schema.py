@@ -1,4 +1,4 @@
-"""The run log's tables, and connections to them. A file's `user_version` is the version of its tables."""
+"""Connections to the run log. A file's `user_version` is the version of its tables."""
 
 from __future__ import annotations
 
@@ -75,9 +75,8 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         version = _version(connection, path)
         if version not in {0, VERSION}:
             migration.back_up(path, version)
-        for script in migration.SCRIPTS[version:]:
-            for statement in filter(str.strip, script.split(";\n")):
-                connection.execute(statement)
+        for statement in migration.statements(version) if version < VERSION else ():
+            connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:

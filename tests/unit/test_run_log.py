@@ -29,7 +29,6 @@ from memagent_graph import (
 from memagent_graph.errors import PolicyError, RunError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind
-from memagent_graph.run_log.migration import SCRIPTS
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
@@ -472,7 +471,10 @@ def test_a_log_of_a_newer_version_is_refused_and_an_older_one_is_brought_up(tmp_
         RunLog(newer)
     older = tmp_path / "older.sqlite"
     with sqlite3.connect(older) as connection:
-        connection.executescript(SCRIPTS[0])
+        connection.execute(
+            "CREATE TABLE runs (run_id TEXT PRIMARY KEY, began REAL NOT NULL, ended REAL, question TEXT NOT NULL, "
+            "document TEXT NOT NULL, settings TEXT NOT NULL, stop_reason TEXT, answer TEXT) STRICT"
+        )
         connection.execute("PRAGMA user_version = 1")
         connection.execute("INSERT INTO runs VALUES ('old', 1.0, 2.0, 'q', '{}', '{}', 'answered', 'a')")
     connection.close()
