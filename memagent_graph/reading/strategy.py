@@ -118,7 +118,7 @@ class StrategyGraph:
         """Begin a run: every channel as if nothing had been read."""
         run_id = state.get("run_id") or new_run_id()
         if recording := step.context.meter.recording:
-            recording.begin(run_id, state["question"], state["document"], step.context.prompts, anew=True)
+            recording.begin(run_id, state["question"], state["document"], step.context.prompts, afresh=True)
         blank = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _GIVEN}
         return {**blank, "memory": "", "run_id": run_id, "settings": step.context.settings}
 

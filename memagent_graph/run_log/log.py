@@ -34,16 +34,6 @@ from memagent_graph.run_log.schema import connect, connect_to_read, prepare
 from memagent_graph.run_log.writer import Job, Writer
 from memagent_graph.trace import Trace
 
-_BEGIN: Final = (
-    "INSERT INTO runs (run_id, began, document, settings, trace, strategy, strategy_fingerprint) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET ended = NULL, stop_reason = NULL"
-)
-_BEGIN_ANEW: Final = (
-    _BEGIN + ", began = excluded.began, document = excluded.document, settings = excluded.settings, "
-    "trace = excluded.trace, strategy = excluded.strategy, strategy_fingerprint = excluded.strategy_fingerprint"
-)
-_ASK: Final = "INSERT INTO answers (run_id, number, question) VALUES (?, 0, ?) ON CONFLICT (run_id, number) DO "
-_ASK_ANEW: Final = _ASK + "UPDATE SET question = excluded.question, answer = NULL"
 _RUNS: Final = "(SELECT r.*, a.question, a.answer FROM runs r JOIN answers a ON a.run_id = r.run_id AND a.number = 0)"
 _OVERWRITE: Final = StrategyId("overwrite", "")
 _NOT_STORABLE: Final = (OverflowError, UnicodeEncodeError)
@@ -94,36 +84,32 @@ class RunLog:
         *,
         prompts: Prompts | None = None,
         trace: Mapping[str, str] | None = None,
-        anew: bool = False,
+        afresh: bool = False,
     ) -> Job:
         """What `begin` hands in, with the prompts' wording and the trace it runs under.
 
-        A run of that id that is there continues, or, `anew`, is replaced: its conversations no longer count.
+        A run of that id that is there continues, or, `afresh`, is replaced: its conversations no longer count.
         """
-        kept_document = {**document, "name": self._kept(TextKind.DOCUMENT_NAME, document["name"]) or ""}
-        asked = run_id, _storable(self._kept(TextKind.QUESTION, question) or "")
-        values = (
-            run_id,
-            time.time(),
-            json.dumps(kept_document),
-            json.dumps(dict(settings)),
-            json.dumps(dict(trace)) if trace else None,
-            strategy.name,
-            strategy.fingerprint,
+        run = RunRecord(
+            run_id=run_id,
+            began=time.time(),
+            ended=None,
+            question=_storable(self._kept(TextKind.QUESTION, question)) or "",
+            document={**document, "name": self._kept(TextKind.DOCUMENT_NAME, document["name"]) or ""},
+            settings=dict(settings),
+            stop_reason=None,
+            answer=None,
+            trace=dict(trace or {}),
+            strategy=strategy.name,
+            strategy_fingerprint=strategy.fingerprint,
         )
 
         def job(connection: sqlite3.Connection) -> None:
-            connection.execute(_BEGIN_ANEW if anew else _BEGIN, values)
-            connection.execute(_ASK_ANEW if anew else f"{_ASK}NOTHING", asked)
-            if anew:
-                connection.execute(
-                    "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND superseded = 0", (run_id,)
-                )
+            rows.insert_run(connection, run, "replace" if afresh else "continue")
+            if afresh:
+                connection.execute("UPDATE conversations SET superseded = 1 WHERE run_id = ?", (run_id,))
             if prompts is not None:
-                connection.execute(
-                    "INSERT OR IGNORE INTO templates (hash, content) VALUES (?, ?)",
-                    (prompts.fingerprint, json.dumps(prompts.wording)),
-                )
+                rows.insert_template(connection, prompts.fingerprint, prompts.wording)
 
         return job
 
@@ -214,9 +200,9 @@ class RunLog:
             RunNotFoundError: there is no such run, or it has no such conversation.
             RunLogError: the value is no number, or the file cannot be written.
         """
-        value = float(value)
-        if not math.isfinite(value):
-            raise RunLogError(f"a reward must be a finite number, not {value}", run_id=run_id)
+        given = Reward(run_id, name, float(value), source, time.time(), conversation, note)
+        if not math.isfinite(given.value):
+            raise RunLogError(f"a reward must be a finite number, not {given.value}", run_id=run_id)
         self.get(run_id)
 
         def job(connection: sqlite3.Connection) -> None:
@@ -224,11 +210,7 @@ class RunLog:
                 row = connection.execute("SELECT run_id FROM conversations WHERE id = ?", (conversation,)).fetchone()
                 if row is None or row["run_id"] != run_id:
                     raise RunNotFoundError(f"run {run_id} has no conversation {conversation}", run_id=run_id)
-            connection.execute(
-                "INSERT INTO rewards (run_id, conversation, name, value, source, time, note) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (run_id, conversation, name, value, source, time.time(), note),
-            )
+            rows.insert_reward(connection, given)
 
         self.wait(self._writer.submit(job))
 
@@ -380,10 +362,7 @@ class RunLog:
         """
         columns = "c.*" if with_ids else rows.WITHOUT_IDS
         with self._connection() as connection:
-            events: dict[int, list[LoggedEvent]] = {}
-            for row in connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,)):
-                if row["conversation"] is not None:
-                    events.setdefault(row["conversation"], []).append(rows.event(row))
+            events = rows.grouped(connection, "events", run_id, rows.event, order="id")
             reads = rows.grouped(connection, "conversation_reads", run_id, rows.span)
             parents = rows.grouped(connection, "conversation_parents", run_id, itemgetter("parent"))
             query = (

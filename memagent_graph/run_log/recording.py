@@ -50,8 +50,10 @@ class Recording:
         """The read fails: the coming `settle` waits for everything."""
         self._ended = True
 
-    def begin(self, run_id: str, question: str, document: DocumentRef, prompts: Prompts, *, anew: bool = False) -> None:
-        """Enter the run, once per call of the graph; `anew` if it begins, and does not continue."""
+    def begin(
+        self, run_id: str, question: str, document: DocumentRef, prompts: Prompts, *, afresh: bool = False
+    ) -> None:
+        """Enter the run, once per call of the graph; `afresh` if it begins, and does not continue."""
         if not self._begun:
             self._begun = True
             self._hand_in(
@@ -63,7 +65,7 @@ class Recording:
                     self.strategy,
                     prompts=prompts,
                     trace=self.trace,
-                    anew=anew,
+                    afresh=afresh,
                 )
             )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final, Literal, TypeVar
 
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome, Reward, RunRecord
@@ -15,51 +15,58 @@ from memagent_graph.trace import Span, Writes
 T = TypeVar("T")
 
 
-def insert_run(connection: sqlite3.Connection, new: RunRecord) -> None:
-    """Add a run."""
+def insert(
+    connection: sqlite3.Connection, table: str, values: Mapping[str, Any], *, update: Iterable[str] | None = None
+) -> None:
+    """Add a row. Where its key is there already, its columns in `update` are replaced; without `update` that fails."""
+    change = ", ".join(f"{column} = excluded.{column}" for column in update or ())
+    otherwise = "" if update is None else f"ON CONFLICT DO UPDATE SET {change}" if change else "ON CONFLICT DO NOTHING"
+    marks = ", ".join("?" * len(values))
     connection.execute(
-        "INSERT INTO runs (run_id, began, ended, document, settings, stop_reason, trace, strategy, "
-        "strategy_fingerprint) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            new.run_id,
-            new.began,
-            new.ended,
-            json.dumps(new.document),
-            json.dumps(dict(new.settings)),
-            new.stop_reason,
-            json.dumps(dict(new.trace)) if new.trace else None,
-            new.strategy,
-            new.strategy_fingerprint,
-        ),
+        f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks}) {otherwise}",  # noqa: S608  our own names
+        tuple(values.values()),
     )
-    connection.execute(
-        "INSERT INTO answers (run_id, number, question, answer) VALUES (?, 0, ?, ?)",
-        (new.run_id, new.question, new.answer),
-    )
+
+
+def insert_run(
+    connection: sqlite3.Connection, new: RunRecord, existing: Literal["refuse", "continue", "replace"] = "refuse"
+) -> None:
+    """Add a run. One of its id that is there is an error, loses its end alone, or is replaced."""
+    run = {
+        "run_id": new.run_id,
+        "began": new.began,
+        "ended": new.ended,
+        "document": json.dumps(new.document),
+        "settings": json.dumps(dict(new.settings)),
+        "stop_reason": new.stop_reason,
+        "trace": _json_or_null(new.trace),
+        "strategy": new.strategy,
+        "strategy_fingerprint": new.strategy_fingerprint,
+    }
+    answer = {"run_id": new.run_id, "number": 0, "question": new.question, "answer": new.answer}
+    updates: dict[str, tuple[Iterable[str] | None, Iterable[str] | None]] = {
+        "refuse": (None, None),
+        "continue": (("ended", "stop_reason"), ()),
+        "replace": (run, answer),
+    }
+    insert(connection, "runs", run, update=updates[existing][0])
+    insert(connection, "answers", answer, update=updates[existing][1])
 
 
 def insert_template(connection: sqlite3.Connection, fingerprint: str, wording: Mapping[str, str]) -> None:
     """Add the wording of prompts, unless it is there."""
-    connection.execute(
-        "INSERT OR IGNORE INTO templates (hash, content) VALUES (?, ?)", (fingerprint, json.dumps(dict(wording)))
-    )
+    insert(connection, "templates", {"hash": fingerprint, "content": json.dumps(dict(wording))}, update=())
 
 
 def insert_event(connection: sqlite3.Connection, run_id: str, new: LoggedEvent, conversation: int | None) -> None:
     """Add an event of a run, or of one of its conversations."""
-    connection.execute(
-        "INSERT INTO events (run_id, conversation, position, time, kind, detail, rule, text, step) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (run_id, conversation, new.position, new.time, new.kind, new.detail, new.rule, pack_text(new.text), new.step),
-    )
+    values = {**asdict(new), "run_id": run_id, "conversation": conversation, "text": pack_text(new.text)}
+    insert(connection, "events", values)
 
 
 def insert_reward(connection: sqlite3.Connection, new: Reward) -> None:
     """Add a reward; its conversation is a row."""
-    connection.execute(
-        "INSERT INTO rewards (run_id, conversation, name, value, source, time, note) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (new.run_id, new.conversation, new.name, new.value, new.source, new.time, new.note),
-    )
+    insert(connection, "rewards", asdict(replace(new, id=None)))
 
 
 class NewConversation:
@@ -74,11 +81,8 @@ class NewConversation:
     """
 
     def __init__(self, new: Conversation, *, supersede: bool) -> None:
-        self.run_id, self.position, self.step = new.run_id, new.position, new.step
-        self.place = new.run_id, new.branch, new.role, new.slot
         self.supersede = supersede
-        self.parents, self.reads, self.seq = new.parents, new.reads, new.seq
-        self.events = new.events
+        self.parents, self.reads, self.events = new.parents, new.reads, new.events
         self.configuration = (
             new.policy,
             new.policy_version,
@@ -86,31 +90,18 @@ class NewConversation:
             new.template,
             json.dumps(dict(new.sampling), sort_keys=True),
         )
-        self.values = (
-            new.run_id,
-            new.node,
-            new.branch,
-            new.role,
-            new.slot,
-            new.writes.value,
-            new.position,
-            new.step,
-            new.attempt,
-            new.outcome.value,
-            int(new.superseded),
-            new.began,
-            new.seconds,
-            new.prompt_tokens,
-            new.completion_tokens,
-            new.cached_tokens,
-            new.finish_reason,
-            pack_ids(new.prompt_token_ids),
-            pack_ids(new.token_ids, small=True),
-            pack_logprobs(new.logprobs),
-            pack_text(new.text),
-            pack_text(new.memory),
-            json.dumps(dict(new.trace)) if new.trace else None,
-        )
+        self.values = {
+            **{name: getattr(new, name) for name in _PLAIN_COLUMNS},
+            "writes": new.writes.value,
+            "outcome": new.outcome.value,
+            "superseded": int(new.superseded),
+            "prompt_ids": pack_ids(new.prompt_token_ids),
+            "completion_ids": pack_ids(new.token_ids, small=True),
+            "logprobs": pack_logprobs(new.logprobs),
+            "text": pack_text(new.text),
+            "memory": pack_text(new.memory),
+            "trace": _json_or_null(new.trace),
+        }
 
     def __call__(self, connection: sqlite3.Connection) -> int:
         """Add it alone."""
@@ -130,7 +121,7 @@ class NewConversation:
             if job.supersede:
                 added += _insert(connection, waiting, configurations, numbering)
                 waiting = []
-                supersede(connection, job.run_id, _in_place_of(connection, job), with_them=True)
+                supersede(connection, job.values["run_id"], _in_place_of(connection, job), with_them=True)
             waiting.append(job)
         return added + _insert(connection, waiting, configurations, numbering)
 
@@ -142,22 +133,22 @@ class _Numbering:
         self._connection = connection
         self._next: dict[str, int] = {}
 
-    def take(self, job: NewConversation) -> int:
-        if job.run_id not in self._next:
+    def take(self, run_id: str, given: int | None) -> int:
+        if run_id not in self._next:
             find = "SELECT coalesce(max(seq) + 1, 0) FROM conversations WHERE run_id = ?"
-            self._next[job.run_id] = self._connection.execute(find, (job.run_id,)).fetchone()[0]
-        number = self._next[job.run_id] if job.seq is None else job.seq
-        self._next[job.run_id] = max(self._next[job.run_id], number + 1)
+            self._next[run_id] = self._connection.execute(find, (run_id,)).fetchone()[0]
+        number = self._next[run_id] if given is None else given
+        self._next[run_id] = max(self._next[run_id], number + 1)
         return number
 
 
 def _in_place_of(connection: sqlite3.Connection, job: NewConversation) -> list[str]:
     """The steps of other executions at a conversation's place."""
     query = (
-        "SELECT DISTINCT step FROM conversations "
-        "WHERE run_id = ? AND branch = ? AND role = ? AND slot = ? AND superseded = 0 AND step <> ?"
+        "SELECT DISTINCT step FROM conversations WHERE run_id = :run_id AND branch = :branch AND role = :role "
+        "AND slot = :slot AND superseded = 0 AND step <> :step"
     )
-    return [row[0] for row in connection.execute(query, (*job.place, job.step))]
+    return [row[0] for row in connection.execute(query, job.values)]
 
 
 def step_at(connection: sqlite3.Connection, run_id: str, position: int) -> str | None:
@@ -174,31 +165,29 @@ def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str],
     """Mark all that came of some steps, and, `with_them`, these themselves, as no longer part of the run."""
     if not steps:
         return
-    rows: dict[str, list[int]] = {}
-    children: dict[str, set[str]] = {}
+    gone = set(steps)
     query = (
-        "SELECT c.id, c.step, p.parent FROM conversations c "
-        "LEFT JOIN conversation_parents p ON p.conversation = c.id WHERE c.run_id = ? AND c.superseded = 0"
+        "SELECT c.step, p.parent FROM conversations c JOIN conversation_parents p ON p.conversation = c.id "
+        "WHERE c.run_id = ? AND c.superseded = 0 ORDER BY c.seq"
     )
-    for row, step, parent in connection.execute(query, (run_id,)):
-        rows.setdefault(step, []).append(row)
-        if parent is not None:
-            children.setdefault(parent, set()).add(step)
-    gone: set[str] = set()
-    waiting = list(steps) if with_them else [child for step in steps for child in children.get(step, ())]
-    while waiting:
-        step = waiting.pop()
-        if step not in gone:
+    for step, parent in connection.execute(query, (run_id,)):  # each behind its parents
+        if parent in gone:
             gone.add(step)
-            waiting += children.get(step, ())
-    marked = sorted({row for step in gone for row in rows.get(step, ())})
-    connection.executemany("UPDATE conversations SET superseded = 1 WHERE id = ?", ((row,) for row in marked))
+    connection.execute(
+        "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND superseded = 0 "
+        "AND step IN (SELECT value FROM json_each(?))",
+        (run_id, json.dumps(list(gone if with_them else gone.difference(steps)))),
+    )
 
 
-_COLUMNS: Final = (
-    "run_id, node, branch, role, slot, writes, position, step, attempt, outcome, superseded, began, seconds, "
-    "prompt_tokens, completion_tokens, cached_tokens, finish_reason, prompt_ids, completion_ids, logprobs, text, "
-    "memory, trace, configuration, seq"
+_PLAIN_COLUMNS: Final = (
+    *("run_id", "seq", "node", "branch", "role", "slot", "position", "step", "attempt", "began", "seconds"),
+    *("prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason"),
+)
+"""Those that hold an attribute of `Conversation` as it is."""
+WITHOUT_IDS: Final = ", ".join(
+    f"c.{name}"
+    for name in ("id", *_PLAIN_COLUMNS, "writes", "outcome", "superseded", "text", "memory", "trace", "configuration")
 )
 
 
@@ -227,10 +216,15 @@ def _insert(
     """Add rows in one statement, which numbers them one after the other."""
     if not jobs:
         return []
-    values = [value for job in jobs for value in (*job.values, configurations[job.configuration], numbering.take(job))]
-    each = f"({', '.join('?' * (_COLUMNS.count(',') + 1))})"
+    values: list[Any] = []
+    for job in jobs:
+        job_values = {**job.values, "configuration": configurations[job.configuration]}
+        job_values["seq"] = numbering.take(job.values["run_id"], job.values["seq"])
+        values += job_values.values()
+    columns = (*jobs[0].values, "configuration")
+    each = f"({', '.join('?' * len(columns))})"
     inserted = connection.execute(
-        f"INSERT INTO conversations ({_COLUMNS}) VALUES {', '.join([each] * len(jobs))}",  # noqa: S608  our own names
+        f"INSERT INTO conversations ({', '.join(columns)}) VALUES {', '.join([each] * len(jobs))}",  # noqa: S608  our own names
         values,
     )
     last = inserted.lastrowid or 0
@@ -241,7 +235,7 @@ def _insert(
             reads.append((row, number, *(getattr(span, name) for name in _SPAN)))
         parents += [(row, number, parent) for number, parent in enumerate(job.parents)]
         for event in job.events:
-            insert_event(connection, job.run_id, replace(event, position=job.position), row)
+            insert_event(connection, job.values["run_id"], replace(event, position=job.values["position"]), row)
     connection.executemany("INSERT INTO conversation_reads VALUES (?, ?, ?, ?, ?, ?, ?, ?)", reads)
     connection.executemany("INSERT INTO conversation_parents VALUES (?, ?, ?)", parents)
     return numbers
@@ -253,11 +247,6 @@ _SPAN: Final = ("index", "start_char", "end_char", "start_byte", "end_byte", "to
 def span(row: sqlite3.Row) -> Span:
     """The chunk that a row of `conversation_reads` holds."""
     return Span(row["chunk"], row["start_char"], row["end_char"], row["start_byte"], row["end_byte"], row["tokens"])
-
-
-WITHOUT_IDS: Final = ", ".join(
-    f"c.{name}" for name in ("id", *_COLUMNS.split(", ")) if name not in {"prompt_ids", "completion_ids", "logprobs"}
-)
 
 
 def run_record(row: sqlite3.Row) -> RunRecord:
@@ -275,17 +264,21 @@ def event(row: sqlite3.Row) -> LoggedEvent:
 
 
 def grouped(
-    connection: sqlite3.Connection, table: str, run_id: str, made: Callable[[sqlite3.Row], T]
+    connection: sqlite3.Connection, table: str, run_id: str, made: Callable[[sqlite3.Row], T], order: str = "number"
 ) -> dict[int, list[T]]:
     """What a table that belongs to `conversations` holds of a run, by conversation."""
     found: dict[int, list[T]] = {}
     query = (
         f"SELECT t.* FROM {table} t JOIN conversations c ON c.id = t.conversation "  # noqa: S608  our own names
-        "WHERE c.run_id = ? ORDER BY t.conversation, t.number"
+        f"WHERE c.run_id = ? ORDER BY t.conversation, t.{order}"
     )
     for row in connection.execute(query, (run_id,)):
         found.setdefault(row["conversation"], []).append(made(row))
     return found
+
+
+def _json_or_null(values: Mapping[str, str]) -> str | None:
+    return json.dumps(dict(values)) if values else None
 
 
 def conversation(
