@@ -158,17 +158,11 @@ class Chunker:
         Raises:
             DocumentError: The text is gone from the store, or a live stream failed.
         """
-        cutting = self._cutting(cursor)
-        start = next(cutting)
-        while True:
-            piece = self._piece(start)
-            while isinstance(piece, int):
-                await self._store.pull_async(self._ref, piece)
-                piece = self._piece(start)
-            try:
-                start = cutting.send(piece)
-            except StopIteration as end:
-                return _result(end)
+        for found in self._cutting(cursor):
+            if not isinstance(found, int):
+                return found
+            await self._store.pull_async(self._ref, found)
+        return None
 
     def chunks(self, cursor: Cursor | None = None) -> Iterator[Chunk]:
         """All chunks from `cursor` on. Blocks where a live stream does, and takes no async stream.
@@ -176,31 +170,23 @@ class Chunker:
         Raises:
             DocumentError: As `next_chunk`.
         """
-        chunk = self._next_now(cursor if cursor is not None else start_cursor())
-        while chunk is not None:
-            yield chunk
-            chunk = None if chunk.last else self._next_now(chunk.next)
+        following: Cursor | None = cursor if cursor is not None else start_cursor()
+        while following is not None:
+            cutting, following = self._cutting(following), None
+            for found in cutting:
+                if isinstance(found, int):
+                    self._store.pull(self._ref, found)
+                else:
+                    yield found
+                    following = None if found.last else found.next
 
-    def _next_now(self, cursor: Cursor) -> Chunk | None:
-        cutting = self._cutting(cursor)
-        start = next(cutting)
-        while True:
-            piece = self._piece(start)
-            while isinstance(piece, int):
-                self._store.pull(self._ref, piece)
-                piece = self._piece(start)
-            try:
-                start = cutting.send(piece)
-            except StopIteration as end:
-                return _result(end)
-
-    def _cutting(self, cursor: Cursor) -> Generator[int, _Piece, Chunk | None]:
-        """Cut one chunk: asks for pieces by their first byte, and returns the chunk."""
+    def _cutting(self, cursor: Cursor) -> Generator[int | Chunk]:
+        """Cut one chunk, if there is one; before it come the bytes up to which the store must have text to go on."""
         piece_char, first = cursor["piece_char"], cursor["piece_tokens"]
-        piece = yield cursor["piece_byte"]
+        piece = yield from self._piece(cursor["piece_byte"])
         at_char = cursor["char"] - piece_char
         if at_char >= len(piece.text):
-            return None
+            return
         texts: list[str] = []
         tokens = 0
         while True:
@@ -213,7 +199,7 @@ class Chunker:
                 texts.append(piece.text[at_char:])
                 tokens += len(piece.ids) - first
                 piece_char += len(piece.text)
-                piece = yield piece.end_byte
+                piece = yield from self._piece(piece.end_byte)
                 first = at_char = 0
                 continue
             texts.append(piece.text[at_char:cut])
@@ -232,7 +218,7 @@ class Chunker:
             piece_byte=end_byte if in_next_piece else piece.start_byte,
             piece_tokens=0 if in_next_piece else taken,
         )
-        return Chunk(
+        yield Chunk(
             index=cursor["index"],
             start_char=cursor["char"],
             end_char=end_char,
@@ -299,8 +285,8 @@ class Chunker:
     def _prefix(self, piece: _Piece, taken: int) -> int | None:
         return self._tokenizer.prefix_chars(piece.text, piece.ids, taken)
 
-    def _piece(self, start_byte: int) -> _Piece | int:
-        """The piece that begins at a byte; or, where the store lacks text for it, up to which byte it is needed."""
+    def _piece(self, start_byte: int) -> Generator[int, None, _Piece]:
+        """The piece that begins at a byte; while the store lacks text for it, asks for text up to a byte."""
         if self._current is not None and self._current.start_byte == start_byte:
             return self._current
         key = (self._ref["key"], self._tokenizer.fingerprint, start_byte)
@@ -309,8 +295,8 @@ class Chunker:
             return self._current
         for largest in (PIECE_BYTES, LARGEST_PIECE_BYTES):
             until = start_byte + largest + 1
-            if self._store.size(self._ref) is None and self._store.stored_bytes(self._ref) < until:
-                return until
+            while self._store.size(self._ref) is None and self._store.stored_bytes(self._ref) < until:
+                yield until
             data = self._store.read_bytes(self._ref, start_byte, until)
             at_end = len(data) <= largest
             text = data.decode() if at_end else _whole_text(data[:largest])
@@ -321,11 +307,6 @@ class Chunker:
         self._current = _Piece(start_byte, start_byte + len(text.encode()), text, self._tokenizer.encode(text), at_end)
         _PIECES.put(key, self._current)
         return self._current
-
-
-def _result(end: StopIteration) -> Chunk | None:
-    chunk: Chunk | None = end.value
-    return chunk
 
 
 def _whole_text(data: bytes) -> str:
