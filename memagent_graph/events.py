@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -61,7 +62,7 @@ class EventKind(StrEnum):
     MEMORY_EDITED = "memory_edited"
     """A person replaced the memory."""
     LOGGING_STOPPED = "logging_stopped"
-    """The run log could not be written; the read went on without it."""
+    """The run log could not be written; the read continued without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,4 @@ class ReadEvent:
 
 def count_events(events: Sequence[ReadEvent]) -> dict[EventKind, int]:
     """How often each kind of event occurs, most frequent first."""
-    counts: dict[EventKind, int] = {}
-    for event in events:
-        counts[event.kind] = counts.get(event.kind, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+    return dict(Counter(event.kind for event in events).most_common())

@@ -235,33 +235,30 @@ class Replayed:
             self.updates[place] = self._continued(self.updates[place], step)
         else:
             place = len(self.updates)
-            self.updates.append(self._begun(step, before))
+            self.updates.append(self._continued(self._begun(step, before), step))
         self._newest[step.branch] = place
         self._places[step.id] = place
         self._after[step.id] = (step.id,)
         return self.updates[place]
 
     def _begun(self, step: TraceStep, before: tuple[str, ...]) -> MemoryUpdate:
-        previous = self.joined(before)
-        memory = (step.text or "") if step.writes is Writes.MEMORY else previous
+        """The update that a step is the first of, before that step."""
         first, last = (step.reads[0], step.reads[-1]) if step.reads else (None, None)
         self._bytes_read += sum(span.end_byte - span.start_byte for span in step.reads)
         return MemoryUpdate(
-            chunk_index=first.index if first else None,
+            chunk_index=step.chunk_index,
             start_char=first.start_char if first else 0,
             end_char=last.end_char if last else 0,
             start_byte=first.start_byte if first else 0,
             end_byte=last.end_byte if last else 0,
             chunk_tokens=sum(span.tokens for span in step.reads),
-            memory=memory,
-            changed=memory != previous,
+            memory=self.joined(before),
+            changed=False,
             progress=self._progress(step),
-            prompt_tokens=step.prompt_tokens,
-            completion_tokens=step.completion_tokens,
-            seconds=step.seconds,
-            events=step.events,
+            prompt_tokens=0,
+            completion_tokens=0,
+            seconds=0.0,
             branch=step.branch,
-            step=step.id,
             sources=before,
         )
 

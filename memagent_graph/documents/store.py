@@ -117,11 +117,6 @@ class DocumentStore:
             return self._path(ref).stat().st_size
         return resolved["size"]
 
-    def text_length(self, ref: DocumentRef) -> int:
-        """How many characters are stored. Reads the text through."""
-        with self._path(ref).open(encoding="utf-8", newline="") as file:
-            return sum(len(piece) for piece in iter(lambda: file.read(1 << 20), ""))
-
     def stored_bytes(self, ref: DocumentRef) -> int:
         """How many UTF-8 bytes can be read now, without pulling."""
         size = self.size(ref)
@@ -132,16 +127,14 @@ class DocumentStore:
 
     def read_bytes(self, ref: DocumentRef, start_byte: int, end_byte: int) -> bytes:
         """The stored bytes from `start_byte` up to `end_byte` or the text's end."""
-        for attempt in range(2):
-            try:
-                with self._path(ref).open("rb", buffering=0) as file:
-                    file.seek(start_byte)
-                    return file.read(max(0, end_byte - start_byte))
-            except FileNotFoundError:
-                # A stream that ended between the look-up and the opening has moved.
-                if attempt:
-                    raise
-        raise AssertionError("unreachable")
+        try:
+            file = self._path(ref).open("rb", buffering=0)
+        except FileNotFoundError:
+            # A stream that ended between the look-up and the opening has moved.
+            file = self._path(ref).open("rb", buffering=0)
+        with file:
+            file.seek(start_byte)
+            return file.read(max(0, end_byte - start_byte))
 
     def read(self, ref: DocumentRef, start_byte: int, end_byte: int) -> str:
         """The text between two bytes that begin characters. Raises DocumentError where they do not."""
@@ -205,10 +198,6 @@ class DocumentStore:
         live = self._live.pop(_parsed(ref)[1], None)
         if live is not None:
             live.close()
-
-    def total_bytes(self) -> int:
-        """The size of all that is stored here."""
-        return sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
 
     @contextlib.contextmanager
     def _failures_told(self) -> Iterator[None]:

@@ -7,10 +7,9 @@ from memagent_graph.timeline.model import Timeline, build_timeline
 from memagent_graph.timeline.notebook import render_notebook
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.terminal import render_timeline
-from memagent_graph.timeline.view import RewardView, RunView
+from memagent_graph.timeline.view import RunView
 
 __all__ = [
-    "RewardView",
     "RunComparison",
     "RunView",
     "Timeline",

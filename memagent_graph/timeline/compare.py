@@ -36,16 +36,6 @@ class RunComparison:
     memory_diff: tuple[Change, ...] = ()
     """From the final memory of `a` to that of `b`."""
 
-    @property
-    def first_parting(self) -> int | None:
-        """The chunk of `parting`; None where the memories never part, or at a merge."""
-        return self.parting.update.chunk_index if self.parting else None
-
-    @property
-    def same_answer(self) -> bool:
-        """Whether the answers are the same, letter by letter."""
-        return self.a.view.answer == self.b.view.answer
-
 
 def compare_runs(
     a: RunView,

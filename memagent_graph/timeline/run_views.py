@@ -8,7 +8,7 @@ from itertools import pairwise
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.errors import DocumentError
 from memagent_graph.run_log import RunLog
-from memagent_graph.timeline.view import RewardView, RunView
+from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate, Trace
 
 
@@ -32,11 +32,7 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         stop_reason=record.stop_reason,
         began=record.began,
         ended=record.ended,
-        rewards=tuple(
-            RewardView(each.name, each.value, each.source, each.time)
-            for each in log.rewards(run_id)
-            if each.conversation is None
-        ),
+        rewards=tuple(each for each in log.rewards(run_id) if each.conversation is None),
         sections=sections_of(store, record.document),
         chunk_text=chunk_reader(store, record.document, trace),
     )

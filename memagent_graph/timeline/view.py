@@ -7,18 +7,8 @@ from dataclasses import dataclass, field
 
 from memagent_graph.documents import DocumentRef, SourceMark
 from memagent_graph.events import ReadEvent
+from memagent_graph.run_log import Reward
 from memagent_graph.trace import MemoryUpdate, Trace
-
-
-@dataclass(frozen=True)
-class RewardView:
-    """One reward that a run was given."""
-
-    name: str
-    value: float
-    source: str
-    time: float
-    """Seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +29,7 @@ class RunView:
     """None while it runs, or after a crash."""
     began: float | None = None
     ended: float | None = None
-    rewards: tuple[RewardView, ...] = ()
+    rewards: tuple[Reward, ...] = ()
     sections: Sequence[SourceMark] = ()
     """Where the document's pages or sources begin."""
     chunk_text: Callable[[MemoryUpdate], str | None] = field(default=lambda _: None, repr=False)

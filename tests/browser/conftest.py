@@ -14,7 +14,8 @@ from support.traces import answered, fan_out, line
 
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
-from memagent_graph.timeline import RewardView, RunView, build_timeline, render_page
+from memagent_graph.run_log import Reward
+from memagent_graph.timeline import RunView, build_timeline, render_page
 
 CHUNKS = 700
 CHUNK_CHARACTERS = 20_000
@@ -99,7 +100,7 @@ def long_run(*, chunks: int = CHUNKS, lines: int = MEMORY_LINES, seed: int = 1) 
         raw_answer="From memory: \\boxed{Ilse Thornbury built it; it was lit for the first time in 1743.}",
         stop_reason="answered",
         began=1_762_240_000.0,
-        rewards=(RewardView("exact", 1.0, "judge", 1_762_250_000.0),),
+        rewards=(Reward("r", "exact", 1.0, "judge", 1_762_250_000.0),),
         sections=marks,
         chunk_text=lambda update: texts[update.chunk_index],
     )
@@ -121,7 +122,7 @@ def hostile_run() -> RunView:
         answer=f"{HOSTILE} keeper",
         raw_answer=f"raw {HOSTILE}",
         stop_reason=HOSTILE,
-        rewards=(RewardView(HOSTILE, 1.0, HOSTILE, 0.0),),
+        rewards=(Reward("r", HOSTILE, 1.0, HOSTILE, 0.0),),
         sections=[SourceMark(0, HOSTILE)],
         chunk_text=lambda _: text,
     )

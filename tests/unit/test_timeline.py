@@ -19,8 +19,8 @@ from support.traces import step as asked
 
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
+from memagent_graph.run_log import Reward
 from memagent_graph.timeline import (
-    RewardView,
     RunView,
     build_timeline,
     compare_runs,
@@ -65,7 +65,7 @@ def run(
         answer="Ilse Thornbury",
         raw_answer="Ilse Thornbury",
         stop_reason="answered",
-        rewards=(RewardView("exact", 1.0, "judge", 0.0),),
+        rewards=(Reward("r", "exact", 1.0, "judge", 0.0),),
         sections=[SourceMark(0, "page 1"), SourceMark(100, "page 2")],
         chunk_text=lambda update: chunks[update.chunk_index],
     )
@@ -214,7 +214,7 @@ def test_hostile_text_adds_no_element_to_the_page_or_the_fragment() -> None:
         answer=HOSTILE,
         raw_answer="x" + HOSTILE,
         answer_events=(replace(EVENT, detail=HOSTILE),),
-        rewards=(RewardView(HOSTILE, 1.0, HOSTILE, 0.0),),
+        rewards=(Reward("r", HOSTILE, 1.0, HOSTILE, 0.0),),
         sections=[SourceMark(0, HOSTILE)],
     )
     plain = run(["a keeper"], ["a keeper"], answer="a keeper")
@@ -248,8 +248,8 @@ def test_runs_are_compared_where_they_part_and_how_they_end() -> None:
     )
     assert comparison.same_question
     assert comparison.same_document
-    assert not comparison.same_answer
-    assert comparison.first_parting == 2
+    assert comparison.a.view.answer != comparison.b.view.answer
+    assert comparison.parting.update.chunk_index == 2
     assert comparison.settings == {"chunk_tokens": (5000, 4000)}
     text = printed(render_comparison(comparison))
     assert "The memories part at chunk 2." in text
@@ -259,7 +259,7 @@ def test_runs_are_compared_where_they_part_and_how_they_end() -> None:
 
 def test_equal_runs_are_said_to_be_the_same() -> None:
     comparison = compare_runs(run(), run(run_id="r2"))
-    assert comparison.first_parting is None
+    assert comparison.parting is None
     assert "The final memories are the same." in printed(render_comparison(comparison))
 
 
@@ -434,7 +434,7 @@ def test_branches_are_compared_with_their_like() -> None:
     comparison = compare_runs(branched(), branched(other))
     assert comparison.parting is not None
     assert comparison.parting.name == "chunk 3, branch 1"
-    assert (comparison.first_parting, comparison.in_common, comparison.same_chunks) == (3, 7, False)
+    assert (comparison.parting.update.chunk_index, comparison.in_common, comparison.same_chunks) == (3, 7, False)
     text = printed(render_comparison(comparison))
     assert "The memories part at chunk 3, branch 1 (the chunks have other bounds)." in text
     assert "strategy" not in text

@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import json
 import math
-from array import array
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -31,12 +30,11 @@ from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.exchange.logged_run import (
     FORMAT_NAME,
     FORMAT_VERSION,
-    OLDER_VERSION,
     LoggedRun,
     check_format,
     first_span,
+    read_conversation,
 )
-from memagent_graph.run_log.exchange.older_format import with_parents, with_role
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
 
 _Record = TypeVar("_Record")
@@ -148,11 +146,7 @@ class _Reader:
         for reward in self.rewards:
             if reward.conversation not in known:
                 raise self._damaged(f"run {record.run_id!r}, before it, has no conversation {reward.conversation}")
-        used = {each.template for each in self.conversations}
-        templates = {name: wording for name, wording in self.templates.items() if name in used}
-        older = self.version == OLDER_VERSION
-        held = with_parents(self.conversations) if older else self.conversations
-        run = LoggedRun(record, held, self.events, self.rewards, templates)
+        run = LoggedRun.read(self.version, record, self.conversations, self.events, self.rewards, self.templates)
         self.record, self.conversations, self.events, self.rewards = None, [], [], []
         return run
 
@@ -160,15 +154,7 @@ class _Reader:
         with self._checked():
             if values.get("logprobs") is not None:
                 values["logprobs"] = list(map(float, values["logprobs"]))
-            if self.version == OLDER_VERSION:
-                values = with_role(values)
-            found = msgspec.convert(values, Conversation)
-            return replace(
-                found,
-                prompt_token_ids=None if found.prompt_token_ids is None else array("I", found.prompt_token_ids),
-                token_ids=None if found.token_ids is None else array("I", found.token_ids),
-                logprobs=None if found.logprobs is None else array("f", found.logprobs),
-            )
+            return read_conversation(self.version, values)
 
     def _made(self, kind: type[_Record], values: dict[str, Any]) -> _Record:
         with self._checked():

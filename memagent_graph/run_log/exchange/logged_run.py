@@ -9,7 +9,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from memagent_graph.errors import RunLogError
+from memagent_graph.run_log.exchange.older_format import with_parents, with_role
 from memagent_graph.run_log.filters import RunFilter
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
@@ -19,6 +22,7 @@ FORMAT_NAME: Final = "memagent-runs"
 FORMAT_VERSION: Final = 2
 OLDER_VERSION: Final = 1
 """See `older_format`."""
+_NUMBERS: Final = {"prompt_token_ids": "I", "token_ids": "I", "logprobs": "f"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,23 @@ class LoggedRun:
     rewards: Sequence[Reward] = ()
     templates: Mapping[str, Mapping[str, str]] | None = None
     """The wording of its prompts, by fingerprint."""
+
+    @classmethod
+    def read(
+        cls,
+        version: int,
+        record: RunRecord,
+        conversations: Sequence[Conversation],
+        events: Sequence[LoggedEvent],
+        rewards: Sequence[Reward],
+        templates: Mapping[str, Mapping[str, str]],
+    ) -> LoggedRun:
+        """A run from a file of some version, whose templates may be those of other runs, too."""
+        if version == OLDER_VERSION:
+            conversations = with_parents(conversations)
+        used = {each.template for each in conversations}
+        own = {name: wording for name, wording in templates.items() if name in used}
+        return cls(record, conversations, events, rewards, own)
 
     def rewards_by_conversation(self) -> dict[int | None, list[Reward]]:
         """Its rewards by the conversation they were given to; None stands for the run."""
@@ -72,6 +93,18 @@ def check_format(source: Path, name: object, version: object) -> None:
         )
 
 
+def read_conversation(version: int, values: Mapping[str, Any]) -> Conversation:
+    """A conversation from its attributes as a file of some version has them; other values are ignored.
+
+    Raises:
+        ValueError, TypeError, OverflowError, KeyError: it cannot be made from them.
+    """
+    if version == OLDER_VERSION:
+        values = with_role(values)
+    numbers: dict[str, Any] = {name: _array(kind, values.get(name)) for name, kind in _NUMBERS.items()}
+    return replace(msgspec.convert({**values, **dict.fromkeys(_NUMBERS)}, Conversation), **numbers)
+
+
 def first_span(conversation: Conversation) -> dict[str, Any]:
     """What format 1 had of a conversation and a table of its own has now; exports have both."""
     span = conversation.reads[0] if conversation.reads else None
@@ -90,16 +123,12 @@ def _content(run: LoggedRun) -> Iterator[object]:
     for conversation in run.conversations:
         order[conversation.id] = len(order) - 1
         # Bytes compare well whatever kind of sequence the numbers came in, and a NaN equals itself.
-        yield replace(
-            conversation,
-            id=None,
-            prompt_token_ids=_bytes("I", conversation.prompt_token_ids),
-            token_ids=_bytes("I", conversation.token_ids),
-            logprobs=_bytes("f", conversation.logprobs),
-        )
+        numbers = {name: _array(kind, getattr(conversation, name)) for name, kind in _NUMBERS.items()}
+        as_bytes: dict[str, Any] = {name: None if found is None else found.tobytes() for name, found in numbers.items()}
+        yield replace(conversation, id=None, **as_bytes)
     rewards = [replace(reward, id=None, conversation=order.get(reward.conversation)) for reward in run.rewards]
     yield sorted(rewards, key=lambda reward: (reward.time, str(reward.conversation)))
 
 
-def _bytes(kind: str, numbers: Sequence[float] | None) -> bytes | None:
-    return None if numbers is None else array(kind, numbers).tobytes()
+def _array(kind: str, numbers: Sequence[float] | None) -> array[Any] | None:
+    return None if numbers is None else array(kind, numbers)

@@ -53,10 +53,10 @@ from memagent_graph.run_log.exchange.logged_run import (
     LoggedRun,
     check_format,
     first_span,
+    read_conversation,
 )
-from memagent_graph.run_log.exchange.older_format import with_parents, with_role
-from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome, Reward, RunRecord
-from memagent_graph.trace import Span, Writes
+from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
+from memagent_graph.trace import Span
 
 _RUN_COLUMNS: Final = {
     "run_id": "string",
@@ -174,7 +174,7 @@ class ParquetWriter:
 
     def close(self) -> None:
         """Write what is left, and the file's end; the file stays open."""
-        facts = {"format": FORMAT_NAME, "format_version": str(FORMAT_VERSION), "templates": _json(self._templates)}
+        facts = {"format": FORMAT_NAME, "format_version": str(FORMAT_VERSION), "templates": json.dumps(self._templates)}
         try:
             self._end_group()
             self._writer.add_key_value_metadata({_METADATA + name: value for name, value in facts.items()})
@@ -252,8 +252,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     metadata = {name.decode(): value for name, value in (parquet.metadata.metadata or {}).items()}
     version = metadata.get(_METADATA + "format_version", b"")
     check_format(source, metadata.get(_METADATA + "format", b"").decode(), int(version) if version.isdigit() else None)
-    older = version == str(OLDER_VERSION).encode()
-    columns = [name for name in _COLUMNS if not (older and name in _NEW)]
+    columns = [name for name in _COLUMNS if not (int(version) == OLDER_VERSION and name in _NEW)]
     if missing := set(columns) - set(parquet.schema_arrow.names):
         raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export it again.")
     templates = msgspec.convert(json.loads(metadata.get(_METADATA + "templates", b"{}")), dict[str, dict[str, str]])
@@ -261,45 +260,28 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE):
         for row in batch.select(columns).cast(_schema(pa, columns)).to_pylist():
             if held and held[-1]["run_id"] != row["run_id"]:
-                yield _run(held, templates, older=older)
+                yield _run(int(version), held, templates)
                 held = []
             for name, kind in _NUMBER_LISTS.items():
-                row[name] = None if row[name] is None else array(kind, row[name])
+                row[name] = None if row[name] is None else array(kind, row[name])  # a list takes eight times as much
             held.append(row)
     if held:
-        yield _run(held, templates, older=older)
+        yield _run(int(version), held, templates)
 
 
-def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], *, older: bool) -> LoggedRun:
+def _run(version: int, rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]]) -> LoggedRun:
     first = rows[0]
-    record = RunRecord(
-        first["run_id"],
-        first["run_began"],
-        first["run_ended"],
-        first["question"],
-        json.loads(first["document"]),
-        json.loads(first["settings"]),
-        first["stop_reason"],
-        first["answer"],
-        json.loads(first["run_trace"]),
-        **({} if older else {name: first[name] for name in ("strategy", "strategy_fingerprint")}),
-    )
-    kept = [with_role(row) if older else row for row in rows if row["conversation"] is not None]
-    conversations = list(map(_conversation, kept))
-    if older:
-        conversations = with_parents(conversations)
-    rewards = [Reward(record.run_id, **values) for values in first["run_rewards"]]
-    for row in rows:
-        rewards += [
-            Reward(record.run_id, **values, conversation=row["conversation"]) for values in row["rewards"] or ()
-        ]
-    used = {each.template for each in conversations}
-    return LoggedRun(
-        record,
-        conversations,
-        _events(first["run_events"]),
+    parsed = {name: json.loads(first[name]) for name in ("document", "settings", "run_trace", "run_events")}
+    values = {**first, **parsed, "trace": parsed["run_trace"], "began": first["run_began"], "ended": first["run_ended"]}
+    given = [(None, first["run_rewards"]), *((row["conversation"], row["rewards"] or ()) for row in rows)]
+    rewards = [Reward(first["run_id"], **each, conversation=number) for number, some in given for each in some]
+    return LoggedRun.read(
+        version,
+        msgspec.convert(values, RunRecord),
+        [_conversation(version, row) for row in rows if row["conversation"] is not None],
+        msgspec.convert(parsed["run_events"], list[LoggedEvent]),
         sorted(rewards, key=lambda reward: reward.time),
-        {name: wording for name, wording in templates.items() if name in used},
+        templates,
     )
 
 
@@ -310,14 +292,14 @@ def _run_values(run: LoggedRun, rewards: Sequence[Reward]) -> dict[str, Any]:
         "run_began": record.began,
         "run_ended": record.ended,
         "question": record.question,
-        "document": _json(record.document),
+        "document": json.dumps(record.document),
         "document_key": record.document["key"],
         "document_name": record.document["name"].encode("utf-8", "replace").decode(),
-        "settings": _json(record.settings),
+        "settings": json.dumps(record.settings),
         "stop_reason": record.stop_reason,
         "answer": record.answer,
-        "run_trace": _json(record.trace),
-        "run_events": _json([_event_values(each) for each in run.events]),
+        "run_trace": json.dumps(record.trace),
+        "run_events": json.dumps(list(map(asdict, run.events))),
         "run_rewards": list(map(_reward_values, rewards)),
         "strategy": record.strategy,
         "strategy_fingerprint": record.strategy_fingerprint,
@@ -335,9 +317,9 @@ def _conversation_values(conversation: Conversation, rewards: Sequence[Reward]) 
         "parents": list(conversation.parents),
         "reads": list(map(asdict, conversation.reads)),
         **{name: getattr(conversation, name) for name in _PLAIN_COLUMNS},
-        "sampling": _json(conversation.sampling),
-        "trace": _json(conversation.trace),
-        "events": _json(list(map(_event_values, conversation.events))),
+        "sampling": json.dumps(conversation.sampling),
+        "trace": json.dumps(conversation.trace),
+        "events": json.dumps(list(map(asdict, conversation.events))),
         **{name: json.dumps(text)[1:-1] if name in escaped else text for name, text in texts.items()},
         "prompt_token_ids": conversation.prompt_token_ids,
         "completion_token_ids": conversation.token_ids,
@@ -347,36 +329,11 @@ def _conversation_values(conversation: Conversation, rewards: Sequence[Reward]) 
     }
 
 
-def _conversation(row: Mapping[str, Any]) -> Conversation:
-    texts = {
-        name: json.loads(f'"{row[name]}"') if name in (row["escaped"] or ()) else row[name]
-        for name in ("text", "memory")
-    }
-    plain: dict[str, Any] = {name: row.get(name) for name in _PLAIN_COLUMNS}
-    return Conversation(
-        run_id=row["run_id"],
-        id=row["conversation"],
-        writes=Writes(row["writes"]),
-        outcome=Outcome(row["outcome"]),
-        parents=tuple(row["parents"]),
-        reads=tuple(Span(**span) for span in row["reads"]),
-        **plain,
-        sampling=json.loads(row["sampling"]),
-        trace=json.loads(row["trace"]),
-        events=tuple(_events(row["events"])),
-        **texts,
-        prompt_token_ids=row["prompt_token_ids"],
-        token_ids=row["completion_token_ids"],
-        logprobs=row["logprobs"],
-    )
-
-
-def _event_values(event: LoggedEvent) -> dict[str, Any]:
-    return {name: getattr(event, name) for name in LoggedEvent.__dataclass_fields__}
-
-
-def _events(text: str) -> list[LoggedEvent]:
-    return msgspec.convert(json.loads(text), list[LoggedEvent])
+def _conversation(version: int, row: Mapping[str, Any]) -> Conversation:
+    parsed = {name: json.loads(row[name]) for name in ("sampling", "trace", "events")}
+    texts = {name: json.loads(f'"{row[name]}"') for name in row["escaped"] or ()}
+    numbers = {"id": row["conversation"], "token_ids": row["completion_token_ids"]}
+    return read_conversation(version, {**row, **parsed, **texts, **numbers})
 
 
 def _reward_values(reward: Reward) -> dict[str, Any]:
@@ -389,11 +346,6 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _json(value: Any) -> str:
-    """JSON in ASCII, so that it can hold half surrogate pairs."""
-    return json.dumps(value)
 
 
 def _schema(pa: Any, columns: Sequence[str] = tuple(_COLUMNS)) -> Any:
