@@ -95,33 +95,25 @@ def _window(info: ModelInfo) -> Finding:
 
 def _tokens(completion: Completion) -> Finding:
     ids, logprobs = completion.token_ids, completion.logprobs
-    if ids is not None and logprobs is not None and completion.prompt_token_ids is not None:
-        if len(ids) != len(logprobs):
-            return Finding("token ids", Health.BAD, f"{len(ids)} ids but {len(logprobs)} log-probs", "Report this.")
-        return Finding("token ids", Health.GOOD, "prompt ids, completion ids and log-probs are returned")
-    absent = [
-        name
-        for name, value in (
-            ("prompt ids", completion.prompt_token_ids),
-            ("completion ids", ids),
-            ("log-probs", logprobs),
+    parts = {"prompt ids": completion.prompt_token_ids, "completion ids": ids, "log-probs": logprobs}
+    absent = [name for name, part in parts.items() if part is None]
+    if absent:
+        return Finding(
+            "token ids",
+            Health.NOTE,
+            f"no {', '.join(absent)}: such runs can be read, but not trained on",
+            "Serve the policy with vLLM 0.10 or newer.",
         )
-        if value is None
-    ]
-    return Finding(
-        "token ids",
-        Health.NOTE,
-        f"no {', '.join(absent)}: such runs can be read, but not trained on",
-        "Serve the policy with vLLM 0.10 or newer.",
-    )
+    if len(ids or ()) != len(logprobs or ()):
+        detail = f"{len(ids or ())} ids but {len(logprobs or ())} log-probs"
+        return Finding("token ids", Health.BAD, detail, "Report this.")
+    return Finding("token ids", Health.GOOD, "prompt ids, completion ids and log-probs are returned")
 
 
 async def _agreement(context: ReaderContext, completion: Completion) -> Finding:
     """Compare our count with the server's: the difference between two prompts has no chat template in it."""
-    if completion.usage is None:
-        return Finding("tokenizer", Health.NOTE, "the server counts no tokens, so nothing can be compared")
     shorter = await context.policy.complete(_ask("A"), SamplingParams(max_tokens=1))
-    if shorter.usage is None:
+    if completion.usage is None or shorter.usage is None:
         return Finding("tokenizer", Health.NOTE, "the server counts no tokens, so nothing can be compared")
     theirs = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
     ours = context.tokenizer.count(_SAMPLE) - context.tokenizer.count("A")

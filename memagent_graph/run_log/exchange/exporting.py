@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Final, Literal, Protocol
+from typing import IO, Final, Literal
 
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.exchange.json_lines import JsonLinesWriter
@@ -38,36 +38,6 @@ class ExportReport:
     bytes: int
     incomplete: tuple[str, ...] = ()
     """The ids of runs that were left out because they cannot be trained on."""
-
-
-class _Writer(Protocol):
-    def write(self, run: LoggedRun) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass
-class _Tally:
-    runs: int = 0
-    conversations: int = 0
-    rewards: int = 0
-    events: int = 0
-
-    def counted(self, run: LoggedRun) -> LoggedRun:
-        """The same run, counted while it is passed over."""
-        rewards = run.rewards_by_conversation()
-        self.runs += 1
-        self.events += len(run.events)
-        self.rewards += len(rewards.get(None, ()))
-
-        def conversations() -> Iterator[Conversation]:
-            for conversation in run.conversations:
-                self.conversations += 1
-                self.events += len(conversation.events)
-                self.rewards += len(rewards.get(conversation.id, ()))
-                yield conversation
-
-        return replace(run, conversations=conversations())
 
 
 def export_runs(
@@ -113,19 +83,28 @@ def export_runs(
             "with --skip-incomplete.",
         )
     left_out = set(incomplete)
-    tally = _Tally()
+    tally = dict.fromkeys(("runs", "conversations", "rewards", "events"), 0)
     with _published(destination) as file:
         with closing(ParquetWriter(file) if kind == "parquet" else JsonLinesWriter(file)) as writer:
-            _write(log, [run_id for run_id in run_ids if run_id not in left_out], superseded, writer, tally)
+            for run_id in run_ids:
+                # It may have been deleted meanwhile.
+                if run_id not in left_out and (run := stored_run(log, run_id, superseded=superseded)) is not None:
+                    writer.write(replace(run, conversations=_counted(run, tally)))
         size = file.tell()
-    return ExportReport(tally.runs, tally.conversations, tally.rewards, tally.events, size, tuple(incomplete))
+    return ExportReport(**tally, bytes=size, incomplete=tuple(incomplete))
 
 
-def _write(log: RunLog, run_ids: Sequence[str], superseded: bool, writer: _Writer, tally: _Tally) -> None:
-    for run_id in run_ids:
-        run = stored_run(log, run_id, superseded=superseded)
-        if run is not None:  # it may have been deleted meanwhile
-            writer.write(tally.counted(run))
+def _counted(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
+    """The run's conversations; what belongs to the run is counted as they are passed over."""
+    rewards = run.rewards_by_conversation()
+    tally["runs"] += 1
+    tally["events"] += len(run.events)
+    tally["rewards"] += len(rewards.get(None, ()))
+    for conversation in run.conversations:
+        tally["conversations"] += 1
+        tally["events"] += len(conversation.events)
+        tally["rewards"] += len(rewards.get(conversation.id, ()))
+        yield conversation
 
 
 def _format(destination: Path, given: Literal["parquet", "jsonl"] | None) -> Literal["parquet", "jsonl"]:
