@@ -1,7 +1,6 @@
 """A policy behind an OpenAI-compatible server: vLLM, and whatever else speaks that API. The fast default.
 
-The `openai` client gives address, key and headers, and asks what is served. Completions, which are nearly all of the
-traffic, are sent and decoded here: see `sending` and `replies`.
+Requests are sent and decoded here rather than by the `openai` client: see `sending` and `replies`.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import httpx2
 import msgspec
-import openai
 
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import (
@@ -51,7 +48,7 @@ class OpenAICompatiblePolicy:
         base_url: the API's root, as in http://localhost:8000/v1; by default OPENAI_BASE_URL, or OpenAI's own.
         api_key: by default OPENAI_API_KEY. A server without keys takes any.
         max_concurrency: requests in flight at once, over all reads that share this policy.
-        connect_timeout: seconds for the connection; also for the answer to "what do you serve?".
+        connect_timeout: seconds for the connection, and again for the answer to "what do you serve?".
         read_timeout: seconds that one completion may take, and the longest that a `Retry-After` is waited for.
         max_retries: how often a failed request is sent again.
         extra_body: further fields of every request, such as a server's own sampling options.
@@ -102,8 +99,7 @@ class OpenAICompatiblePolicy:
             PolicyResponseError: an answer that is no completion.
         """
         as_messages = bool(prompt) and not isinstance(prompt[0], int)
-        connection = self._connections.get()
-        async with connection.slots:
+        async with self._connections.get().slots:
             tells_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
             if self._model is None:
                 await self.served_model()
@@ -113,7 +109,7 @@ class OpenAICompatiblePolicy:
             if sampling.logprobs:
                 body["logprobs"] = True if as_messages else 0
             url = f"{self.base_url.rstrip('/')}/{'chat/completions' if as_messages else 'completions'}"
-            content, retries = await self._post(connection, url, body)
+            content, retries = await self._send(url, body)
         try:
             return decode_completion(content, model=name, retries=retries, policy_version=version)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -142,12 +138,8 @@ class OpenAICompatiblePolicy:
             PolicyError: as for `complete`.
         """
         if self._served is None:
-            client = self._connections.get().client.with_options(timeout=self._timeouts.connect)
-            try:
-                reply = await client.get("/models", cast_to=httpx2.Response)
-            except openai.OpenAIError as error:
-                raise self._error(error) from error
-            self._served = self._choose_model(reply.content)
+            content, _ = await self._send(f"{self.base_url.rstrip('/')}/models")
+            self._served = self._choose_model(content)
             self._model = str(self._served["id"])
         return self._served
 
@@ -160,18 +152,16 @@ class OpenAICompatiblePolicy:
         root = self.base_url.rstrip("/").removesuffix("/v1")
         body = {"model": (await self.served_model())["id"], "messages": list(messages)}
         try:
-            reply = await self._connections.get().client.post(f"{root}/tokenize", body=body, cast_to=httpx2.Response)
-            tokens = msgspec.json.decode(reply.content).get("tokens")
-        except (openai.NotFoundError, openai.BadRequestError, msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+            content, _ = await self._send(f"{root}/tokenize", body)
+            tokens = msgspec.json.decode(content).get("tokens")
+        except (PolicyRequestError, msgspec.DecodeError, UnicodeDecodeError, AttributeError):
             return None
-        except openai.OpenAIError as error:
-            raise self._error(error) from error
         return tokens if isinstance(tokens, list) else None
 
     async def aclose(self) -> None:
         """Close the connections that belong to the running event loop."""
         if connection := self._connections.pop():
-            await connection.close()
+            await connection.sender.close()
 
     def _body(self, sampling: SamplingParams, tells_ids: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -188,14 +178,21 @@ class OpenAICompatiblePolicy:
             body["return_token_ids"] = True
         return {**body, **self._extra_body}
 
-    async def _post(self, connection: _Connection, url: str, body: dict[str, Any]) -> tuple[bytes, int]:
-        """The reply's body, and how many times the request was sent again."""
+    async def _send(self, url: str, body: dict[str, Any] | None = None) -> tuple[bytes, int]:
+        """The reply's body, and how many times the request was sent again; without a body it is a GET request."""
         try:
-            return await connection.sender.post(url, msgspec.json.encode(body))
+            data = None if body is None else msgspec.json.encode(body)
+            return await self._connections.get().sender.send(url, data)
         except StatusError as error:
             raise self._refusal(error.status, _words(error.content), error.wait) from error
+        except aiohttp.ConnectionTimeoutError as error:
+            raise self._unreachable(TimeoutError(f"none within {self._timeouts.connect:g} s")) from error
         except TimeoutError as error:
-            raise self._silence(error, f" ({self._timeouts.read:g} s for a completion)") from error
+            within = self._timeouts.within(posted=body is not None)
+            raise PolicyUnreachableError(
+                f"{self.base_url} did not answer in time ({within:g} s)",
+                hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
+            ) from error
         except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
 
@@ -222,28 +219,10 @@ class OpenAICompatiblePolicy:
             hint="Name one of these with --model.",
         )
 
-    def _error(self, error: openai.OpenAIError) -> PolicyError:
-        """A failure of the `openai` client in this package's words."""
-        if isinstance(error, openai.APITimeoutError):
-            return self._silence(error)
-        if isinstance(error, openai.APIConnectionError):
-            return self._unreachable(error)
-        if isinstance(error, openai.APIStatusError):
-            return self._refusal(error.status_code, _words(error.response.content))
-        return PolicyError(f"{self.base_url}: {error}")
-
     def _unreachable(self, error: Exception) -> PolicyUnreachableError:
         return PolicyUnreachableError(
             f"no connection to {self.base_url}: {_root_cause(error)}",
             hint="Is the server running? Check --base-url with `memagent doctor`.",
-        )
-
-    def _silence(self, error: Exception, allowed: str = "") -> PolicyUnreachableError:
-        if isinstance(_root_cause(error), aiohttp.ConnectionTimeoutError | httpx2.ConnectTimeout):
-            return self._unreachable(TimeoutError(f"none within {self._timeouts.connect:g} s"))
-        return PolicyUnreachableError(
-            f"{self.base_url} did not answer in time{allowed}",
-            hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
         )
 
     def _refusal(self, status: int, words: str, wait: float | None = None) -> PolicyError:
@@ -273,34 +252,28 @@ class OpenAICompatiblePolicy:
         )
 
     def _connect(self) -> _Connection:
-        client = openai.AsyncOpenAI(
-            base_url=self.base_url,
-            api_key=self._api_key,
-            timeout=httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect),
-            max_retries=self._max_retries,
-        )
+        headers = {
+            "Authorization": f"Bearer {self._api_key}",
+            "Content-Type": "application/json",
+            "OpenAI-Organization": os.environ.get("OPENAI_ORG_ID"),
+            "OpenAI-Project": os.environ.get("OPENAI_PROJECT_ID"),
+        }
         sender = Sender(
             self.base_url,
-            # The client marks headers that it leaves out by objects that are no text.
-            {k: v for k, v in (*client.auth_headers.items(), *client.default_headers.items()) if isinstance(v, str)},
+            {name: value for name, value in headers.items() if value},
             connections=self.max_concurrency,
             timeouts=self._timeouts,
             max_retries=self._max_retries,
         )
-        return _Connection(client, sender, asyncio.Semaphore(self.max_concurrency))
+        return _Connection(sender, asyncio.Semaphore(self.max_concurrency))
 
 
 @dataclass(frozen=True)
 class _Connection:
-    """One event loop's clients and its bound on requests in flight."""
+    """One event loop's connections and its bound on requests in flight."""
 
-    client: openai.AsyncOpenAI
     sender: Sender
     slots: asyncio.Semaphore
-
-    async def close(self) -> None:
-        await self.client.close()
-        await self.sender.close()
 
 
 def _is_vllm(served: Mapping[str, Any]) -> bool:
