@@ -39,7 +39,7 @@ import importlib
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -75,26 +75,11 @@ _RUN_COLUMNS: Final = {
     "strategy": "string",
     "strategy_fingerprint": "string",
 }
+_TYPES: Final = {"str": "string", "int": "int64", "int | None": "int64", "float": "double", "bool": "bool"}
 _PLAIN_COLUMNS: Final = {
-    "position": "int64",
-    "step": "string",
-    "attempt": "int64",
-    "superseded": "bool",
-    "began": "double",
-    "seconds": "double",
-    "policy": "string",
-    "policy_version": "string",
-    "tokenizer": "string",
-    "template": "string",
-    "prompt_tokens": "int64",
-    "completion_tokens": "int64",
-    "cached_tokens": "int64",
-    "finish_reason": "string",
-    "seq": "int64",
-    "node": "string",
-    "branch": "string",
-    "role": "string",
-    "slot": "int64",
+    each.name: _TYPES[str(each.type)]
+    for each in fields(Conversation)
+    if str(each.type) in _TYPES and each.name not in {"run_id", "id"}
 }
 """Those that hold an attribute of `Conversation` as it is."""
 _NUMBER_LISTS: Final = {"prompt_token_ids": "I", "completion_token_ids": "I", "logprobs": "f"}
@@ -107,11 +92,7 @@ _COLUMNS: Final = {
     "writes": "string",
     "parents": "names",
     "reads": "spans",
-    "start_char": "int64",
-    "end_char": "int64",
-    "start_byte": "int64",
-    "end_byte": "int64",
-    "chunk_tokens": "int64",
+    **dict.fromkeys(("start_char", "end_char", "start_byte", "end_byte", "chunk_tokens"), "int64"),
     "sampling": "string",
     "trace": "string",
     "events": "string",
@@ -127,6 +108,7 @@ _NEW: Final = frozenset(
     {"strategy", "strategy_fingerprint", "seq", "node", "branch", "role", "slot", "writes", "parents", "reads"}
 )
 """Columns that format 1 has not."""
+_REWARD: Final = ("name", "value", "source", "time", "note")
 _METADATA: Final = "memagent."
 _ROW_GROUP_ROWS: Final = 4096
 _ROW_GROUP_NUMBERS: Final = 1 << 21
@@ -288,21 +270,16 @@ def _run(version: int, rows: Sequence[Mapping[str, Any]], templates: Mapping[str
 def _run_values(run: LoggedRun, rewards: Sequence[Reward]) -> dict[str, Any]:
     record = run.record
     return {
-        "run_id": record.run_id,
+        **{name: getattr(record, name) for name in _RUN_COLUMNS if hasattr(record, name)},
         "run_began": record.began,
         "run_ended": record.ended,
-        "question": record.question,
         "document": json.dumps(record.document),
         "document_key": record.document["key"],
         "document_name": record.document["name"].encode("utf-8", "replace").decode(),
         "settings": json.dumps(record.settings),
-        "stop_reason": record.stop_reason,
-        "answer": record.answer,
         "run_trace": json.dumps(record.trace),
         "run_events": json.dumps(list(map(asdict, run.events))),
         "run_rewards": list(map(_reward_values, rewards)),
-        "strategy": record.strategy,
-        "strategy_fingerprint": record.strategy_fingerprint,
     }
 
 
@@ -337,7 +314,7 @@ def _conversation(version: int, row: Mapping[str, Any]) -> Conversation:
 
 
 def _reward_values(reward: Reward) -> dict[str, Any]:
-    return {name: getattr(reward, name) for name in ("name", "value", "source", "time", "note")}
+    return {name: getattr(reward, name) for name in _REWARD}
 
 
 def _is_utf8(text: str) -> bool:
@@ -350,14 +327,13 @@ def _is_utf8(text: str) -> bool:
 
 def _schema(pa: Any, columns: Sequence[str] = tuple(_COLUMNS)) -> Any:
     span = [(name, pa.int64()) for name in Span.__dataclass_fields__]
-    reward = {"name": pa.string(), "value": pa.float64(), "source": pa.string(), "time": pa.float64(),
-              "note": pa.string()}  # fmt: skip
+    reward = [(name, pa.float64() if name in {"value", "time"} else pa.string()) for name in _REWARD]
     lists = {
         "ids": pa.list_(pa.uint32()),
         "logprobs": pa.list_(pa.float32()),
         "names": pa.list_(pa.string()),
         "spans": pa.list_(pa.struct(span)),
-        "rewards": pa.list_(pa.struct(list(reward.items()))),
+        "rewards": pa.list_(pa.struct(reward)),
     }
     return pa.schema(
         [(name, lists.get(kind) or pa.type_for_alias(kind)) for name, kind in _COLUMNS.items() if name in columns]
