@@ -35,7 +35,7 @@ class AllowedRoots:
 
         Raises:
             RefusedSourceError: it is no such path, leads outside the roots, does not exist, is no regular file, or is
-                too large. The message is made for a model: it tells what would work, and nothing about files outside.
+                too large. The message is made for a model: it says what would work, and nothing about files outside.
         """
         shown = given if len(given) <= 200 else given[:200] + "..."
         if _SCHEME.match(given):

@@ -181,7 +181,7 @@ class Chunker:
                     following = None if found.last else found.next
 
     def _cutting(self, cursor: Cursor) -> Generator[int | Chunk]:
-        """Cut one chunk, if there is one; before it come the bytes up to which the store must have text to go on."""
+        """Cut one chunk, if there is one; before it come the bytes up to which the store must have text to continue."""
         piece_char, first = cursor["piece_char"], cursor["piece_tokens"]
         piece = yield from self._piece(cursor["piece_byte"])
         at_char = cursor["char"] - piece_char

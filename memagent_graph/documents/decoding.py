@@ -143,7 +143,7 @@ def decoded(
     """Decode a source that can be read again, holding one piece at a time.
 
     The charset is the byte order mark's, else the declared one, else UTF-8, else what detection finds around the first
-    byte that is not UTF-8; then reading begins anew, after a warning in the log.
+    byte that is not UTF-8; then reading starts again, after a warning in the log.
 
     Args:
         name: The document's name, for messages.

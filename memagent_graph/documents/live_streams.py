@@ -74,7 +74,7 @@ class LiveStream:
     def _wants(self, until_byte: int) -> bool:
         if self._failure is not None:
             raise DocumentError(
-                f"the stream {self.name} broke off: {self._failure}", hint="Pass the document again to go on."
+                f"the stream {self.name} broke off: {self._failure}", hint="Pass the document again to continue."
             ) from self._failure
         return not self.ended and self._seen < until_byte
 

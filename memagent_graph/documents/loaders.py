@@ -222,7 +222,7 @@ def _docx_text(name: str, file: IO[bytes]) -> str:
     try:
         html = mammoth.convert_to_html(file, convert_image=mammoth.images.img_element(lambda _: {})).value
     except Exception as error:  # whatever a damaged file makes the converter raise
-        raise DocumentError(f"the DOCX file {name} cannot be converted: {error}", hint="Save it anew.") from error
+        raise DocumentError(f"the DOCX file {name} cannot be converted: {error}", hint="Save it again.") from error
     return _as_markdown(name, html)
 
 

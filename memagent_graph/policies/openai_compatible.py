@@ -56,7 +56,7 @@ class OpenAICompatiblePolicy:
             the policy is in use, as when weights are swapped.
 
     Raises:
-        PolicyRequestError: `base_url` is no address.
+        PolicyRequestError: `base_url` is not an address.
     """
 
     def __init__(
@@ -96,16 +96,16 @@ class OpenAICompatiblePolicy:
             PolicyAuthenticationError: 401 or 403.
             PolicyRequestError: any other 4xx; the server's words are in the message.
             PolicyOverloadedError: 429 or 5xx after all retries.
-            PolicyResponseError: an answer that is no completion.
+            PolicyResponseError: an answer that is not a completion.
         """
         as_messages = bool(prompt) and not isinstance(prompt[0], int)
         async with self._connections.get().slots:
-            tells_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
+            gives_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
             if self._model is None:
                 await self.served_model()
             # From here to the request nothing waits, so that name and version belong together; see `serve`.
             name, version = self.name, self.policy_version
-            body = {**self._body(sampling, tells_ids), ("messages" if as_messages else "prompt"): list(prompt)}
+            body = {**self._body(sampling, gives_ids), ("messages" if as_messages else "prompt"): list(prompt)}
             if sampling.logprobs:
                 body["logprobs"] = True if as_messages else 0
             url = f"{self.base_url.rstrip('/')}/{'chat/completions' if as_messages else 'completions'}"
@@ -123,7 +123,7 @@ class OpenAICompatiblePolicy:
         self._model, self.policy_version, self._served = model, policy_version, None
 
     async def describe(self) -> ModelInfo:
-        """What the server's model list tells: window, and, where it names a folder or a hub id, tokenizer and size."""
+        """What the server's model list says: window, and, where it names a folder or a hub id, tokenizer and size."""
         served = await self.served_model()
         name, root = str(served.get("id", "")), str(served.get("root") or "")
         window = served.get("max_model_len")
@@ -163,7 +163,7 @@ class OpenAICompatiblePolicy:
         if connection := self._connections.pop():
             await connection.sender.close()
 
-    def _body(self, sampling: SamplingParams, tells_ids: bool) -> dict[str, Any]:
+    def _body(self, sampling: SamplingParams, gives_ids: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": sampling.max_tokens,
@@ -174,7 +174,7 @@ class OpenAICompatiblePolicy:
             body["seed"] = sampling.seed
         if sampling.stop:
             body["stop"] = list(sampling.stop)
-        if tells_ids:
+        if gives_ids:
             body["return_token_ids"] = True
         return {**body, **self._extra_body}
 
@@ -208,7 +208,7 @@ class OpenAICompatiblePolicy:
         if self._model is None and len(bases) == 1:
             return bases[0]
         for model in models:
-            if model["id"] == self._model:  # an adapter has its base's window and tokenizer, and tells neither
+            if model["id"] == self._model:  # an adapter has its base's window and tokenizer, and states neither
                 base = next((each for each in bases if each["id"] == model.get("parent")), {})
                 return {**model, **{name: base[name] for name in ("root", "max_model_len") if name in base}}
         shown = ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")

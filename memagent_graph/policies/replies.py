@@ -83,7 +83,7 @@ def decode_completion(content: bytes, *, model: str, retries: int, policy_versio
         policy_version: which weights the server runs.
 
     Raises:
-        msgspec.DecodeError, UnicodeDecodeError: the body is no completion; the words say what is wrong with it.
+        msgspec.DecodeError, UnicodeDecodeError: the body is not a completion; the words say what is wrong with it.
     """
     reply = _decoder.decode(content)
     if not reply.choices:

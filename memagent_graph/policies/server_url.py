@@ -11,7 +11,7 @@ def checked_url(url: str) -> str:
     """The address as it is.
 
     Raises:
-        PolicyRequestError: it is none.
+        PolicyRequestError: it is not one.
     """
     _parts(url)
     return url
@@ -21,7 +21,7 @@ def without_password(url: str) -> str:
     """The address without user name and password.
 
     Raises:
-        PolicyRequestError: it is none.
+        PolicyRequestError: it is not one.
     """
     parts = _parts(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -31,33 +31,20 @@ class RunFilter:
 
     def sql(self) -> tuple[str, list[Any]]:
         """The query's end, from WHERE on, and its parameters."""
-        terms, values = ["1"], list[Any]()
-        if self.run_ids is not None:
-            terms.append(f"run_id IN ({', '.join('?' * len(self.run_ids))})")
-            values += self.run_ids
-        for column, part in (("question", self.question), ("json_extract(document, '$.name')", self.document)):
-            if part is not None:
-                terms.append(f"instr(lower({column}), lower(?)) > 0")
-                values.append(part)
-        if self.policy is not None:
-            terms.append(
-                "EXISTS (SELECT 1 FROM conversations c JOIN configurations f ON f.id = c.configuration "
-                "WHERE c.run_id = runs.run_id AND instr(lower(f.policy), lower(?)) > 0)"
-            )
-            values.append(self.policy)
-        if self.stop_reason == "unfinished":
-            terms.append("stop_reason IS NULL")
-        elif self.stop_reason is not None:
-            terms.append("stop_reason = ?")
-            values.append(self.stop_reason)
-        if self.reward is not None:
-            terms.append("EXISTS (SELECT 1 FROM rewards w WHERE w.run_id = runs.run_id AND w.name = ?)")
-            values.append(self.reward)
-        for comparison, bound in ((">=", self.since), ("<", self.until)):
-            if bound is not None:
-                terms.append(f"began {comparison} ?")
-                values.append(bound)
-        return f"WHERE {' AND '.join(terms)} ORDER BY began DESC, run_id DESC LIMIT ?", [*values, self.newest or -1]
+        terms = {
+            "instr(lower(question), lower(?)) > 0": self.question,
+            "instr(lower(json_extract(document, '$.name')), lower(?)) > 0": self.document,
+            "EXISTS (SELECT 1 FROM conversations c JOIN configurations f ON f.id = c.configuration "
+            "WHERE c.run_id = runs.run_id AND instr(lower(f.policy), lower(?)) > 0)": self.policy,
+            "coalesce(stop_reason, 'unfinished') = ?": self.stop_reason,
+            "EXISTS (SELECT 1 FROM rewards w WHERE w.run_id = runs.run_id AND w.name = ?)": self.reward,
+            "began >= ?": self.since,
+            "began < ?": self.until,
+        }
+        given = {term: value for term, value in terms.items() if value is not None}
+        values = [*given.values(), *(self.run_ids or ()), self.newest or -1]
+        conditions = [*given] if self.run_ids is None else [*given, f"run_id IN ({', '.join('?' * len(self.run_ids))})"]
+        return f"WHERE {' AND '.join(conditions) or '1'} ORDER BY began DESC, run_id DESC LIMIT ?", values
 
 
 @dataclass(frozen=True, slots=True)

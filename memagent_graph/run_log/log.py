@@ -48,7 +48,7 @@ class RunLog:
         redact: masks texts before they are written.
 
     Raises:
-        RunLogError: the file is no run log, is of a newer version of this package, or cannot be written.
+        RunLogError: the file is not a run log, is of a newer version of this package, or cannot be written.
     """
 
     def __init__(self, path: Path | str, *, redact: Redaction | None = None) -> None:
@@ -198,7 +198,7 @@ class RunLog:
 
         Raises:
             RunNotFoundError: there is no such run, or it has no such conversation.
-            RunLogError: the value is no number, or the file cannot be written.
+            RunLogError: the value is not a finite number, or the file cannot be written.
         """
         given = Reward(run_id, name, float(value), source, time.time(), conversation, note)
         if not math.isfinite(given.value):

@@ -79,7 +79,7 @@ def _before(step: TraceStep, steps: Sequence[TraceStep], texts: dict[str, str | 
 
 
 def _by_step(edits: Sequence[LoggedEvent], counted: Sequence[Conversation]) -> dict[str, list[LoggedEvent]]:
-    """The edits of memories, by the step whose memory they replaced; in older logs the position tells which."""
+    """The edits of memories, by the step whose memory they replaced; in older logs the position says which."""
     found: dict[str, list[LoggedEvent]] = {}
     for edit in edits:
         if edit.kind != EventKind.MEMORY_EDITED:

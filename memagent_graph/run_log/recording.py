@@ -32,7 +32,7 @@ class Recording:
     strategy: StrategyId
     checkpointed: bool = True
     """Whether steps are saved. Then none may count before its conversation is in the file, or a resumed run
-    would go on behind a hole in its log; otherwise a step is written while the next one waits for the policy."""
+    would continue behind a hole in its log; otherwise a step is written while the next one waits for the policy."""
     trace: Mapping[str, str] = field(default_factory=dict)
     """Ids of the trace that the running step belongs to; the graph's nodes keep it up to date."""
     failure: str | None = None
@@ -56,18 +56,8 @@ class Recording:
         """Enter the run, once per call of the graph; `afresh` if it begins, and does not continue."""
         if not self._begun:
             self._begun = True
-            self._hand_in(
-                self.log.begin_job(
-                    run_id,
-                    question,
-                    document,
-                    self.settings,
-                    self.strategy,
-                    prompts=prompts,
-                    trace=self.trace,
-                    afresh=afresh,
-                )
-            )
+            given = run_id, question, document, self.settings, self.strategy
+            self._hand_in(self.log.begin_job(*given, prompts=prompts, trace=self.trace, afresh=afresh))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
         """Enter a conversation. Only a branch's first of a call can meet what an earlier execution has left."""

@@ -92,7 +92,7 @@ class LoggedEvent:
     text: str | None = None
     """The new memory, where a person replaced it."""
     step: str | None = None
-    """The step whose memory that was; None in logs of older versions, where the position tells."""
+    """The step whose memory that was; None in logs of older versions, where the position says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Conversation:
     seconds: float
     policy: str
     policy_version: str
-    """Empty where the policy tells none."""
+    """Empty where the policy has none."""
     tokenizer: str
     """The tokenizer's fingerprint."""
     template: str

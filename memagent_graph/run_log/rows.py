@@ -165,19 +165,18 @@ def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str],
     """Mark all that came of some steps, and, `with_them`, these themselves, as no longer part of the run."""
     if not steps:
         return
-    gone = set(steps)
     query = (
-        "SELECT c.step, p.parent FROM conversations c JOIN conversation_parents p ON p.conversation = c.id "
+        "SELECT c.id, c.step, p.parent FROM conversations c LEFT JOIN conversation_parents p ON p.conversation = c.id "
         "WHERE c.run_id = ? AND c.superseded = 0 ORDER BY c.seq"
     )
-    for step, parent in connection.execute(query, (run_id,)):  # each behind its parents
+    found = connection.execute(query, (run_id,)).fetchall()
+    gone = set(steps)
+    for _, step, parent in found:  # each behind its parents
         if parent in gone:
             gone.add(step)
-    connection.execute(
-        "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND superseded = 0 "
-        "AND step IN (SELECT value FROM json_each(?))",
-        (run_id, json.dumps(list(gone if with_them else gone.difference(steps)))),
-    )
+    marked = gone if with_them else gone.difference(steps)
+    rows = {(row,) for row, step, _ in found if step in marked}
+    connection.executemany("UPDATE conversations SET superseded = 1 WHERE id = ?", rows)
 
 
 _PLAIN_COLUMNS: Final = (

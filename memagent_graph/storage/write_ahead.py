@@ -23,7 +23,7 @@ def use_write_ahead_log(connection: sqlite3.Connection, *, timeout: float = 30.0
         Whether the file system supports it; if not, the file keeps its rollback journal.
 
     Raises:
-        sqlite3.Error: the file is no database, cannot be written, or stays locked.
+        sqlite3.Error: the file is not a database, cannot be written, or stays locked.
     """
     deadline = time.monotonic() + timeout
     while True:

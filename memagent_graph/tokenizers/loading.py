@@ -169,7 +169,7 @@ def _length_before_nfc(text: str, characters: int) -> int | None:
             low = middle + 1
         else:
             high = middle
-    # Marks that compose with what stands before belong to it: go on while they do not add a character.
+    # Marks that compose with what stands before belong to it: continue while they do not add a character.
     while low < len(text) and len(unicodedata.normalize("NFC", text[: low + 1])) == characters:
         low += 1
     before, after = (unicodedata.normalize("NFC", part) for part in (text[:low], text[low:]))
@@ -211,7 +211,7 @@ class HFTokenizer:
         self._encoded = functools.lru_cache(maxsize=8)(self._encode)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Be made anew from the specification, as the cache of encodings cannot go to another process."""
+        """Made again from the specification, because the cache of encodings cannot go to another process."""
         return functools.partial(HFTokenizer, name=self.name), (self._specification,)
 
     @functools.cached_property

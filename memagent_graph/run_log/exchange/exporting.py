@@ -59,7 +59,7 @@ def export_runs(
         log: where they are.
         destination: the file.
         chosen: which runs; all without it.
-        format: Parquet or JSON lines; without it the suffix tells (.parquet, .jsonl, .ndjson).
+        format: Parquet or JSON lines; without it the suffix decides (.parquet, .jsonl, .ndjson).
         superseded: whether to keep conversations that a resume or an edit replaced, with their rewards.
         for_training: refuse runs that have conversations without token ids or log-probs, or none at all.
         skip_incomplete: leave such runs out instead, and name them in the report. Only with `for_training`.

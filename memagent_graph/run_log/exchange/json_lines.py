@@ -90,7 +90,7 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     """The runs of a file, in order.
 
     Raises:
-        RunLogError: it is no export, of a newer version, or damaged; says in which line.
+        RunLogError: it is not an export, of a newer version, or damaged; says in which line.
     """
     return _Reader(source).read(file)
 
@@ -195,6 +195,4 @@ def _attributes(record: Any) -> dict[str, Any]:
 
 
 def _json_number(number: float) -> float | str:
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    return number if math.isfinite(number) else json.dumps(number)

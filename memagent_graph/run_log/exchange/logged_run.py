@@ -78,7 +78,7 @@ def same(first: LoggedRun, second: LoggedRun) -> bool:
 
 
 def check_format(source: Path, name: object, version: object) -> None:
-    """Refuse a file that is no export of this package, or one of a newer version.
+    """Refuse a file that is not an export of this package, or one of a newer version.
 
     Raises:
         RunLogError: it is.
