@@ -156,7 +156,10 @@ def decoded(
         UnsupportedDocumentError: Not text at all.
     """
     charset = encoding if encoding is not None else _charset_of(name, reopen, errors)
-    yield from decode_pieces(name, reopen(), encoding=charset, errors=errors)
+    decoder = StreamDecoder(name, encoding=charset, errors=errors)
+    for piece in itertools.chain(reopen(), [b""]):
+        if text := decoder.decode(piece, final=not piece):
+            yield text
 
 
 def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors) -> str | None:
@@ -200,20 +203,6 @@ def refuse_binary(name: str, sample: bytes) -> None:
             f"{name} is not text: it looks like {kind}",
             hint="Text, Markdown, HTML, PDF and DOCX can be read; convert it to one of these first.",
         )
-
-
-def decode_pieces(
-    name: str, source: Iterator[bytes], *, encoding: str | None = None, errors: Errors = "strict"
-) -> Iterator[str]:
-    """Decode a source that can be read once only: its byte order mark, else `encoding`, else UTF-8."""
-    decoder = StreamDecoder(name, encoding=encoding, errors=errors)
-    for piece in source:
-        text = decoder.decode(piece)
-        if text:
-            yield text
-    text = decoder.decode(b"", final=True)
-    if text:
-        yield text
 
 
 class StreamDecoder:

@@ -38,8 +38,8 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
         replace: put the file's run in the place of one that the log has under the same id with other content.
 
     Raises:
-        RunLogError: there is no such file, it is not an export, of a newer version or damaged; or the log has a run of the
-            same id with other content. Runs that came before are in the log.
+        RunLogError: there is no such file, it is not an export, of a newer version or damaged; or the log has a run of
+            the same id with other content. Runs that came before are in the log.
         MissingExtraError: Parquet without the extra `export`.
     """
     source = Path(source)
