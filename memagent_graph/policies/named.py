@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from memagent_graph import policies
 from memagent_graph.entry_points import POLICIES, added, failure_of
 from memagent_graph.errors import PolicyError
 from memagent_graph.policy import Policy
@@ -72,23 +73,13 @@ def policy_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*_BUILT_IN, *added(POLICIES))))
 
 
-def _embedded(request: PolicyRequest) -> Policy:
-    from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
-
-    return LocalPolicy.embedded()
-
-
 def _local(request: PolicyRequest) -> Policy:
-    from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
-
     if request.model is None:
         raise PolicyError("a local policy was asked for, but no model", hint="Name a folder or a hub id with --model.")
-    return LocalPolicy(request.model)
+    return policies.LocalPolicy(request.model)
 
 
 def _server(request: PolicyRequest) -> Policy:
-    from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415
-
     has_server = request.base_url or os.environ.get("OPENAI_BASE_URL")
     if not (has_server or request.api_key or os.environ.get("OPENAI_API_KEY")):
         model = f"{request.model} is no folder here, and " if request.model else ""
@@ -96,7 +87,7 @@ def _server(request: PolicyRequest) -> Policy:
             f"{model}no server is named that might have it",
             hint="Name its server (--base-url), a folder, or a hub id; with OPENAI_API_KEY, OpenAI's own is asked.",
         )
-    return OpenAICompatiblePolicy(
+    return policies.OpenAICompatiblePolicy(
         request.model,
         base_url=request.base_url,
         api_key=request.api_key,
@@ -106,4 +97,8 @@ def _server(request: PolicyRequest) -> Policy:
     )
 
 
-_BUILT_IN: Final[Mapping[str, PolicyFactory]] = {"embedded": _embedded, "local": _local, "server": _server}
+_BUILT_IN: Final[Mapping[str, PolicyFactory]] = {
+    "embedded": lambda _: policies.LocalPolicy.embedded(),
+    "local": _local,
+    "server": _server,
+}

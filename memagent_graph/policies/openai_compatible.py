@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ class OpenAICompatiblePolicy:
         self._max_retries = max_retries
         self._extra_body = dict(extra_body or {})
         self._served: dict[str, Any] | None = None
-        self._connections = PerLoop(self._connect)
+        self._senders = PerLoop(self._sender)
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ class OpenAICompatiblePolicy:
             PolicyResponseError: an answer that is not a completion.
         """
         as_messages = bool(prompt) and not isinstance(prompt[0], int)
-        async with self._connections.get().slots:
+        async with self._senders.get().slots:
             gives_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
             if self._model is None:
                 await self.served_model()
@@ -160,8 +160,8 @@ class OpenAICompatiblePolicy:
 
     async def aclose(self) -> None:
         """Close the connections that belong to the running event loop."""
-        if connection := self._connections.pop():
-            await connection.sender.close()
+        if sender := self._senders.pop():
+            await sender.close()
 
     def _body(self, sampling: SamplingParams, gives_ids: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -182,7 +182,7 @@ class OpenAICompatiblePolicy:
         """The reply's body, and how many times the request was sent again; without a body it is a GET request."""
         try:
             data = None if body is None else msgspec.json.encode(body)
-            return await self._connections.get().sender.send(url, data)
+            return await self._senders.get().send(url, data)
         except StatusError as error:
             raise self._refusal(error.status, _words(error.content), error.wait) from error
         except aiohttp.ConnectionTimeoutError as error:
@@ -251,29 +251,20 @@ class OpenAICompatiblePolicy:
             hint="Is this an OpenAI-compatible API? --base-url usually ends in /v1.",
         )
 
-    def _connect(self) -> _Connection:
+    def _sender(self) -> Sender:
         headers = {
             "Authorization": f"Bearer {self._api_key}",
             "Content-Type": "application/json",
             "OpenAI-Organization": os.environ.get("OPENAI_ORG_ID"),
             "OpenAI-Project": os.environ.get("OPENAI_PROJECT_ID"),
         }
-        sender = Sender(
+        return Sender(
             self.base_url,
             {name: value for name, value in headers.items() if value},
             connections=self.max_concurrency,
             timeouts=self._timeouts,
             max_retries=self._max_retries,
         )
-        return _Connection(sender, asyncio.Semaphore(self.max_concurrency))
-
-
-@dataclass(frozen=True)
-class _Connection:
-    """One event loop's connections and its bound on requests in flight."""
-
-    sender: Sender
-    slots: asyncio.Semaphore
 
 
 def _is_vllm(served: Mapping[str, Any]) -> bool:

@@ -65,7 +65,7 @@ class Sender:
     Args:
         base_url: where the requests will go; it decides on TLS and on the environment's proxy.
         headers: sent with every request.
-        connections: how many may be open at once.
+        connections: how many may be open at once; `slots` has as many.
         timeouts: for the connection, and for one attempt as a whole.
         max_retries: how often a failed request is sent again.
     """
@@ -73,6 +73,7 @@ class Sender:
     def __init__(
         self, base_url: str, headers: Mapping[str, str], *, connections: int, timeouts: Timeouts, max_retries: int
     ) -> None:
+        self.slots = asyncio.Semaphore(connections)
         self._timeouts = timeouts
         self._max_retries = max_retries
         secure = urlsplit(base_url).scheme == "https"
