@@ -44,47 +44,36 @@ async def examine(reader: MemAgent) -> AsyncIterator[Finding]:
     Stops at the first failure that makes the following checks meaningless.
     """
     policy = reader.policy
+    subject = "server"
     try:
         if isinstance(policy, OpenAICompatiblePolicy):
             served = await policy.served_model()
             yield Finding("server", Health.GOOD, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
-    except MemAgentError as error:
-        yield _failure("server", error)
-        return
-    yield Finding("model", Health.GOOD, policy.name)
-    yield _window(info)
-    try:
+        yield Finding("model", Health.GOOD, policy.name)
+        yield _window(info)
+        subject = "budget"
         context = await reader.aprepare()
-    except MemAgentError as error:
-        yield _failure("budget", error)
-        return
-    budget = context.budget
-    yield Finding(
-        "budget",
-        Health.GOOD,
-        f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens} "
-        f"in {budget.context_window} tokens",
-    )
-    try:
+        budget = context.budget
+        yield Finding(
+            "budget",
+            Health.GOOD,
+            f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens} "
+            f"in {budget.context_window} tokens",
+        )
+        subject = "completion"
         completion = await policy.complete(_ask(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
-    except MemAgentError as error:
-        yield _failure("completion", error)
-        return
-    yield Finding("completion", Health.GOOD, f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}")
-    yield _tokens(completion)
-    try:
+        said = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
+        yield Finding("completion", Health.GOOD, said)
+        yield _tokens(completion)
+        subject = "tokenizer"
         yield await _agreement(context, completion)
     except MemAgentError as error:
-        yield _failure("tokenizer", error)
+        yield Finding(subject, Health.BAD, error.message, error.hint)
 
 
 def _ask(text: str) -> list[Message]:
     return [Message(role="user", content=text)]
-
-
-def _failure(subject: str, error: MemAgentError) -> Finding:
-    return Finding(subject, Health.BAD, error.message, error.hint)
 
 
 def _window(info: ModelInfo) -> Finding:
