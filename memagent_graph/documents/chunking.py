@@ -7,6 +7,7 @@ piece and how many of its tokens are gone, so that reading on from it gives the 
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import re
 import threading
@@ -299,7 +300,8 @@ class Chunker:
                 yield until
             data = self._store.read_bytes(self._ref, start_byte, until)
             at_end = len(data) <= largest
-            text = data.decode() if at_end else _whole_text(data[:largest])
+            # The bytes may stop inside a character, which is then left out.
+            text = codecs.getincrementaldecoder("utf-8")().decode(data[:largest], at_end)
             cut = len(text) if at_end else safe_cut(text, len(text) // 2)
             if cut is not None:
                 break
@@ -307,17 +309,6 @@ class Chunker:
         self._current = _Piece(start_byte, start_byte + len(text.encode()), text, self._tokenizer.encode(text), at_end)
         _PIECES.put(key, self._current)
         return self._current
-
-
-def _whole_text(data: bytes) -> str:
-    """Decode bytes that may stop inside a character, without that character."""
-    end = len(data)
-    while end > 0 and end > len(data) - 4 and data[end - 1] & 0xC0 == 0x80:
-        end -= 1
-    lead = data[end - 1]
-    length = 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-    whole = len(data) if end - 1 + length <= len(data) else end - 1
-    return data[:whole].decode()
 
 
 def _text_ends(text: str, start: int, end: int, boundary: Boundary) -> list[int]:

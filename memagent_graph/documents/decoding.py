@@ -59,11 +59,8 @@ def binary_kind(sample: bytes) -> str | None:
     if byte_order_mark(sample) is not None:
         return None
     controls = sum(sample.count(byte) for byte in range(32) if byte not in _TEXT_CONTROLS)
-    if controls > 0.1 * len(sample):
-        return "a binary file"
-    if b"\x00" in sample and not _is_utf8(sample):
-        return "a binary file"
-    return None
+    is_binary = controls > 0.1 * len(sample) or (b"\x00" in sample and not _is_utf8(sample))
+    return "a binary file" if is_binary else None
 
 
 def _is_utf8(sample: bytes) -> bool:

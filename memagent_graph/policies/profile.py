@@ -97,8 +97,6 @@ def save_profile(profile: Profile, folder: Path) -> None:
     prompts = profile.prompts
     templates = folder / "templates"
     templates.mkdir(parents=True, exist_ok=True)
-    (templates / "update.txt").write_text(prompts.update.text + "\n", encoding="utf-8")
-    (templates / "answer.txt").write_text(prompts.answer.text + "\n", encoding="utf-8")
-    for role, template in prompts.others.items():
+    for role, template in {"update": prompts.update, "answer": prompts.answer, **prompts.others}.items():
         (templates / f"{role}.txt").write_text(template.text + "\n", encoding="utf-8")
     (folder / "memagent.json").write_text(json.dumps(profile.values, indent=2) + "\n", encoding="utf-8")

@@ -165,15 +165,16 @@ _HELD: Final = {0: (), 1: ("runs", "answers"), 2: tuple(_TABLES)}
 def statements(version: int) -> Iterator[str]:
     """What brings a file to this version; a new file counts as version 0. Foreign keys must not be enforced.
 
-    Every table is made, filled from the old ones, and put in their place.
+    Every table is made, filled from the old ones where there are any, and put in their place.
     """
     if version == 1:
         yield "ALTER TABLE runs ADD COLUMN trace TEXT"
-    yield from (f"CREATE TABLE new_{table} {columns}" for table, columns in _TABLES.items())
+    prefix = "new_" if version else ""
+    yield from (f"CREATE TABLE {prefix}{table} {columns}" for table, columns in _TABLES.items())
     for table in _HELD[version]:
         as_new = _AS_NEW.get(table) or f"SELECT * FROM {table}"  # noqa: S608  our own names
         yield f"INSERT INTO new_{table} {as_new}"
-    for table in _TABLES:
+    for table in _TABLES if version else ():
         yield f"DROP TABLE IF EXISTS {table}"
         yield f"ALTER TABLE new_{table} RENAME TO {table}"
     yield from _INDEXES
