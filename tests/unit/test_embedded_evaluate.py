@@ -123,8 +123,8 @@ def test_what_nobody_wants_is_left_out_of_the_last_layer_only(reader: Reader) ->
     batch = collate([Row(form.trunk("The launch code is 48213."), branches)])
     everywhere = torch.arange(len(batch.tokens))
     with torch.no_grad():
-        all_logits = reader.policy(batch.tokens, batch.positions, batch.layout, everywhere)
-        wanted = reader.policy(batch.tokens, batch.positions, batch.layout, batch.wanted)
+        all_logits = reader.policy.logits(batch.tokens, batch.positions, batch.layout, everywhere)
+        wanted = reader.policy.logits(batch.tokens, batch.positions, batch.layout, batch.wanted)
     torch.testing.assert_close(wanted, all_logits[batch.wanted], rtol=1e-4, atol=1e-4)
 
 

@@ -4,7 +4,7 @@
 
 All questions on a document are read in lockstep: a chunk's section is computed once, and each reader is a branch of
 it, in float32 and without approximation. A reply is first scored against the one expected; only where the
-policy's choice differs from it is the rest generated token by token, by transformers and its cache. A reader whose
+policy's choice differs from it is the rest generated token by token, with a cache of keys and values. A reader whose
 memory has lost the value, or has grown further digits on it, is not read on: the fact stands in one chunk, so it is
 wrong. Prose, entities and values are held out.
 """
@@ -12,7 +12,6 @@ wrong. Prose, entities and values are held out.
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import random
 import re
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.statistics import wilson
@@ -34,7 +32,7 @@ from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.embedded.batches import collate
 from memagent_training.embedded.corpus import SEPARATOR
 from memagent_training.embedded.documents import Question, Setting, questions_alone, questions_with_foreign_facts
-from memagent_training.embedded.release import load_policy
+from memagent_training.embedded.policy_network import load_policy
 from memagent_training.embedded.tokenizer import load_encoding
 from memagent_training.embedded.training_examples import EMPTY, Branch, PromptFormat, Row
 
@@ -82,24 +80,17 @@ class Reader:
     """
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.folder = folder
         self.policy = load_policy(folder)
         self.form = PromptFormat.load(folder, load_encoding(folder))
         self.tokenizer = load_tokenizer(folder)
         self.end = self.form.reply("")[-1]
         self.noise = torch.Generator().manual_seed(seed)
 
-    @functools.cached_property
-    def generator(self) -> PreTrainedModel:
-        """The same policy with a cache of keys and values."""
-        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True)
-        return cast("PreTrainedModel", model)
-
     @torch.no_grad()
     def logits(self, row: Row) -> list[torch.Tensor]:
         """Logits (learned positions, V) of each branch, given the expected tokens before each position."""
         batch = collate([row])
-        logits = self.policy(batch.tokens, batch.positions, batch.layout, batch.wanted)
+        logits = self.policy.logits(batch.tokens, batch.positions, batch.layout, batch.wanted)
         return list(logits.split([len(branch.learned) for branch in row.branches]))
 
     def choose(self, logits: torch.Tensor, temperature: float) -> list[int]:
@@ -162,7 +153,7 @@ class Reader:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         cache = None
         while any(map(self._is_open, begun)):
-            out = self.generator(
+            out = self.policy(
                 tokens,
                 attention_mask=mask,
                 position_ids=positions,

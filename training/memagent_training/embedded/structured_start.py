@@ -18,8 +18,10 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 
-from memagent_training.embedded.policy_network import DecoderLayer, ModelShape, Policy, SelfAttention
+from memagent_training.embedded.policy_network import Policy
 
 CODE, BEFORE, BLEND, OUTPUT = range(4)
 """The parts of the width, in order."""
@@ -53,8 +55,8 @@ def give_structure(policy: Policy, rarity: Tensor, sink_tokens: tuple[int, int],
     rests on the first and so copies the second. `tags` stand in every prompt's question part and seldom elsewhere:
     they keep a question from matching itself.
     """
-    shape = policy.model.shape
-    if shape.heads != 4 or shape.layers < 3:
+    shape = policy.config
+    if shape.num_attention_heads != 4 or shape.num_hidden_layers < 3:
         raise ValueError("the structured start needs four heads and at least three layers")
     noise = torch.Generator().manual_seed(seed)
     codes, topics = torch.randn(2, shape.vocab_size, shape.head_dim, generator=noise)
@@ -75,7 +77,7 @@ def give_structure(policy: Policy, rarity: Tensor, sink_tokens: tuple[int, int],
     squares = torch.randn(2, shape.head_dim, 2 * SLOW_PAIRS, generator=noise)
     words, tokens = torch.linalg.qr(squares)[0] * math.sqrt(2)
     words[marker_column(shape) - part(shape, BLEND).start] = 0.0
-    layer = shape.layers - 2
+    layer = shape.num_hidden_layers - 2
     match(policy, layer, 0, [(BLEND, BLEND, TOPIC * words)], SINK)
     match(policy, layer, 1, [(CODE, BEFORE, REPEAT * tokens)])
     match(policy, layer, 2, [(BLEND, BLEND, TOPIC * words), (CODE, BEFORE, REPEAT * tokens)], SINK)
@@ -96,27 +98,31 @@ def token_rarity(prompts: list[list[int]], vocabulary: int) -> Tensor:
     return (-(shares + 1e-4).log() / math.log(1e4)).clamp(0.0, 1.0)
 
 
-def part(shape: ModelShape, which: int) -> slice:
+def part(shape: LlamaConfig, which: int) -> slice:
     """The slice of the width that holds one of the four parts."""
     return slice(which * shape.head_dim, (which + 1) * shape.head_dim)
 
 
-def attention_of(policy: Policy, layer: int) -> SelfAttention:
+def attention_of(policy: Policy, layer: int) -> LlamaAttention:
     """The attention of one layer."""
-    block = policy.model.layers[layer]
-    return cast(DecoderLayer, block).self_attn
+    return cast(LlamaDecoderLayer, policy.model.layers[layer]).self_attn
+
+
+def attend_back(policy: Policy, layer: int, head: int, first: int, last: int) -> LlamaAttention:
+    """Make a head attend evenly to the tokens `first` to `last` back, its values being small; the layer's attention."""
+    attention, rows = attention_of(policy, layer), part(policy.config, head)
+    biases = position_biases(policy.config, first, last)
+    for projection, bias in zip((attention.q_proj, attention.k_proj), biases, strict=True):
+        projection.weight[rows] *= 0.1
+        projection.bias[rows] = bias
+    attention.v_proj.weight[rows] *= 0.1
+    return attention
 
 
 def look_back(policy: Policy, head: int, first: int, last: int, read: int, write: int, strength: float) -> None:
     """Make a head of layer 0 average a part over the tokens `first` to `last` back and write that to a part."""
-    shape = policy.model.shape
-    attention = attention_of(policy, 0)
-    rows = part(shape, head)
-    query, key = position_biases(shape, first, last)
-    for projection, bias in ((attention.q_proj, query), (attention.k_proj, key)):
-        projection.weight[rows] *= 0.1
-        projection.bias[rows] = bias
-    attention.v_proj.weight[rows] *= 0.1
+    attention = attend_back(policy, 0, head, first, last)
+    shape, rows = policy.config, part(policy.config, head)
     attention.o_proj.weight[:, rows] *= 0.1
     attention.v_proj.weight[rows, part(shape, read)] += torch.eye(shape.head_dim)
     attention.o_proj.weight[part(shape, write), rows] += strength * torch.eye(shape.head_dim)
@@ -128,7 +134,7 @@ def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Ten
     With a sink, the prompt's first token gets about that score from every query, and so the attention where nothing
     else matches.
     """
-    shape = policy.model.shape
+    shape = policy.config
     attention = attention_of(policy, layer)
     half, begin = shape.head_dim // 2, head * shape.head_dim
     slow = [begin + offset + pair for offset in (0, half) for pair in range(half - 1 - SLOW_PAIRS, half - 1)]
@@ -148,24 +154,24 @@ def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Ten
         attention.q_proj.bias[slowest + half] = 8.0
 
 
-def sink_column(shape: ModelShape) -> int:
+def sink_column(shape: LlamaConfig) -> int:
     """The column of the width that marks the prompt's first token."""
     return shape.hidden_size - 1
 
 
-def marker_column(shape: ModelShape) -> int:
+def marker_column(shape: LlamaConfig) -> int:
     """The column of the blend that says a token stands among the tags of a question."""
     return (BLEND + 1) * shape.head_dim - 1
 
 
-def missing_columns(shape: ModelShape) -> tuple[int, int]:
+def missing_columns(shape: LlamaConfig) -> tuple[int, int]:
     """The columns that say that a token, or a token after its predecessor, was not seen in the section."""
     return shape.hidden_size - 2, shape.hidden_size - 3
 
 
 def miss(policy: Policy, layer: int, head: int, parts: list[tuple[int, Tensor]], sink: float, column: int) -> None:
     """Make a head look for the query's own token (and its predecessor) in the section, and mark where it finds none."""
-    shape = policy.model.shape
+    shape = policy.config
     attention = attention_of(policy, layer)
     match(policy, layer, head, [(which, which, projection) for which, projection in parts], sink)
     rows = part(shape, head)
@@ -178,27 +184,23 @@ def miss(policy: Policy, layer: int, head: int, parts: list[tuple[int, Tensor]],
 
 def report(policy: Policy, layer: int, head: int, none: int) -> None:
     """Make a head sum the marks of a question's missing tokens, and speak for "none" accordingly."""
-    shape = policy.model.shape
-    attention = attention_of(policy, layer)
-    rows = part(shape, head)
-    query, key = position_biases(shape, 0, REACH - 2)
-    for projection, bias in ((attention.q_proj, query), (attention.k_proj, key)):
-        projection.weight[rows] *= 0.1
-        projection.bias[rows] = bias
-    attention.v_proj.weight[rows] *= 0.1
+    attention = attend_back(policy, layer, head, 0, REACH - 2)
+    shape, rows = policy.config, part(policy.config, head)
     for place, column in enumerate(missing_columns(shape)):
         attention.v_proj.weight[rows.start + place, column] = 1.0
         code = policy.lm_head.weight[none, part(shape, OUTPUT)]
         attention.o_proj.weight[part(shape, OUTPUT), rows.start + place] = REPORT * code / code.norm()
 
 
-def position_biases(shape: ModelShape, first: int, last: int, reach: int = 1024) -> tuple[Tensor, Tensor]:
+def position_biases(shape: LlamaConfig, first: int, last: int, reach: int = 1024) -> tuple[Tensor, Tensor]:
     """Query and key biases under which a head attends evenly to the tokens `first` to `last` back and to nothing else.
 
     With constant query and key, rotary attention is a softmax over distances of a sum of cosines; amplitudes and
     phases are fitted by maximum likelihood, a convex problem, with a small penalty on their size.
     """
-    frequencies = shape.rope_theta ** -(torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim)
+    frequencies = shape.rope_parameters["rope_theta"] ** -(
+        torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim
+    )
     angles = torch.arange(reach, dtype=torch.float64)[:, None] * frequencies
     waves = torch.cat((angles.cos(), angles.sin()), dim=1)
     weights = torch.zeros(waves.shape[1], dtype=torch.float64, requires_grad=True)
