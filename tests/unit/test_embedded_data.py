@@ -152,7 +152,7 @@ def test_rows_of_either_order_teach_the_same_replies(
     for each in (form, paper_order):
         row = RowBuilder(each, Prose(corpus / "train.txt")).row(random.Random(1), 60, 4)
         batch = collate([row])
-        assert policy.logits(batch.tokens, batch.positions, batch.layout, batch.wanted).isfinite().all()
+        assert policy.logits(batch).isfinite().all()
         taught.append(batch.targets.tolist())
     assert taught[0] == taught[1]
 
@@ -207,7 +207,7 @@ def test_a_branch_in_a_batch_gets_the_logits_of_the_shipped_architecture_on_its_
     rows = [builder.row(random.Random(seed), 40 + 30 * seed, 4) for seed in range(2)]
     batch = collate(rows)
     with torch.no_grad():
-        logits = list(policy.logits(batch.tokens, batch.positions, batch.layout, batch.wanted))
+        logits = list(policy.logits(batch))
         for row in rows:
             for branch in row.branches:
                 before = row.trunk if branch.sees_trunk else []

@@ -22,7 +22,7 @@ from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
 from memagent_graph.trace import Writes
-from memagent_training.data.replay_report import Refusal, ReplayReport
+from memagent_training.data.replay_report import Refusal, ReplayReport, named
 from memagent_training.data.reward_functions import (
     LoggedReward,
     LoggedStepReward,
@@ -69,16 +69,12 @@ class Replay:
         if not report.refused:
             raise ReplayError(f"there are no runs in {report.source}", hint="Roll some out first.")
         order = sorted(report.refused, key=lambda reason: reason is Refusal.INCOMPLETE_GROUP)
-        told = "; ".join(f"{reason.value}: {_named(report.refused[reason])}" for reason in order)
+        told = "; ".join(f"{reason.value}: {named(report.refused[reason])}" for reason in order)
         raise ReplayError(
             f"none of the {report.runs} runs in {report.source} can be trained on ({told})",
             hint=" ".join(f"For {reason.value}: {reason.remedy}." for reason in order),
             run_id=report.refused[order[0]][0],
         )
-
-
-def _named(run_ids: Sequence[str]) -> str:
-    return ", ".join(run_ids[:3]) + (f" and {len(run_ids) - 3} more" if len(run_ids) > 3 else "")
 
 
 def load_groups(

@@ -40,27 +40,48 @@ LONGEST_REPLY = 48
 MOST_BRANCHES = 48
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """How one question went."""
+    """How one question's reading goes, and in the end went."""
 
     question: Question
-    answer: str
+    temperature: float
+    memory: str = EMPTY
+    answer: str = ""
     """Empty where the value was lost on the way."""
-    false_records: int
-    empty_steps: int
-    overwrites: int
+    false_records: int = 0
+    empty_steps: int = 0
+    overwrites: int = 0
     """Steps that began with the value in memory."""
-    risk: float
+    risk: float = 0.0
     """Summed over these, the probability that sampling at the reader's temperature (1 if it is greedy) writes
     something else; over their number, the expected loss per overwrite."""
-    lost_at: int | None
+    lost_at: int | None = None
     """The step after which the value was no longer in memory."""
 
     @property
     def right(self) -> bool:
         """Whether the answer is the value, or "none" for an absent fact."""
         return self.answer == (self.question.value or EMPTY)
+
+    def expected_at(self, step: int) -> str:
+        """What the memory should become."""
+        found = self.question.value if step == self.question.fact_chunk else None
+        return self.memory if self.memory != EMPTY else found or EMPTY
+
+    def overwrite(self, step: int, reply: str, score: float) -> None:
+        """Enter a reply, `score` being the log of the probability to sample the one expected."""
+        question = self.question
+        if self.memory == EMPTY and step != question.fact_chunk:
+            self.empty_steps += 1
+            self.false_records += reply not in (EMPTY, question.value, "")
+        if self.memory == question.value:
+            self.overwrites += 1
+            self.risk += -math.expm1(min(score, 0.0))
+        self.memory = reply or self.memory
+        is_past = question.fact_chunk is not None and step >= question.fact_chunk
+        if question.value is not None and is_past and not _stands_in(question.value, self.memory):
+            self.lost_at = step
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +110,8 @@ class Reader:
     @torch.no_grad()
     def logits(self, row: Row) -> list[torch.Tensor]:
         """Logits (learned positions, V) of each branch, given the expected tokens before each position."""
-        batch = collate([row])
-        logits = self.policy.logits(batch.tokens, batch.positions, batch.layout, batch.wanted)
-        return list(logits.split([len(branch.learned) for branch in row.branches]))
+        logits = self.policy.logits(collate([row]))
+        return list(torch.split(logits, [len(branch.learned) for branch in row.branches]))
 
     def choose(self, logits: torch.Tensor, temperature: float) -> list[int]:
         """The policy's choice at each position."""
@@ -177,10 +197,10 @@ class Reader:
 
         Guarded, a memory with a word from nowhere is not kept (`UpdateRules.invented`).
         """
-        ways = [[_ReaderState(question, temperature) for question in questions] for temperature in temperatures]
+        ways = [[Outcome(question, temperature) for question in questions] for temperature in temperatures]
         readers = [reader for way in ways for reader in way]
         for step in range(len(questions[0].chunks) if questions else 0):
-            by_chunk: dict[str, list[_ReaderState]] = defaultdict(list)
+            by_chunk: dict[str, list[Outcome]] = defaultdict(list)
             for reader in readers:
                 if reader.lost_at is None:
                     by_chunk[reader.question.chunks[step]].append(reader)
@@ -207,9 +227,9 @@ class Reader:
         ]
         for reader, (answer, _) in zip(left, self.complete([], asked), strict=True):
             reader.answer = answer.partition("\\boxed{")[2].rpartition("}")[0].strip()
-        return [[reader.outcome for reader in way] for way in ways]
+        return ways
 
-    def _is_shown(self, reply: str, chunk: str, reader: _ReaderState) -> bool:
+    def _is_shown(self, reply: str, chunk: str, reader: Outcome) -> bool:
         """Whether every word of a reply stands in the reader's prompt."""
         if reply == reader.memory:
             return True
@@ -226,47 +246,6 @@ def _log_probability(logits: torch.Tensor, tokens: list[int], temperature: float
 def _stands_in(value: str, memory: str) -> bool:
     """Whether the value can be told from what is around it: further digits make another number of it."""
     return re.search(rf"(?<!\d){re.escape(value)}(?!\d)", memory) is not None
-
-
-@dataclass
-class _ReaderState:
-    """One question's reader between two chunks."""
-
-    question: Question
-    temperature: float
-    memory: str = EMPTY
-    answer: str = ""
-    false_records: int = 0
-    empty_steps: int = 0
-    overwrites: int = 0
-    risk: float = 0.0
-    lost_at: int | None = None
-
-    def expected_at(self, step: int) -> str:
-        """What the memory should become."""
-        found = self.question.value if step == self.question.fact_chunk else None
-        return self.memory if self.memory != EMPTY else found or EMPTY
-
-    def overwrite(self, step: int, reply: str, score: float) -> None:
-        """Enter a reply, `score` being the log of the probability to sample the one expected."""
-        question = self.question
-        if self.memory == EMPTY and step != question.fact_chunk:
-            self.empty_steps += 1
-            self.false_records += reply not in (EMPTY, question.value, "")
-        if self.memory == question.value:
-            self.overwrites += 1
-            self.risk += -math.expm1(min(score, 0.0))
-        self.memory = reply or self.memory
-        is_past = question.fact_chunk is not None and step >= question.fact_chunk
-        if question.value is not None and is_past and not _stands_in(question.value, self.memory):
-            self.lost_at = step
-
-    @property
-    def outcome(self) -> Outcome:
-        """How it went."""
-        return Outcome(
-            self.question, self.answer, self.false_records, self.empty_steps, self.overwrites, self.risk, self.lost_at
-        )
 
 
 def measure(

@@ -5,13 +5,13 @@ CPU's time went there under one dense mask: the trunks (causal), and the branche
 The architecture is Qwen2's, but ships as a Llama with attention biases, which computes the same: for the model type
 "qwen2" transformers and vLLM put Qwen2's own pre-tokenizer in the place of tokenizer.json's.
 
-Shapes: N tokens of a batch, R rows, S tokens of a trunk, K branches of a row, T tokens of a branch, H heads,
-D head width.
+Shapes: N tokens of a batch, M of them learned, R rows, S tokens of a trunk, K branches of a row, T tokens of a branch,
+H heads, D head width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,21 +26,31 @@ from memagent_training.embedded.tokenizer import SPECIAL_TOKENS, VOCABULARY
 
 CONTEXT_WINDOW: Final = 1024
 HEAD_WIDTH: Final = 64
+ROPE_THETA: Final = 1e6
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the trunks and branches of a batch lie among its N tokens.
+class Batch:
+    """N tokens in rows: their places, and the M of them that are learned.
 
     `trunks` (R, S) and `branches` (R, K, T) hold token indices, padded with 0; `seen` (R*K, 1, T, S+T) is true where a
     branch's token sees a token of the trunk or of its own branch; `places` (N,) finds each token among the padded
-    trunks followed by the padded branches.
+    trunks followed by the padded branches. `wanted` are the indices of what is learned.
     """
 
+    tokens: Tensor
+    positions: Tensor
     trunks: Tensor
     branches: Tensor
     seen: Tensor
     places: Tensor
+    wanted: Tensor
+    targets: Tensor
+    weights: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        return Batch(**{each.name: getattr(self, each.name).to(device) for each in fields(self)})
 
 
 class Policy(LlamaForCausalLM):
@@ -50,15 +60,15 @@ class Policy(LlamaForCausalLM):
         config._attn_implementation = "branching"
         super().__init__(config)
 
-    def logits(self, tokens: Tensor, positions: Tensor, layout: Layout, wanted: Tensor) -> Tensor:
-        """Logits (len(wanted), V) at the token indices `wanted`; the last MLP and the head run nowhere else."""
-        x = self.model.embed_tokens(tokens)[None]
-        rope = self.model.rotary_emb(x, positions[None])
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits (M, V) at what the batch wants; the last MLP and the head run nowhere else."""
+        x = self.model.embed_tokens(batch.tokens)[None]
+        rope = self.model.rotary_emb(x, batch.positions[None])
         *layers, last = self.model.layers
         for layer in layers:
-            x = layer(x, position_embeddings=rope, layout=layout)
-        attended, _ = last.self_attn(last.input_layernorm(x), position_embeddings=rope, layout=layout)
-        x = (x + attended)[0, wanted]
+            x = layer(x, position_embeddings=rope, batch=batch)
+        attended, _ = last.self_attn(last.input_layernorm(x), position_embeddings=rope, batch=batch)
+        x = (x + attended)[0, batch.wanted]
         x = x + last.mlp(last.post_attention_layernorm(x))
         logits: Tensor = self.lm_head(self.model.norm(x))
         return logits
@@ -80,7 +90,7 @@ def new_policy(width: int = 256, inner: int = 512, layers: int = 4) -> Policy:
         attention_bias=True,
         max_position_embeddings=CONTEXT_WINDOW,
         rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         bos_token_id=None,
         eos_token_id=special_id("<|end|>"),
         pad_token_id=special_id("<|pad|>"),
@@ -114,21 +124,21 @@ def branching_attention(
     value_1hnd: Tensor,
     attention_mask: Tensor | None,
     *,
-    layout: Layout | None = None,
+    batch: Batch | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """(1, N, H, D): trunks over themselves, branches over their trunk and themselves; without a layout, SDPA."""
-    if layout is None:
+    """(1, N, H, D): trunks over themselves, branches over their trunk and themselves; without a batch, SDPA."""
+    if batch is None:
         return sdpa_attention_forward(module, query_1hnd, key_1hnd, value_1hnd, attention_mask, **options)
     q_nhd, k_nhd, v_nhd = (each[0].transpose(0, 1) for each in (query_1hnd, key_1hnd, value_1hnd))
     heads, width = q_nhd.shape[1:]
-    trunk_q, trunk_k, trunk_v = (tensor[layout.trunks].transpose(1, 2) for tensor in (q_nhd, k_nhd, v_nhd))
+    trunk_q, trunk_k, trunk_v = (tensor[batch.trunks].transpose(1, 2) for tensor in (q_nhd, k_nhd, v_nhd))
     of_trunks = F.scaled_dot_product_attention(trunk_q, trunk_k, trunk_v, is_causal=True)
-    own_q, own_k, own_v = (tensor[layout.branches].transpose(2, 3) for tensor in (q_nhd, k_nhd, v_nhd))
+    own_q, own_k, own_v = (tensor[batch.branches].transpose(2, 3) for tensor in (q_nhd, k_nhd, v_nhd))
     keys, values = _with_trunks(trunk_k, own_k), _with_trunks(trunk_v, own_v)
-    of_branches = F.scaled_dot_product_attention(own_q.flatten(0, 1), keys, values, attn_mask=layout.seen)
+    of_branches = F.scaled_dot_product_attention(own_q.flatten(0, 1), keys, values, attn_mask=batch.seen)
     padded = torch.cat([each.transpose(1, 2).reshape(-1, heads, width) for each in (of_trunks, of_branches)])
-    return padded[layout.places][None], None
+    return padded[batch.places][None], None
 
 
 def _with_trunks(trunk_rhsd: Tensor, own_rkhtd: Tensor) -> Tensor:

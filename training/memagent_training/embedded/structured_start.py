@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 
-from memagent_training.embedded.policy_network import Policy
+from memagent_training.embedded.policy_network import HEAD_WIDTH, ROPE_THETA, Policy
 
 CODE, BEFORE, BLEND, OUTPUT = range(4)
 """The parts of the width, in order."""
@@ -59,7 +59,7 @@ def give_structure(policy: Policy, rarity: Tensor, sink_tokens: tuple[int, int],
     if shape.num_attention_heads != 4 or shape.num_hidden_layers < 3:
         raise ValueError("the structured start needs four heads and at least three layers")
     noise = torch.Generator().manual_seed(seed)
-    codes, topics = torch.randn(2, shape.vocab_size, shape.head_dim, generator=noise)
+    codes, topics = torch.randn(2, shape.vocab_size, HEAD_WIDTH, generator=noise)
     policy.model.embed_tokens.weight[:, part(shape, CODE)] += 0.5 * codes
     policy.model.embed_tokens.weight[:, part(shape, BLEND)] += 0.5 * rarity[:, None] * topics
     policy.lm_head.weight[:, part(shape, OUTPUT)] += 0.15 * codes
@@ -74,7 +74,7 @@ def give_structure(policy: Policy, rarity: Tensor, sink_tokens: tuple[int, int],
 
     look_back(policy, head=0, first=1, last=1, read=CODE, write=BEFORE, strength=0.25)
     look_back(policy, head=1, first=0, last=REACH, read=BLEND, write=BLEND, strength=6.0)
-    squares = torch.randn(2, shape.head_dim, 2 * SLOW_PAIRS, generator=noise)
+    squares = torch.randn(2, HEAD_WIDTH, 2 * SLOW_PAIRS, generator=noise)
     words, tokens = torch.linalg.qr(squares)[0] * math.sqrt(2)
     words[marker_column(shape) - part(shape, BLEND).start] = 0.0
     layer = shape.num_hidden_layers - 2
@@ -82,7 +82,7 @@ def give_structure(policy: Policy, rarity: Tensor, sink_tokens: tuple[int, int],
     match(policy, layer, 1, [(CODE, BEFORE, REPEAT * tokens)])
     match(policy, layer, 2, [(BLEND, BLEND, TOPIC * words), (CODE, BEFORE, REPEAT * tokens)], SINK)
 
-    more = torch.randn(2, shape.head_dim, 2 * SLOW_PAIRS, generator=noise)
+    more = torch.randn(2, HEAD_WIDTH, 2 * SLOW_PAIRS, generator=noise)
     here, previous = torch.linalg.qr(more)[0] * math.sqrt(2)
     here[-3:] = previous[-3:] = 0.0
     miss(policy, layer - 1, 0, [(CODE, SAME * here)], SAME_SINK, missing_columns(shape)[0])
@@ -100,7 +100,7 @@ def token_rarity(prompts: list[list[int]], vocabulary: int) -> Tensor:
 
 def part(shape: LlamaConfig, which: int) -> slice:
     """The slice of the width that holds one of the four parts."""
-    return slice(which * shape.head_dim, (which + 1) * shape.head_dim)
+    return slice(which * HEAD_WIDTH, (which + 1) * HEAD_WIDTH)
 
 
 def attention_of(policy: Policy, layer: int) -> LlamaAttention:
@@ -124,8 +124,8 @@ def look_back(policy: Policy, head: int, first: int, last: int, read: int, write
     attention = attend_back(policy, 0, head, first, last)
     shape, rows = policy.config, part(policy.config, head)
     attention.o_proj.weight[:, rows] *= 0.1
-    attention.v_proj.weight[rows, part(shape, read)] += torch.eye(shape.head_dim)
-    attention.o_proj.weight[part(shape, write), rows] += strength * torch.eye(shape.head_dim)
+    attention.v_proj.weight[rows, part(shape, read)] += torch.eye(HEAD_WIDTH)
+    attention.o_proj.weight[part(shape, write), rows] += strength * torch.eye(HEAD_WIDTH)
 
 
 def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Tensor]], sink: float = 0.0) -> None:
@@ -136,7 +136,7 @@ def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Ten
     """
     shape = policy.config
     attention = attention_of(policy, layer)
-    half, begin = shape.head_dim // 2, head * shape.head_dim
+    half, begin = HEAD_WIDTH // 2, head * HEAD_WIDTH
     slow = [begin + offset + pair for offset in (0, half) for pair in range(half - 1 - SLOW_PAIRS, half - 1)]
     for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
         linear.weight[part(shape, head)] *= 0.1
@@ -144,12 +144,12 @@ def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Ten
         attention.q_proj.weight[slow, part(shape, of_query)] += projection.T
         attention.k_proj.weight[slow, part(shape, of_key)] += projection.T
     rows = part(shape, head)
-    attention.v_proj.weight[rows, part(shape, CODE)] += torch.eye(shape.head_dim)
-    attention.o_proj.weight[part(shape, OUTPUT), rows] += 1.5 * torch.eye(shape.head_dim)
+    attention.v_proj.weight[rows, part(shape, CODE)] += torch.eye(HEAD_WIDTH)
+    attention.o_proj.weight[part(shape, OUTPUT), rows] += 1.5 * torch.eye(HEAD_WIDTH)
     if sink:
         slowest = begin + half - 1
         attention.k_proj.weight[slowest, sink_column(shape)] += 3.0
-        attention.q_proj.bias[slowest] = sink * math.sqrt(shape.head_dim) / 16.0
+        attention.q_proj.bias[slowest] = sink * math.sqrt(HEAD_WIDTH) / 16.0
         attention.k_proj.weight[slowest + half, marker_column(shape)] -= 8.0
         attention.q_proj.bias[slowest + half] = 8.0
 
@@ -161,7 +161,7 @@ def sink_column(shape: LlamaConfig) -> int:
 
 def marker_column(shape: LlamaConfig) -> int:
     """The column of the blend that says a token stands among the tags of a question."""
-    return (BLEND + 1) * shape.head_dim - 1
+    return (BLEND + 1) * HEAD_WIDTH - 1
 
 
 def missing_columns(shape: LlamaConfig) -> tuple[int, int]:
@@ -198,9 +198,7 @@ def position_biases(shape: LlamaConfig, first: int, last: int, reach: int = 1024
     With constant query and key, rotary attention is a softmax over distances of a sum of cosines; amplitudes and
     phases are fitted by maximum likelihood, a convex problem, with a small penalty on their size.
     """
-    frequencies = shape.rope_parameters["rope_theta"] ** -(
-        torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim
-    )
+    frequencies = ROPE_THETA ** -(torch.arange(0, HEAD_WIDTH, 2, dtype=torch.float64) / HEAD_WIDTH)
     angles = torch.arange(reach, dtype=torch.float64)[:, None] * frequencies
     waves = torch.cat((angles.cos(), angles.sin()), dim=1)
     weights = torch.zeros(waves.shape[1], dtype=torch.float64, requires_grad=True)
@@ -216,7 +214,7 @@ def position_biases(shape: LlamaConfig, first: int, last: int, reach: int = 1024
     with torch.enable_grad():
         solver.step(loss)  # type: ignore[no-untyped-call]
     cosines, sines = weights.detach().chunk(2)
-    root = ((cosines.square() + sines.square()).sqrt() * math.sqrt(shape.head_dim)).sqrt()
+    root = ((cosines.square() + sines.square()).sqrt() * math.sqrt(HEAD_WIDTH)).sqrt()
     phase = torch.atan2(-sines, cosines)
     query = torch.cat((root * phase.cos(), root * phase.sin()))
     key = torch.cat((root, torch.zeros_like(root)))

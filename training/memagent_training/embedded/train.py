@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from memagent_training.algorithm.muon import MuonWithAdamW, bfloat16_is_fast
-from memagent_training.embedded.batches import Batch, collate, make_batch
-from memagent_training.embedded.policy_network import Policy, load_policy, new_policy
+from memagent_training.embedded.batches import collate, make_batch
+from memagent_training.embedded.policy_network import Batch, Policy, load_policy, new_policy
 from memagent_training.embedded.structured_start import give_structure, token_rarity
 from memagent_training.embedded.tokenizer import VOCABULARY, load_encoding
 from memagent_training.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder
@@ -32,7 +32,7 @@ SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
 def losses(policy: Policy, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
     """The weighted mean loss, and the share of predicted tokens that are right."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=autocast):
-        logits = policy.logits(batch.tokens, batch.positions, batch.layout, batch.wanted).float()
+        logits = policy.logits(batch).float()
     each = F.cross_entropy(logits, batch.targets, reduction="none")
     right = (logits.argmax(-1) == batch.targets).float()
     return (each * batch.weights).sum() / batch.weights.sum(), right
@@ -101,7 +101,7 @@ def train(arguments: argparse.Namespace) -> None:
             raise SystemExit("the structured start is for prompts with the section first; take --plain-start")
         rarity = token_rarity(builder.question_prompts(random.Random(0), 2000), VOCABULARY)
         give_structure(policy, rarity, (form.trunk("")[0], form.reply(EMPTY)[0]), form.question_tags())
-    policy.to(device)
+    policy.to(device)  # type: ignore[arg-type]  a decorator of transformers hides the type
     autocast = not arguments.float32 and bfloat16_is_fast(device)
     optimizer = MuonWithAdamW(policy, lr=arguments.adamw_lr, muon_lr=arguments.muon_lr, betas=(0.9, 0.95))
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -148,7 +148,7 @@ def check(policy: Policy, builder: RowBuilder, device: torch.device, rows: int) 
     tally: dict[str, list[bool]] = {}
     for row in made:
         batch = collate([row]).to(device)
-        logits = policy.logits(batch.tokens, batch.positions, batch.layout, batch.wanted)
+        logits = policy.logits(batch)
         right = (logits.argmax(-1) == batch.targets).tolist()
         for branch in row.branches:
             tally.setdefault(branch.kind, []).append(all(right[: len(branch.learned)]))

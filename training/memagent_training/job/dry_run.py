@@ -16,7 +16,7 @@ from rich.text import Text
 from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.algorithm.planner import Layout, StepPlan, plan_step
 from memagent_training.algorithm.schedule import ScheduledStep
-from memagent_training.data.replay_report import ReplayReport
+from memagent_training.data.replay_report import ReplayReport, named
 from memagent_training.forward.layouts import MicroBatch, lay_out
 from memagent_training.job.job_settings import ChangedSetting, changed_settings
 from memagent_training.job.memory_estimate import (
@@ -32,7 +32,6 @@ from memagent_training.training_errors import TrainingError
 
 _CHEAP_TOKENS: Final = 4_000_000
 """Row tokens that are planned in all layouts; some seconds' work."""
-_NAMED_RUNS: Final = 3
 _ZERO_STAGE: Final = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
 
 
@@ -226,10 +225,10 @@ def _runs_table(found: Plan, worded: Callable[[str], str]) -> Table:
         "taken", f"{report.rollouts:,}", f"in groups: {report.groups:,}; conversations: {report.conversations:,}"
     )
     for reason, runs in report.refused.items():
-        table.add_row(f"refused: {reason.value}", f"{len(runs):,}", Text(_named(runs)), worded(reason.remedy))
+        table.add_row(f"refused: {reason.value}", f"{len(runs):,}", Text(named(runs)), worded(reason.remedy))
     for why, count in Counter(found.dropped.values()).items():
         groups = tuple(name for name, each in found.dropped.items() if each == why)
-        table.add_row(f"group dropped: {why}", f"{count:,}", Text(_named(groups)), "nothing: it teaches nothing")
+        table.add_row(f"group dropped: {why}", f"{count:,}", Text(named(groups)), "nothing: it teaches nothing")
     written = ", ".join(f"{name or 'unknown'} ({count:,})" for name, count in report.versions.items())
     here = f"; the model is {found.model_version}" if found.model_version else ""
     table.add_row("written by", f"{len(report.versions):,}", Text(written + here))
@@ -237,7 +236,7 @@ def _runs_table(found: Plan, worded: Callable[[str], str]) -> Table:
         table.add_row(f"{lag} versions behind", f"{count:,}", "rollouts")
     if report.reshaped:
         table.add_row(
-            "reshaped sampling", f"{len(report.reshaped):,}", Text(_named(report.reshaped)),
+            "reshaped sampling", f"{len(report.reshaped):,}", Text(named(report.reshaped)),
             "roll out with temperature 1 and top_p 1",
         )  # fmt: skip
     return table
@@ -299,8 +298,3 @@ def _table(*columns: str) -> Table:
         numeric = name in {"count", "forwarded", "padding", "micro-batches per rank", "largest", "ranks idle", "size"}
         table.add_column(name, justify="right" if numeric else "left")
     return table
-
-
-def _named(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:_NAMED_RUNS])
-    return shown + (f" and {len(names) - _NAMED_RUNS:,} more" if len(names) > _NAMED_RUNS else "")
