@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from memagent_training.algorithm.muon import MuonWithAdamW, bfloat16_is_fast
@@ -101,7 +101,7 @@ def train(arguments: argparse.Namespace) -> None:
             raise SystemExit("the structured start is for prompts with the section first; take --plain-start")
         rarity = token_rarity(builder.question_prompts(random.Random(0), 2000), VOCABULARY)
         give_structure(policy, rarity, (form.trunk("")[0], form.reply(EMPTY)[0]), form.question_tags())
-    policy.to(device)  # type: ignore[arg-type]  a decorator of transformers hides the type
+    nn.Module.to(policy, device)
     autocast = not arguments.float32 and bfloat16_is_fast(device)
     optimizer = MuonWithAdamW(policy, lr=arguments.adamw_lr, muon_lr=arguments.muon_lr, betas=(0.9, 0.95))
     rates = [group["lr"] for group in optimizer.param_groups]

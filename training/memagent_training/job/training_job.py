@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent_graph.run_log import RunLog
-from memagent_training.algorithm.advantages import prepare_batch
+from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import Schedule
 from memagent_training.data.replay import Groups, Replay, load_groups
 from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction
@@ -146,7 +146,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     replay.require_groups()
     _check_tokenizer(job, base, replay)
     schedule = config.schedule(replay.groups)
-    _check_schedule(schedule, config)
+    _check_schedule(schedule)
     prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)
     if job.resume and (checkpoints.newest or checkpoints.passed_over):
         output.require_same(job.out, prepared.record)
@@ -245,19 +245,11 @@ def _check_tokenizer(job: TrainingJob, base: BaseModel, replay: Replay) -> None:
     )
 
 
-def _check_schedule(schedule: Schedule, config: MultiConvDAPOConfig) -> None:
+def _check_schedule(schedule: Schedule) -> None:
     """What would come up in the middle of a training otherwise."""
-    batch = prepare_batch(schedule.kept, config.advantage_settings)
-    if not any(row.advantage for row in batch.rows):
+    if not any(row.advantage for row in schedule.batch.rows):
         raise TrainingError(
             "all rewards are equal within every group, so that there is nothing to learn",
             hint="Roll out each question several times, and choose questions that are answered only sometimes.",
         )
-    for row in batch.rows:
-        tokens = len(row.conversation.prompt_ids_P) + len(row.conversation.completion_ids_T)
-        if tokens > config.token_budget:
-            raise TrainingError(
-                f"a conversation of {tokens:,} tokens exceeds token_budget, {config.token_budget:,}",
-                hint=f"Raise it (--set token_budget={tokens}), or leave such runs out (--max-tokens).",
-                run_id=row.run_id,
-            )
+    check_lengths(schedule.batch.rows, schedule.token_budget)
