@@ -226,16 +226,12 @@ def _runs_table(found: Plan, worded: Callable[[str], str]) -> Table:
         dropped.setdefault(why, []).append(group)
     written = ", ".join(f"{name or 'unknown'} ({count:,})" for name, count in report.versions.items())
     here = f"; the model is {found.model_version}" if found.model_version else ""
-    rows: list[_Row] = [
-        ("taken", report.rollouts, f"in groups: {report.groups:,}; conversations: {report.conversations:,}")
-    ]
-    rows += [
-        (f"refused: {why.value}", len(runs), named(runs), worded(why.remedy)) for why, runs in report.refused.items()
-    ]
-    rows += [
-        (f"group dropped: {why}", len(groups), named(groups), "nothing: it teaches nothing")
-        for why, groups in dropped.items()
-    ]
+    taken = f"in groups: {report.groups:,}; conversations: {report.conversations:,}"
+    rows: list[_Row] = [("taken", report.rollouts, taken)]
+    for reason, runs in report.refused.items():
+        rows.append((f"refused: {reason.value}", len(runs), named(runs), worded(reason.remedy)))
+    for why, groups in dropped.items():
+        rows.append((f"group dropped: {why}", len(groups), named(groups), "nothing: it teaches nothing"))
     rows.append(("written by", len(report.versions), written + here))
     rows += [(f"{lag} versions behind", count, "rollouts") for lag, count in sorted(report.staleness.items())]
     if report.reshaped:
