@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from typing import TypeVar, cast
 
 from memagent_graph import MemAgent, MemAgentError, RunFilter, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
@@ -26,6 +27,8 @@ from memagent_training.data.reward_functions import RewardFunction, checked
 from memagent_training.data.training_runs import Gold, read_run
 from memagent_training.rewards.reward_names import named_reward
 from memagent_training.training_errors import RewardError, TrainingError
+
+_T = TypeVar("_T")
 
 SOURCE = "collect"
 """Who gives the rewards of what was collected, by the log."""
@@ -201,12 +204,9 @@ class _Collection:
         if rewards is None:
             document = Document.from_text("".join(sample.text()), name=name)
             reference = await asyncio.to_thread(self.agent.store.add, document)
-            reads = [self._rollout(run_id, reference, sample) for run_id in run_ids]
-            for error in await asyncio.gather(*reads, return_exceptions=True):
-                if error is not None:
-                    raise error
+            await _all(self._rollout(run_id, reference, sample) for run_id in run_ids)
             gold = gold_of(sample)
-            rewards = await asyncio.gather(*(asyncio.to_thread(self._rewarded, each, gold) for each in run_ids))
+            rewards = await _all(asyncio.to_thread(self._rewarded, each, gold) for each in run_ids)
             await asyncio.to_thread(self._log, run_ids, rewards)
         return CollectedGroup(name, sample.task.name, sample.length, run_ids, tuple(rewards))
 
@@ -240,6 +240,15 @@ class _Collection:
     def _log(self, run_ids: tuple[str, ...], rewards: Sequence[float]) -> None:
         for run_id, reward in zip(run_ids, rewards, strict=True):
             self.run_log.reward(run_id, reward, name=self.reward_name, source=SOURCE)
+
+
+async def _all(at_once: Iterable[Awaitable[_T]]) -> list[_T]:
+    """All results, or the first one's error, by their order, once all have ended."""
+    results = await asyncio.gather(*at_once, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast("list[_T]", results)
 
 
 def _sum(one: Usage, other: Usage) -> Usage:
