@@ -52,7 +52,7 @@ class Schedule:
             above 1 minus this.
 
     Raises:
-        TrainingError: No group is left, a reward is no number, or groups share an id.
+        TrainingError: No group is left, a reward is not a number, or groups share an id.
     """
 
     groups: Sequence[RolloutGroup]

@@ -220,7 +220,7 @@ def _allowed(policy_versions: Sequence[str] | None, max_staleness: int | None) -
         if max_staleness is not None:
             raise ReplayError(
                 "max_staleness was given without policy_versions",
-                hint="Give the versions in order, oldest first: their names do not tell it.",
+                hint="Give the versions in order, oldest first: their names do not say it.",
             )
         return None
     if not policy_versions or (max_staleness is not None and max_staleness < 0):
@@ -352,8 +352,8 @@ def _report(
         equal_rewards=sum(len({each.reward for each in group.rollouts_G}) == 1 for group in groups),
         tokenizer=tokenizer if rollouts else None,
         template=template if rollouts else None,
-        versions=Counter(each.policy_version for each in conversations),
-        staleness=staleness,
+        versions=dict(Counter(each.policy_version for each in conversations)),
+        staleness=dict(staleness),
         reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _reshaped(run)),
     )
 

@@ -22,10 +22,10 @@ class Refusal(StrEnum):
     """The log has holes: a position, an attempt or the answer is missing."""
     NO_TOKEN_IDS = (
         "no_token_ids",
-        "read with a policy that tells them (vLLM, or a local one), with log-probs and no redaction",
+        "read with a policy that reports them (vLLM, or a local one), with log-probs and no redaction",
     )
-    """A conversation has no token ids or log-probs: the policy did not tell, or a redaction hook dropped them."""
-    DAMAGED_TOKENS = "damaged_tokens", "read again; if it recurs, the policy tells its tokens wrongly"
+    """A conversation has no token ids or log-probs: the policy reports none, or a redaction hook dropped them."""
+    DAMAGED_TOKENS = "damaged_tokens", "read again; if it recurs, the policy reports its tokens wrongly"
     """A conversation has an empty prompt, or log-probs that are not as many as its tokens, or impossible."""
     OTHER_TOKENIZER = "other_tokenizer", "train on them apart, with tokenizer=..."
     """It was made with another tokenizer than the one chosen."""
@@ -60,7 +60,7 @@ class Refusal(StrEnum):
 
     @property
     def leaves_group_whole(self) -> bool:
-        """Whether such a run is no member of its group: it is not of the policy, or the choice, that is trained on."""
+        """Whether such a run does not count as part of its group: it is not of the policy or choice trained on."""
         return self in {Refusal.OTHER_TOKENIZER, Refusal.OTHER_TEMPLATE, Refusal.STALE, Refusal.NOT_GROUPED}
 
 
@@ -87,7 +87,7 @@ class ReplayReport:
     template: str | None = None
     """The prompts' fingerprint."""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Conversations by the policy version that wrote them; "" where the policy did not tell."""
+    """Conversations by the policy version that wrote them; "" where the policy did not report it."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Rollouts by how many versions behind the newest their oldest conversation is; empty without an order."""
     reshaped: tuple[str, ...] = ()

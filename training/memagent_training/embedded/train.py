@@ -3,7 +3,7 @@
     python -m memagent_training.embedded.train --corpus corpus --out work/embedded --steps 2400 --decay-steps 800
 
 The learning rate is flat until the last `--decay-steps`, then falls to zero. The state before that fall is kept as
-`plateau.pt`, so a longer run goes on from it: `--resume` with a larger `--steps`. Batches depend on seed and step
+`plateau.pt`, so a longer run continues from it: `--resume` with a larger `--steps`. Batches depend on seed and step
 alone, so a resumed run sees what an unbroken one would have seen.
 """
 

@@ -1,6 +1,6 @@
 """Training rows: one section of prose with planted facts, and many questions about it as branches of one sequence.
 
-The trunk of a row is the prompt up to the end of the section. Each branch goes on from there with a memory, a problem
+The trunk of a row is the prompt up to the end of the section. Each branch continues from there with a memory, a problem
 and the scripted reader's reply, and sees the trunk and itself only: exactly the inference format, with the cost of the
 section shared by all its questions. Answer prompts, which have no section, are groups of their own in the same row, as
 are all prompts whose template has the section after the question: for these a row costs several times as much.
@@ -127,7 +127,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Row:
-    """One training sequence: the trunk's tokens, and the branches that go on from it."""
+    """One training sequence: the trunk's tokens, and the branches that continue from it."""
 
     trunk: list[int]
     branches: list[Branch]

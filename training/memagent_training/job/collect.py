@@ -128,8 +128,8 @@ async def collect(
     """Roll questions out until enough groups have variance, or there are no more questions.
 
     Args:
-        agent: A reader with a run log, whose policy tells token ids and log-probs, at the temperature to train at. What
-            its rules refuse is rewarded for what was kept in its place; `UpdateRules(invented=UpdateRule.ACCEPT)`
+        agent: A reader with a run log, whose policy reports token ids and log-probs, at the temperature to train at.
+            What its rules refuse is rewarded for what was kept in its place; `UpdateRules(invented=UpdateRule.ACCEPT)`
             turns off the rule that a policy's profile may bring.
         samples: Questions; taken one at a time, as they are needed.
         settings: How much.

@@ -1,4 +1,4 @@
-"""What a training run can be told: TRL's GRPOConfig with the settings of Multi-Conv DAPO.
+"""The settings of a training run: TRL's GRPOConfig with the settings of Multi-Conv DAPO.
 
 TRL's own names are kept where TRL has the thing: `epsilon` and `epsilon_high` (clipping), `delta` (dual clip), `beta`
 (KL against the reference model), `temperature`, `entropy_coef`, `importance_sampling_level` ("sequence" for a GSPO-like
@@ -42,7 +42,7 @@ _FIXED: dict[str, tuple[object, str]] = {
     "loss_type": ("dapo", "loss_weights chooses the mean"),
     "steps_per_generation": (None, "nothing is generated"),
     "generation_batch_size": (None, "nothing is generated"),
-    "save_only_model": (False, "training could not go on from such a checkpoint"),
+    "save_only_model": (False, "training could not continue from such a checkpoint"),
     "sync_ref_model": (False, "the reference stays as it was, so that a resumed training has the same one"),
     "use_vllm": (False, "runs are replayed; roll them out with the reader"),
     "use_transformers_continuous_batching": (False, "runs are replayed; roll them out with the reader"),
@@ -183,7 +183,7 @@ class MultiConvDAPOConfig(GRPOConfig):
         if self.skip_certain and (not self.logged_is_sampled or self.beta != 0 or self.entropy_coef != 0):
             raise TrainingError(
                 f"skip_certain is {self.skip_certain} with log-probs before a temperature of {self.temperature}, "
-                f"beta {self.beta} and entropy_coef {self.entropy_coef}: it cannot be told which rows have hardly a "
+                f"beta {self.beta} and entropy_coef {self.entropy_coef}: it is unknown which rows have hardly a "
                 "gradient",
                 hint="Sample at temperature 1 (or with log-probs after temperature) without KL and entropy bonus, or "
                 "set skip_certain=0.",
@@ -247,7 +247,7 @@ class MultiConvDAPOConfig(GRPOConfig):
         """The optimizer steps over these groups, shuffled by `seed` (the config's own by default).
 
         Raises:
-            TrainingError: No group teaches anything, a reward is no number, or groups share an id.
+            TrainingError: No group teaches anything, a reward is not a number, or groups share an id.
         """
         return Schedule(
             groups,

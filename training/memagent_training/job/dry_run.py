@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
 
 from accelerate.utils import parse_flag_from_env
@@ -82,14 +82,12 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        report = {each.name: getattr(self.report, each.name) for each in fields(self.report)}
-        report["refused"] = {reason.value: list(runs) for reason, runs in self.report.refused.items()}
-        report["remedies"] = {reason.value: reason.remedy for reason in self.report.refused}
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        values["report"] = report
-        values["costs"] = list(map(asdict, self.costs))
-        values["memory"] = None if self.memory is None else {**asdict(self.memory), "total": self.memory.total}
-        values["changed"] = list(map(asdict, self.changed))
+        values = asdict(self)
+        refused = self.report.refused
+        values["report"] |= {"refused": {reason.value: list(runs) for reason, runs in refused.items()}}
+        values["report"] |= {"remedies": {reason.value: reason.remedy for reason in refused}}
+        if self.memory is not None:
+            values["memory"]["total"] = self.memory.total
         return values
 
 

@@ -1,10 +1,10 @@
-"""A training from logged runs to a finished policy folder: what is wished, what was found, and doing it.
+"""A training from logged runs to a finished policy folder: what is asked for, what was found, and doing it.
 
     prepared = prepare(TrainingJob(runs="runs.sqlite", model="policy-1", out=Path("policy-2"), preset="dapo"))
     policy = train(prepared)
 
 `prepare` loads no weights; what can be refused without them is refused there, but for a training that is too short,
-whose plan (`dry_run`) tells how long it is. `memagent train` is a thin shell around the two.
+whose plan (`dry_run`) says how long it is. `memagent train` is a thin shell around the two.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """What is wished of a training."""
+    """What is asked of a training."""
 
     runs: RunLog | Path | str
     """A run log or its path, or an export's path."""
@@ -80,7 +80,7 @@ class PreparedJob:
     replay: Replay
     schedule: Schedule
     checkpoints: Checkpoints
-    """What the training goes on from."""
+    """What the training continues from."""
 
     @property
     def total_steps(self) -> int:
@@ -113,7 +113,7 @@ class TrainedPolicy:
 
 
 def prepare(job: TrainingJob) -> PreparedJob:
-    """Load the runs and check that the model can be trained on them as wished.
+    """Load the runs and check that the model can be trained on them as asked.
 
     Raises:
         TrainingError: it cannot; says why and what to do. Its kinds ReplayError and RewardError are about the runs.
@@ -196,14 +196,14 @@ def read_groups(path: Path) -> dict[str, str]:
         if path.suffix.lower() == ".json":
             read = json.loads(text)
             if not isinstance(read, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
             return {str(run): str(group) for run, group in read.items()}
         rows = [row for row in csv.reader(text.splitlines()) if row]
         if any(len(row) != 2 for row in rows):
-            raise ValueError("a line has not two columns")
+            raise ValueError("a line does not have two columns")
         return {run.strip(): group.strip() for run, group in rows}
     except (OSError, ValueError, csv.Error) as error:
-        raise TrainingError(f"{path} tells no groups: {error}", hint=hint) from error
+        raise TrainingError(f"{path} does not say the groups: {error}", hint=hint) from error
 
 
 def _check_step_rewards(job: TrainingJob, config: MultiConvDAPOConfig) -> None:
