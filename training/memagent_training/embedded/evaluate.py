@@ -173,14 +173,8 @@ class Reader:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         cache = None
         while any(map(self._is_open, begun)):
-            out = self.policy(
-                tokens,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            kept = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+            out = self.policy(tokens, attention_mask=mask, position_ids=positions, **kept)
             chosen = [self.choose(*each)[0] for each in zip(out.logits, temperatures, strict=True)]
             for ids, token in zip(begun, chosen, strict=True):
                 if self._is_open(ids):
@@ -205,26 +199,18 @@ class Reader:
                 if reader.lost_at is None:
                     by_chunk[reader.question.chunks[step]].append(reader)
             for chunk, reading in by_chunk.items():
-                asked = [
-                    Asked(
-                        self.form.question(chunk, reader.memory, reader.question.problem),
-                        self.form.reply(reader.expected_at(step)),
-                        reader.temperature,
-                    )
-                    for reader in reading
-                ]
+                asked = []
+                for reader in reading:
+                    prompt = self.form.question(chunk, reader.memory, reader.question.problem)
+                    asked.append(Asked(prompt, self.form.reply(reader.expected_at(step)), reader.temperature))
                 for reader, (reply, score) in zip(reading, self.complete(self.form.trunk(chunk), asked), strict=True):
                     kept = not guarded or self._is_shown(reply, chunk, reader)
                     reader.overwrite(step, reply if kept else reader.memory, score)
         left = [reader for reader in readers if reader.lost_at is None]
-        asked = [
-            Asked(
-                self.form.answer_prompt(reader.memory, reader.question.problem),
-                self.form.boxed(reader.memory),
-                reader.temperature,
-            )
-            for reader in left
-        ]
+        asked = []
+        for reader in left:
+            prompt = self.form.answer_prompt(reader.memory, reader.question.problem)
+            asked.append(Asked(prompt, self.form.boxed(reader.memory), reader.temperature))
         for reader, (answer, _) in zip(left, self.complete([], asked), strict=True):
             reader.answer = answer.partition("\\boxed{")[2].rpartition("}")[0].strip()
         return ways
@@ -330,14 +316,8 @@ def main() -> None:
         for kind in arguments.settings:
             setting = Setting(chunks, kind == "foreign", chunk_tokens, arguments.number_share, profile.boundary)
             clock = time.perf_counter()
-            outcomes = measure(
-                reader,
-                prose,
-                setting,
-                arguments.questions,
-                temperature=arguments.temperature,
-                seed=arguments.seed,
-            )
+            given = {"temperature": arguments.temperature, "seed": arguments.seed}
+            outcomes = measure(reader, prose, setting, arguments.questions, **given)
             print(table_row(setting, arguments.temperature, outcomes, time.perf_counter() - clock), flush=True)
             wrong = [outcome for outcome in outcomes if not outcome.right and outcome.question.whole]
             for outcome in wrong[: arguments.show_errors]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,8 @@ class PromptFormat:
     @classmethod
     def load(cls, folder: Path, encoding: tiktoken.Encoding) -> PromptFormat:
         """Read the templates of a model folder; where the section comes first, a token surely ends at its end."""
-        update = (folder / "templates" / "update.txt").read_text(encoding="utf-8")
-        answer = (folder / "templates" / "answer.txt").read_text(encoding="utf-8")
+        names = ("update.txt", "answer.txt")
+        update, answer = ((folder / "templates" / name).read_text(encoding="utf-8") for name in names)
         head, separator, tail = update.partition("</section>\n")
         if separator and "{memory}" not in head and "{prompt}" not in head:
             return cls(encoding, head + separator, tail, answer)
@@ -117,11 +118,8 @@ class Branch:
     @classmethod
     def of(cls, prompt: list[int], reply: list[int], sees_trunk: bool, kind: str, first_weight: float) -> Branch:
         """The reply's last token is predicted but never read, so it is left out of the tokens."""
-        weights = [first_weight] + [1.0] * (len(reply) - 1)
-        learned = [
-            (len(prompt) - 1 + offset, token, weight)
-            for offset, (token, weight) in enumerate(zip(reply, weights, strict=True))
-        ]
+        places = enumerate(reply, start=len(prompt) - 1)
+        learned = [(place, token, 1.0 if place >= len(prompt) else first_weight) for place, token in places]
         return cls(prompt + reply[:-1], learned, sees_trunk, kind)
 
 
@@ -151,9 +149,7 @@ class Prose:
 
     def common_words(self, count: int) -> list[str]:
         """Lower-case words of four to ten letters that occur often, for the facts' vocabulary."""
-        tally: dict[str, int] = {}
-        for word in re.findall(r"(?<![\w-])[a-z]{4,10}(?![\w-])", self.text[:6_000_000]):
-            tally[word] = tally.get(word, 0) + 1
+        tally = Counter(re.findall(r"(?<![\w-])[a-z]{4,10}(?![\w-])", self.text[:6_000_000]))
         return sorted(tally, key=lambda word: (-tally[word], word))[:count]
 
 

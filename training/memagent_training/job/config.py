@@ -161,7 +161,7 @@ class MultiConvDAPOConfig(GRPOConfig):
                 raise TrainingError(f"{name} is {value}", hint=f"Give {least} or more.")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise TrainingError(f"{name} is {getattr(self, name)!r}", hint=f"Choose {' or '.join(choices)}.")
+                raise TrainingError(f"{name} is {getattr(self, name)!r}", hint=f"Choose one of {', '.join(choices)}.")
         if (self.importance_cap is not None or self.old_logprobs == OldLogProbs.LOGGED) and not self.logged_is_sampled:
             raise TrainingError(
                 f"The runs' log-probs are those before temperature, and temperature is {self.temperature}",

@@ -12,11 +12,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.algorithm.planner import Layout, StepPlan, plan_step
 from memagent_training.algorithm.schedule import ScheduledStep
 from memagent_training.data.replay_report import ReplayReport, named
-from memagent_training.forward.layouts import MicroBatch, lay_out
+from memagent_training.forward.layouts import lay_out
 from memagent_training.job.job_settings import ChangedSetting, changed_settings
 from memagent_training.job.memory_estimate import (
     MemoryEstimate,
@@ -165,7 +164,7 @@ def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepP
         sizes = ModelSizes.of(model)
     except AttributeError:  # a shape with other parts, such as a recurrent one
         return None
-    heaviest = max(
+    _, rows, chosen = max(
         (
             (batch.tokens, step.rows, batch.rows)
             for step, found in zip(steps, plans, strict=True)
@@ -176,20 +175,15 @@ def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepP
     )
     options: Any = config.model_init_kwargs or {}
     is_narrow = str(options.get("dtype", "float32")).removeprefix("torch.") in {"bfloat16", "float16"}
-    micro_batch = _laid_out(heaviest[1], heaviest[2], config.layout)
     return estimate_memory(
         sizes,
-        micro_batch,
+        lay_out([rows[number].conversation for number in chosen], config.layout, pad_id=0),
         precision=Precision(2 if is_narrow else 4, mixed=not is_narrow and config.mixed_precision != "no"),
         checkpointing=bool(config.gradient_checkpointing),
         optimizer=str(getattr(config.optim, "value", config.optim)),
         with_reference=config.beta != 0 and job.lora_rank is None,
         shards=_shards(prepared),
     )
-
-
-def _laid_out(rows: tuple[TrainingRow, ...], chosen: tuple[int, ...], layout: str) -> MicroBatch:
-    return lay_out([rows[number].conversation for number in chosen], layout, pad_id=0)
 
 
 def _shards(prepared: PreparedJob) -> int:

@@ -86,8 +86,8 @@ def _entry(line: str, place: str) -> tuple[str | tuple[str, str], list[str]]:
     key = entry.question if entry.run_id is None else entry.run_id
     if key is None or value is None:
         raise _no_entry(place)
-    is_of_document = entry.run_id is None and entry.document is not None
-    return ((entry.document, key) if is_of_document else key), ([value] if isinstance(value, str) else value)
+    of_document = None if entry.document is None or entry.run_id is not None else (entry.document, key)
+    return of_document or key, [value] if isinstance(value, str) else value
 
 
 def _no_entry(place: str) -> RewardError:
