@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,9 @@ from memagent_graph.evaluation.planted_facts import PlantedFacts, is_held_out
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.embedded.batches import collate, make_batch
 from memagent_training.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
-from memagent_training.embedded.policy_network import ModelShape, Policy
+from memagent_training.embedded.policy_network import load_policy, new_policy
+from memagent_training.embedded.release import between, release
+from memagent_training.embedded.structured_start import give_structure
 from memagent_training.embedded.tokenizer import SPECIAL_TOKENS, load_encoding
 from memagent_training.embedded.train import choose_checkpoint
 from memagent_training.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder, is_readable, plant
@@ -146,12 +147,12 @@ def test_trunk_and_branch_are_the_tokens_of_the_whole_prompt(form: PromptFormat,
 def test_rows_of_either_order_teach_the_same_replies(
     form: PromptFormat, paper_order: PromptFormat, corpus: Path
 ) -> None:
-    policy = Policy(ModelShape(form.encoding.n_vocab, 64, 64, 1))
+    policy = new_policy(64, 64, 1)
     taught = []
     for each in (form, paper_order):
         row = RowBuilder(each, Prose(corpus / "train.txt")).row(random.Random(1), 60, 4)
         batch = collate([row])
-        assert policy(batch.tokens, batch.positions, batch.layout, batch.wanted).isfinite().all()
+        assert policy.logits(batch).isfinite().all()
         taught.append(batch.targets.tolist())
     assert taught[0] == taught[1]
 
@@ -198,18 +199,15 @@ def test_a_branch_in_a_batch_gets_the_logits_of_the_shipped_architecture_on_its_
 ) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from memagent_training.embedded.release import as_llama, model_config
-    from memagent_training.embedded.structured_start import give_structure
-
     torch.manual_seed(0)
-    policy = Policy(ModelShape(builder.form.encoding.n_vocab, 256, 96, 3))
-    give_structure(policy, torch.ones(policy.model.shape.vocab_size), (10, 20), {30})
-    reference = LlamaForCausalLM(LlamaConfig(**model_config(policy.model.shape))).eval()
-    reference.load_state_dict(as_llama(policy.state_dict()), strict=True)
+    policy = new_policy(256, 96, 3)
+    give_structure(policy, torch.ones(policy.config.vocab_size), (10, 20), {30})
+    reference = LlamaForCausalLM(LlamaConfig(**policy.config.to_dict())).eval()
+    reference.load_state_dict(policy.state_dict(), strict=True)
     rows = [builder.row(random.Random(seed), 40 + 30 * seed, 4) for seed in range(2)]
     batch = collate(rows)
     with torch.no_grad():
-        logits = list(policy(batch.tokens, batch.positions, batch.layout, batch.wanted))
+        logits = list(policy.logits(batch))
         for row in rows:
             for branch in row.branches:
                 before = row.trunk if branch.sees_trunk else []
@@ -301,17 +299,10 @@ def test_training_that_is_to_go_on_for_longer_gives_up_a_decay_and_nothing_else(
 
 
 def test_a_policy_that_was_trained_as_a_llama_is_released_with_its_biases(tmp_path: Path) -> None:
-    import torch
-
-    from memagent_training.embedded.policy_network import ModelShape, Policy
-    from memagent_training.embedded.release import load_policy, release
-    from memagent_training.embedded.tokenizer import VOCABULARY
-
-    shape = ModelShape(VOCABULARY, 64, 32, 1, output_bias=True)
-    policy = Policy(shape)
+    policy = new_policy(64, 32, 1)
     bias = policy.get_parameter("model.layers.0.self_attn.o_proj.bias")
     torch.nn.init.constant_(bias, 0.25)
-    release(shape, policy.state_dict(), tmp_path / "trained")
+    release(policy, tmp_path / "trained")
     command = [sys.executable, "-m", "memagent_training.embedded.release", "--policy", str(tmp_path / "trained")]
     command += ["--edition", "7", "--out", str(tmp_path / "released")]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
@@ -329,32 +320,20 @@ def test_a_policy_that_was_trained_as_a_llama_is_released_with_its_biases(tmp_pa
 
 
 def test_a_policy_goes_back_a_part_of_the_way_to_where_it_began() -> None:
-    import torch
-
-    from memagent_training.embedded.policy_network import ModelShape, Policy
-    from memagent_training.embedded.release import between
-
-    shape = ModelShape(300, 64, 32, 1)
-    first, trained = Policy(shape), Policy(replace(shape, output_bias=True))
+    first, trained = new_policy(64, 32, 1), new_policy(64, 32, 1)
+    torch.nn.init.constant_(trained.get_parameter("model.layers.0.self_attn.o_proj.bias"), 0.25)
+    expected = {name: 0.75 * weight + 0.25 * first.state_dict()[name] for name, weight in trained.state_dict().items()}
     mixed = between(trained, first, 0.25).state_dict()
-    for name, weight in trained.state_dict().items():
-        began = first.state_dict().get(name, torch.zeros_like(weight))
-        assert torch.allclose(mixed[name], 0.75 * weight + 0.25 * began), name
+    for name, weight in expected.items():
+        assert torch.allclose(mixed[name], weight), name
     assert not torch.equal(mixed["lm_head.weight"], first.state_dict()["lm_head.weight"])
     with pytest.raises(SystemExit, match="one shape"):
-        between(trained, Policy(replace(shape, layers=2)), 0.5)
+        between(trained, new_policy(64, 32, 2), 0.5)
 
 
 def test_training_goes_on_from_a_policy_folder(corpus: Path, tmp_path: Path) -> None:
-    import torch
-
-    from memagent_training.embedded.policy_network import ModelShape, Policy
-    from memagent_training.embedded.release import load_policy, release
-    from memagent_training.embedded.tokenizer import VOCABULARY
-
-    shape = ModelShape(VOCABULARY, 64, 32, 1)
-    policy = Policy(shape)
-    release(shape, policy.state_dict(), tmp_path / "policy")
+    policy = new_policy(64, 32, 1)
+    release(policy, tmp_path / "policy")
     loaded = load_policy(tmp_path / "policy")
     for name, weight in policy.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], weight.bfloat16().float()), name

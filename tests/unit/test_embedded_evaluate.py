@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from memagent_training.embedded.documents import (
     questions_alone,
     questions_with_foreign_facts,
 )
-from memagent_training.embedded.evaluate import LONGEST_REPLY, Asked, Outcome, Reader, _ReaderState, default_prose
+from memagent_training.embedded.evaluate import LONGEST_REPLY, Asked, Outcome, Reader, default_prose
 from memagent_training.embedded.training_examples import EMPTY, Branch, Row
 
 SHIPPED = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
@@ -123,8 +124,8 @@ def test_what_nobody_wants_is_left_out_of_the_last_layer_only(reader: Reader) ->
     batch = collate([Row(form.trunk("The launch code is 48213."), branches)])
     everywhere = torch.arange(len(batch.tokens))
     with torch.no_grad():
-        all_logits = reader.policy(batch.tokens, batch.positions, batch.layout, everywhere)
-        wanted = reader.policy(batch.tokens, batch.positions, batch.layout, batch.wanted)
+        all_logits = reader.policy.logits(replace(batch, wanted=everywhere))
+        wanted = reader.policy.logits(batch)
     torch.testing.assert_close(wanted, all_logits[batch.wanted], rtol=1e-4, atol=1e-4)
 
 
@@ -142,6 +143,6 @@ def test_facts_are_planted_where_no_sentence_ends(reader: Reader, chunks: int) -
 )
 def test_a_value_with_further_digits_is_lost(memory: str, stands: bool) -> None:
     question = Question("What?", "48213", ("a", "b"), 0, whole=True)
-    state = _ReaderState(question, 0.0, memory="48213")
+    state = Outcome(question, 0.0, memory="48213")
     state.overwrite(1, memory, 0.0)
     assert (state.lost_at is None) is (stands or not memory), "an empty reply leaves the memory as it is"

@@ -147,7 +147,7 @@ async def test_a_name_is_used_once(tmp_path: Path) -> None:
 
 async def test_a_reward_that_is_no_number_is_refused_with_its_run(tmp_path: Path) -> None:
     wanted = CollectSettings(rollouts=2, groups=1, max_questions=1)
-    with pytest.raises(TrainingError, match=r"no finite number") as raised:
+    with pytest.raises(TrainingError, match=r"not a finite number") as raised:
         await collect(reader(tmp_path, half), questions(1), wanted, name="x", reward=lambda run: float("nan"))
     assert raised.value.run_id == "x-0-0"
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent_training.algorithm.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch
-from memagent_training.algorithm.planner import INERT_TOKENS, Layout, optimizer_steps, plan_step
+from memagent_training.algorithm.planner import INERT_TOKENS, Layout, StepPlan, optimizer_steps, plan_step
 from memagent_training.algorithm.prefixes import shared_prefix
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.forward.prefix_tree import as_tree
@@ -192,14 +192,14 @@ class TestRanks:
     def test_no_rows_make_no_micro_batches(self):
         plan = plan_step([], ranks=2, token_budget=100, layout=Layout.PACKED)
         assert plan.micro_batches == ((), ())
-        assert "0 rows" in plan.summary()
 
-    def test_the_summary_says_what_is_forwarded_where(self):
+    def test_steps_after_each_other_cost_what_they_cost_together(self):
         plan = plan_step(rows_of(700, 500, 600), ranks=2, token_budget=1200, layout=Layout.PACKED)
-        assert plan.summary() == (
-            "packed: 3 rows of 1,800 tokens in 1 micro-batches on each of 2 ranks; 1,802 tokens forwarded, "
-            "0.1% padding, ranks idle 18.1%"
-        )
+        assert (plan.row_tokens, plan.forwarded_tokens, len(plan.micro_batches[0])) == (1800, 1802, 1)
+        twice = StepPlan.of_all([plan, plan])
+        assert (twice.row_tokens, twice.forwarded_tokens, len(twice.micro_batches[0])) == (3600, 3604, 2)
+        assert f"{plan.padding_share:.1%} {plan.idle_share:.1%}" == "0.1% 18.1%"
+        assert (twice.padding_share, twice.idle_share) == (plan.padding_share, plan.idle_share)
 
 
 class TestRefusals:

@@ -457,7 +457,7 @@ def test_a_number_that_is_none_is_refused_with_the_run_and_those_before_it_stay(
     reader = make_reader(run_log=log)
     for run_id in "ab":
         reader.read("short", QUESTION, run_id=run_id)
-    with pytest.raises(RewardError, match=r"'x' is inf, which is no finite number \(run b\)\. .*None says"):
+    with pytest.raises(RewardError, match=r"'x' is inf, which is not a finite number \(run b\)\. .*None says"):
         relabel(log, lambda run: float("inf") if run.run_id == "b" else 1.0, name="x")
     assert log.latest_rewards("a") == {"x": 1.0}
     assert log.latest_rewards("b") == {}

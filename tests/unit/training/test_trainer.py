@@ -215,7 +215,7 @@ def with_rewards(groups: list[RolloutGroup], reward: float) -> list[RolloutGroup
     [
         (lambda groups: edited(groups, prompt_ids_P=array("I", [999])), "dapo", r"token id 999.*wrote the runs"),
         (lambda groups: edited(groups, prompt_ids_P=array("I", [5] * 150)), "dapo", r"window of 128.*max_tokens=128"),
-        (lambda groups: edited(groups, prompt_ids_P=array("I", [5] * 110)), "dapo", r"budget of 100 tokens"),
+        (lambda groups: edited(groups, prompt_ids_P=array("I", [5] * 110)), "dapo", r"exceeds token_budget, 100"),
         (lambda groups: with_rewards(groups, 1.0), "dapo", r"None of the 6 groups.*6 equal_rewards"),
         (lambda groups: with_rewards(groups, float("nan")), "memagent-paper", r"nan"),
         (lambda groups: [replace(g, rollouts_G=g.rollouts_G[:1]) for g in groups], "memagent-paper", r"6 alone"),
@@ -310,10 +310,10 @@ def test_a_preset_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"'small'.*Give a number"):
         load_preset(path, output_dir=str(tmp_path))
     path.write_text("- beta\n")
-    with pytest.raises(TrainingError, match="no mapping"):
+    with pytest.raises(TrainingError, match="not a mapping"):
         load_preset(path, output_dir=str(tmp_path))
     path.write_text("beta: [1\n")
-    with pytest.raises(TrainingError, match="no YAML"):
+    with pytest.raises(TrainingError, match="not valid YAML"):
         load_preset(path, output_dir=str(tmp_path))
     with pytest.raises(TrainingError, match=r"no preset 'dap'.*dapo or memagent-paper"):
         load_preset("dap", output_dir=str(tmp_path))

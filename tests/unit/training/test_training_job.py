@@ -264,7 +264,7 @@ def test_the_model_s_own_folder_and_a_file_are_no_output_folders(world, job, tmp
     folder, _ = world
     assert "overwritten" in refusal(job(out=folder / "model"))
     (tmp_path / "file").write_text("")
-    assert "no folder" in refusal(job(out=tmp_path / "file" / "below"))
+    assert "not a folder" in refusal(job(out=tmp_path / "file" / "below"))
 
 
 def test_half_written_checkpoints_are_passed_over(tmp_path) -> None:

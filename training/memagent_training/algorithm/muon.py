@@ -62,7 +62,7 @@ class Muon(torch.optim.Optimizer):
     def _direction(self, matrix: nn.Parameter, gradient: Tensor, momentum: float) -> Tensor:
         """Nesterov's, after the momentum has taken up the gradient."""
         state = self.state[matrix]
-        if "momentum_buffer" not in state:  # as torch's own calls it, so that its checkpoints can be gone on with
+        if "momentum_buffer" not in state:  # as in checkpoints of torch's own
             state["momentum_buffer"] = torch.zeros_like(matrix)
         buffer: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
         return gradient.lerp(buffer, momentum)

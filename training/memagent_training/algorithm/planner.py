@@ -15,9 +15,9 @@ from array import array
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.algorithm.prefixes import shared_prefix
@@ -91,14 +91,12 @@ class StepPlan:
             padding = sum(_inert_tokens(self.layout, batch.inert) for rank in self.micro_batches for batch in rank)
         return padding / (self.forwarded_tokens or 1)
 
-    def summary(self) -> str:
-        """One line for people."""
-        rows = sum(len(batch.rows) for rank in self.micro_batches for batch in rank)
-        return (
-            f"{self.layout}: {rows} rows of {self.row_tokens:,} tokens in {len(self.micro_batches[0])} micro-batches "
-            f"on each of {len(self.micro_batches)} ranks; {self.forwarded_tokens:,} tokens forwarded, "
-            f"{self.padding_share:.1%} padding, ranks idle {self.idle_share:.1%}"
-        )
+    @classmethod
+    def of_all(cls, plans: Sequence[StepPlan]) -> StepPlan:
+        """Several steps, at least one, as if they were one, each after the one before."""
+        ranks = zip(*(plan.micro_batches for plan in plans), strict=True)
+        micro_batches = tuple(tuple(chain.from_iterable(rank)) for rank in ranks)
+        return replace(plans[0], micro_batches=micro_batches, row_tokens=sum(plan.row_tokens for plan in plans))
 
 
 def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, layout: Layout) -> StepPlan:
@@ -118,7 +116,7 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
     """
     if ranks < 1:
         raise TrainingError(f"A step is planned for {ranks} ranks", hint="Give at least one.")
-    _check_lengths(rows, token_budget)
+    check_lengths(rows, token_budget)
     order = sorted(range(len(rows)), key=lambda index: _sort_key(rows[index], layout))
     step = _Step([rows[index] for index in order], layout)
     if layout is Layout.PADDED:
@@ -215,7 +213,12 @@ def _sort_key(row: TrainingRow, layout: Layout) -> tuple[object, ...]:
     return (_ids(row), *identity) if layout is Layout.PREFIX_TREE else (-prompt - completion, -prompt, *identity)
 
 
-def _check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
+def check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
+    """Refuse rows that a rank cannot forward even alone.
+
+    Raises:
+        TrainingError: A row exceeds the budget, which names its run, or the budget is too small for an inert one.
+    """
     if token_budget < INERT_TOKENS:
         given = f"The budget is {token_budget} tokens per micro-batch"
         raise TrainingError(given, hint=f"Give at least {INERT_TOKENS}, which is what an inert row takes.")
@@ -223,8 +226,8 @@ def _check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
         tokens = len(row.conversation.prompt_ids_P) + len(row.conversation.completion_ids_T)
         if tokens > token_budget:
             raise TrainingError(
-                f"A conversation of {tokens} tokens exceeds the budget of {token_budget} tokens per micro-batch",
-                hint=f"Raise the budget to at least {tokens}, or leave the run's whole group out.",
+                f"a conversation of {tokens:,} tokens exceeds token_budget, {token_budget:,}",
+                hint=f"Give at least {tokens} (--set token_budget={tokens}), or leave such runs out (--max-tokens).",
                 run_id=row.run_id,
                 chunk_index=row.conversation.chunk_index,
             )

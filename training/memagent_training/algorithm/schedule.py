@@ -13,7 +13,6 @@ from memagent_training.algorithm.advantages import (
     DropReason,
     TrainingRow,
     prepare_batch,
-    reason_to_drop,
 )
 from memagent_training.algorithm.planner import Layout, StepPlan, optimizer_steps, plan_step
 from memagent_training.data.rollouts import RolloutGroup
@@ -53,7 +52,7 @@ class Schedule:
             above 1 minus this.
 
     Raises:
-        TrainingError: No group is left, a reward is no number, or groups share an id.
+        TrainingError: No group is left, a reward is not a number, or groups share an id.
     """
 
     groups: Sequence[RolloutGroup]
@@ -66,15 +65,16 @@ class Schedule:
     all_rows: bool = True
     steps: int | None = None
     skip_certain: float = 0.0
+    batch: AdvantageBatch = field(init=False, repr=False)
+    """All groups as if they were one step's."""
     kept: tuple[RolloutGroup, ...] = field(init=False)
     dropped: Mapping[str, DropReason] = field(init=False)
     """The dropped groups' ids, each with its reason."""
     _newest: tuple[int, ScheduledStep] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        prepare_batch(self.groups, self.settings)  # it checks every reward, those of dropped groups too
-        reasons = {group.group_id: reason_to_drop(group, self.settings) for group in self.groups}
-        self.dropped = {name: reason for name, reason in reasons.items() if reason is not None}
+        self.batch = prepare_batch(self.groups, self.settings)
+        self.dropped = self.batch.report.dropped
         self.kept = tuple(group for group in self.groups if group.group_id not in self.dropped)
         if not self.kept:
             counts = {reason: list(self.dropped.values()).count(reason) for reason in DropReason}

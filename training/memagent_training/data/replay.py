@@ -22,7 +22,7 @@ from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
 from memagent_graph.trace import Writes
-from memagent_training.data.replay_report import Refusal, ReplayReport
+from memagent_training.data.replay_report import Refusal, ReplayReport, named
 from memagent_training.data.reward_functions import (
     LoggedReward,
     LoggedStepReward,
@@ -69,16 +69,12 @@ class Replay:
         if not report.refused:
             raise ReplayError(f"there are no runs in {report.source}", hint="Roll some out first.")
         order = sorted(report.refused, key=lambda reason: reason is Refusal.INCOMPLETE_GROUP)
-        told = "; ".join(f"{reason.value}: {_named(report.refused[reason])}" for reason in order)
+        told = "; ".join(f"{reason.value}: {named(report.refused[reason])}" for reason in order)
         raise ReplayError(
             f"none of the {report.runs} runs in {report.source} can be trained on ({told})",
             hint=" ".join(f"For {reason.value}: {reason.remedy}." for reason in order),
             run_id=report.refused[order[0]][0],
         )
-
-
-def _named(run_ids: Sequence[str]) -> str:
-    return ", ".join(run_ids[:3]) + (f" and {len(run_ids) - 3} more" if len(run_ids) > 3 else "")
 
 
 def load_groups(
@@ -121,11 +117,15 @@ def load_groups(
         RewardError: a reward function failed.
         RunLogError, MissingExtraError: the source cannot be read.
     """
-    admission = _Admission(_allowed(policy_versions, max_staleness), max_tokens, tokenizer, template)
+    versions = _allowed(policy_versions, max_staleness)
     ledger = _Ledger()
     for run in read_runs(source, chosen):
         kept = run if keep_discarded else run.without_discarded()
-        ledger.enter(kept, _group_of(run, groups), next(admission.refusals(run, kept.conversations_K), None))
+        refusals = _refusals(
+            run, kept.conversations_K,
+            versions=versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
+        )  # fmt: skip
+        ledger.enter(kept, _group_of(run, groups), next(refusals, None))
     tokenizer = _only("tokenizer", ledger.candidates.values())
     template = _only("template", ledger.candidates.values())
     outcome_of = LoggedReward(reward) if isinstance(reward, str) else reward
@@ -163,13 +163,9 @@ class _Ledger:
 
     def enter(self, run: TrainingRun, group: str | None, refusal: Refusal | None) -> None:
         """Enter the next run."""
-        self.group_of[run.run_id] = group
-        if refusal is None and group is None:
-            refusal = Refusal.NOT_GROUPED
-        if refusal is None:
-            self.candidates[run.run_id] = run
-        else:
-            self.refuse(run.run_id, refusal)
+        self.group_of[run.run_id], self.candidates[run.run_id] = group, run
+        if refusal is not None or group is None:
+            self.refuse(run.run_id, refusal or Refusal.NOT_GROUPED)
 
     def refuse(self, run_id: str, reason: Refusal) -> None:
         """Strike a run out."""
@@ -186,38 +182,37 @@ class _Ledger:
         return {reason: run_ids for reason, run_ids in found.items() if run_ids}
 
 
-@dataclass(frozen=True, slots=True)
-class _Admission:
-    """What a run must be by itself."""
+def _refusals(
+    run: TrainingRun,
+    kept: Sequence[Conversation],
+    *,
+    versions: frozenset[str] | None,
+    max_tokens: int | None,
+    tokenizer: str | None,
+    template: str | None,
+) -> Iterator[Refusal]:
+    """Why a run by itself cannot be trained on, of which `kept` are the conversations to train on.
 
-    versions: frozenset[str] | None
-    max_tokens: int | None
-    tokenizer: str | None
-    template: str | None
-
-    def refusals(self, run: TrainingRun, kept: Sequence[Conversation]) -> Iterator[Refusal]:
-        """Why a run cannot be trained on, of which `kept` are the conversations to train on.
-
-        What makes it a stranger to its group comes first: it must not count as a gap there.
-        """
-        if self.versions is not None and any(each.policy_version not in self.versions for each in kept):
-            yield Refusal.STALE
-        if self.tokenizer is not None and any(each.tokenizer != self.tokenizer for each in kept):
-            yield Refusal.OTHER_TOKENIZER
-        if self.template is not None and any(each.template != self.template for each in kept):
-            yield Refusal.OTHER_TEMPLATE
-        if run.record.stop_reason not in _TRAINABLE:
-            yield Refusal.UNFINISHED
-        if any(event.kind == EventKind.MEMORY_EDITED.value for event in run.events):
-            yield Refusal.EDITED
-        if not _unbroken(run):
-            yield Refusal.LOST_CONVERSATIONS
-        if not all(each.has_ids for each in kept):
-            yield Refusal.NO_TOKEN_IDS
-        if not all(map(_sound, kept)):
-            yield Refusal.DAMAGED_TOKENS
-        if self.max_tokens is not None and any(_tokens(each) > self.max_tokens for each in kept):
-            yield Refusal.TOO_LONG
+    What makes it a stranger to its group comes first: it must not count as a gap there.
+    """
+    if versions is not None and any(each.policy_version not in versions for each in kept):
+        yield Refusal.STALE
+    if tokenizer is not None and any(each.tokenizer != tokenizer for each in kept):
+        yield Refusal.OTHER_TOKENIZER
+    if template is not None and any(each.template != template for each in kept):
+        yield Refusal.OTHER_TEMPLATE
+    if run.record.stop_reason not in _TRAINABLE:
+        yield Refusal.UNFINISHED
+    if any(event.kind == EventKind.MEMORY_EDITED.value for event in run.events):
+        yield Refusal.EDITED
+    if not _unbroken(run):
+        yield Refusal.LOST_CONVERSATIONS
+    if not all(each.has_ids for each in kept):
+        yield Refusal.NO_TOKEN_IDS
+    if not all(map(_sound, kept)):
+        yield Refusal.DAMAGED_TOKENS
+    if max_tokens is not None and any(_tokens(each) > max_tokens for each in kept):
+        yield Refusal.TOO_LONG
 
 
 def _allowed(policy_versions: Sequence[str] | None, max_staleness: int | None) -> frozenset[str] | None:
@@ -225,7 +220,7 @@ def _allowed(policy_versions: Sequence[str] | None, max_staleness: int | None) -
         if max_staleness is not None:
             raise ReplayError(
                 "max_staleness was given without policy_versions",
-                hint="Give the versions in order, oldest first: their names do not tell it.",
+                hint="Give the versions in order, oldest first: their names do not say it.",
             )
         return None
     if not policy_versions or (max_staleness is not None and max_staleness < 0):
@@ -357,8 +352,8 @@ def _report(
         equal_rewards=sum(len({each.reward for each in group.rollouts_G}) == 1 for group in groups),
         tokenizer=tokenizer if rollouts else None,
         template=template if rollouts else None,
-        versions=Counter(each.policy_version for each in conversations),
-        staleness=staleness,
+        versions=dict(Counter(each.policy_version for each in conversations)),
+        staleness=dict(staleness),
         reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _reshaped(run)),
     )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 _NAMED: Final = 3
 """How many runs a line names."""
@@ -14,62 +14,54 @@ _NAMED: Final = 3
 class Refusal(StrEnum):
     """Why a run is not trained on."""
 
-    UNFINISHED = "unfinished"
+    UNFINISHED = "unfinished", "resume them, or delete them from the log"
     """It was killed, failed, or stopped at a limit: there is no answer that a reward could be for."""
-    EDITED = "edited"
+    EDITED = "edited", "read the document again without an edit"
     """A person replaced its memory, so what it earned is not the policy's doing alone."""
-    LOST_CONVERSATIONS = "lost_conversations"
+    LOST_CONVERSATIONS = "lost_conversations", "read the document again; these runs cannot be mended"
     """The log has holes: a position, an attempt or the answer is missing."""
-    NO_TOKEN_IDS = "no_token_ids"  # noqa: S105  no password
-    """A conversation has no token ids or log-probs: the policy did not tell, or a redaction hook dropped them."""
-    DAMAGED_TOKENS = "damaged_tokens"
+    NO_TOKEN_IDS = (
+        "no_token_ids",
+        "read with a policy that reports them (vLLM, or a local one), with log-probs and no redaction",
+    )
+    """A conversation has no token ids or log-probs: the policy reports none, or a redaction hook dropped them."""
+    DAMAGED_TOKENS = "damaged_tokens", "read again; if it recurs, the policy reports its tokens wrongly"
     """A conversation has an empty prompt, or log-probs that are not as many as its tokens, or impossible."""
-    OTHER_TOKENIZER = "other_tokenizer"
+    OTHER_TOKENIZER = "other_tokenizer", "train on them apart, with tokenizer=..."
     """It was made with another tokenizer than the one chosen."""
-    OTHER_TEMPLATE = "other_template"
+    OTHER_TEMPLATE = "other_template", "train on them apart, with template=..."
     """It was made with other prompts than those chosen."""
-    STALE = "stale"
+    STALE = "stale", "roll out with the newest weights, or allow older ones"
     """A conversation was written by weights that are too old, or not among those allowed."""
-    TOO_LONG = "too_long"
+    TOO_LONG = "too_long", "raise max_tokens if the model's window allows, or read in smaller chunks"
     """Prompt and completion of a conversation together do not fit the model's window."""
-    NO_REWARD = "no_reward"
+    NO_REWARD = "no_reward", "give them one (memagent_training.rewards.relabel), or name another"
     """It has no reward of that name, or the reward function cannot tell its worth."""
-    NON_FINITE_REWARD = "non_finite_reward"
+    NON_FINITE_REWARD = "non_finite_reward", "mend the reward function and score them again"
     """Its reward is NaN or infinite."""
-    NOT_GROUPED = "not_grouped"
+    NOT_GROUPED = "not_grouped", "name their groups"
     """The groups were given, and it is in none of them."""
-    INCOMPLETE_GROUP = "incomplete_group"
+    INCOMPLETE_GROUP = (
+        "incomplete_group",
+        "mend the others of the group, or take groups as they are with whole_groups=False",
+    )
     """Another rollout of its group was refused; the rest alone would be compared with a mean that is not theirs."""
-    GROUP_TOO_SMALL = "group_too_small"
+    GROUP_TOO_SMALL = "group_too_small", "roll the question out more often"
     """Its group has too few rollouts to compare them with each other."""
+
+    remedy: str
+    """What to do about it."""
+
+    def __new__(cls, value: str, remedy: str) -> Self:
+        """A reason with its remedy."""
+        reason = str.__new__(cls, value)
+        reason._value_, reason.remedy = value, remedy
+        return reason
 
     @property
     def leaves_group_whole(self) -> bool:
-        """Whether such a run is no member of its group: it is not of the policy, or the choice, that is trained on."""
+        """Whether such a run does not count as part of its group: it is not of the policy or choice trained on."""
         return self in {Refusal.OTHER_TOKENIZER, Refusal.OTHER_TEMPLATE, Refusal.STALE, Refusal.NOT_GROUPED}
-
-    @property
-    def remedy(self) -> str:
-        """What to do about it."""
-        return _REMEDIES[self]
-
-
-_REMEDIES: Final = {
-    Refusal.UNFINISHED: "resume them, or delete them from the log",
-    Refusal.EDITED: "read the document again without an edit",
-    Refusal.LOST_CONVERSATIONS: "read the document again; these runs cannot be mended",
-    Refusal.NO_TOKEN_IDS: "read with a policy that tells them (vLLM, or a local one), with log-probs and no redaction",
-    Refusal.DAMAGED_TOKENS: "read again; if it recurs, the policy tells its tokens wrongly",
-    Refusal.OTHER_TOKENIZER: "train on them apart, with tokenizer=...",
-    Refusal.OTHER_TEMPLATE: "train on them apart, with template=...",
-    Refusal.STALE: "roll out with the newest weights, or allow older ones",
-    Refusal.TOO_LONG: "raise max_tokens if the model's window allows, or read in smaller chunks",
-    Refusal.NO_REWARD: "give them one (memagent_training.rewards.relabel), or name another",
-    Refusal.NON_FINITE_REWARD: "mend the reward function and score them anew",
-    Refusal.NOT_GROUPED: "name their groups",
-    Refusal.INCOMPLETE_GROUP: "mend the others of the group, or take groups as they are with whole_groups=False",
-    Refusal.GROUP_TOO_SMALL: "roll the question out more often",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +87,7 @@ class ReplayReport:
     template: str | None = None
     """The prompts' fingerprint."""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Conversations by the policy version that wrote them; "" where the policy did not tell."""
+    """Conversations by the policy version that wrote them; "" where the policy did not report it."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Rollouts by how many versions behind the newest their oldest conversation is; empty without an order."""
     reshaped: tuple[str, ...] = ()
@@ -124,6 +116,11 @@ class ReplayReport:
             f"refused, {reason.value}: {_runs(run_ids)}; {reason.remedy}" for reason, run_ids in self.refused.items()
         ]
         return lines
+
+
+def named(names: Sequence[str]) -> str:
+    """The first of these names, and how many more there are."""
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
 
 
 def _runs(run_ids: tuple[str, ...]) -> str:

@@ -49,10 +49,7 @@ class LoggedReward:
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """The value as logged; None where there is none."""
-        for each in reversed(run.rewards):
-            if each.conversation is None and self.name in {None, each.name} and self.source in {None, each.source}:
-                return each.value
-        return None
+        return _newest(run, self.name, self.source).get(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +62,15 @@ class LoggedStepReward:
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
         """The values as logged; None where a conversation has none."""
-        newest = {
-            each.conversation: each.value
-            for each in run.rewards
-            if each.name == self.name and self.source in {None, each.source}
-        }
+        newest = _newest(run, self.name, self.source)
         rows = [each.id for each in run.conversations_K]
         return [newest[row] for row in rows] if all(row in newest for row in rows) else None
+
+
+def _newest(run: TrainingRun, name: str | None, source: str | None) -> dict[int | None, float]:
+    """The newest logged value of each conversation, and of the run itself by None."""
+    found = (each for each in run.rewards if name in {None, each.name} and source in {None, each.source})
+    return {each.conversation: each.value for each in found}
 
 
 def checked(value: float, run: TrainingRun, name: str) -> float:
@@ -82,7 +81,7 @@ def checked(value: float, run: TrainingRun, name: str) -> float:
     """
     if not math.isfinite(value):
         raise RewardError(
-            f"the reward {name!r} is {value}, which is no finite number",
+            f"the reward {name!r} is {value}, which is not a finite number",
             run_id=run.run_id,
             hint="Mend the reward function; None says that it cannot tell.",
         )

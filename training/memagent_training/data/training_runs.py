@@ -60,7 +60,7 @@ class TrainingRun:
 
     @property
     def answer(self) -> str | None:
-        """The answer in the form asked for; "" where the policy gave none, None where the log does not tell."""
+        """The answer in the form asked for; "" where the policy gave none, None where the log does not say."""
         if self.record.answer is None and self.record.stop_reason == "no_answer":
             return ""
         return self.record.answer

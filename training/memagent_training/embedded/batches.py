@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from memagent_training.embedded.policy_network import Layout
+from memagent_training.embedded.policy_network import Batch
 from memagent_training.embedded.training_examples import Row, RowBuilder
 
 BRANCHES = 14
 """Update prompts on one section."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """N tokens with their positions and layout, and the M of them that are learned (indices, targets, weights)."""
-
-    tokens: Tensor
-    positions: Tensor
-    layout: Layout
-    wanted: Tensor
-    targets: Tensor
-    weights: Tensor
-
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
-        moved = {name: getattr(self.layout, name).to(device) for name in ("trunks", "branches", "seen", "places")}
-        rest = (self.wanted.to(device), self.targets.to(device), self.weights.to(device))
-        return Batch(self.tokens.to(device), self.positions.to(device), Layout(**moved), *rest)
 
 
 def collate(rows: list[Row]) -> Batch:
@@ -63,9 +43,12 @@ def collate(rows: list[Row]) -> Batch:
             tokens += branch.tokens
             positions += range(start, start + size)
             learned += [(begin + offset, token, weight) for offset, token, weight in branch.learned]
-    layout = Layout(trunks, own, seen.flatten(0, 1)[:, None], torch.tensor(places))
     wanted, targets, weights = (torch.tensor(column) for column in zip(*learned, strict=True))
-    return Batch(torch.tensor(tokens), torch.tensor(positions), layout, wanted, targets, weights)
+    return Batch(
+        torch.tensor(tokens), torch.tensor(positions),
+        trunks, own, seen.flatten(0, 1)[:, None], torch.tensor(places),
+        wanted, targets, weights,
+    )  # fmt: skip
 
 
 def section_length(rng: random.Random, ramp: float, longest: int = 288) -> int:

@@ -4,7 +4,7 @@
 
 All questions on a document are read in lockstep: a chunk's section is computed once, and each reader is a branch of
 it, in float32 and without approximation. A reply is first scored against the one expected; only where the
-policy's choice differs from it is the rest generated token by token, by transformers and its cache. A reader whose
+policy's choice differs from it is the rest generated token by token, with a cache of keys and values. A reader whose
 memory has lost the value, or has grown further digits on it, is not read on: the fact stands in one chunk, so it is
 wrong. Prose, entities and values are held out.
 """
@@ -12,7 +12,6 @@ wrong. Prose, entities and values are held out.
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import random
 import re
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.statistics import wilson
@@ -34,7 +32,7 @@ from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.embedded.batches import collate
 from memagent_training.embedded.corpus import SEPARATOR
 from memagent_training.embedded.documents import Question, Setting, questions_alone, questions_with_foreign_facts
-from memagent_training.embedded.release import load_policy
+from memagent_training.embedded.policy_network import load_policy
 from memagent_training.embedded.tokenizer import load_encoding
 from memagent_training.embedded.training_examples import EMPTY, Branch, PromptFormat, Row
 
@@ -42,27 +40,48 @@ LONGEST_REPLY = 48
 MOST_BRANCHES = 48
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """How one question went."""
+    """How one question's reading goes, and in the end went."""
 
     question: Question
-    answer: str
+    temperature: float
+    memory: str = EMPTY
+    answer: str = ""
     """Empty where the value was lost on the way."""
-    false_records: int
-    empty_steps: int
-    overwrites: int
+    false_records: int = 0
+    empty_steps: int = 0
+    overwrites: int = 0
     """Steps that began with the value in memory."""
-    risk: float
+    risk: float = 0.0
     """Summed over these, the probability that sampling at the reader's temperature (1 if it is greedy) writes
     something else; over their number, the expected loss per overwrite."""
-    lost_at: int | None
+    lost_at: int | None = None
     """The step after which the value was no longer in memory."""
 
     @property
     def right(self) -> bool:
         """Whether the answer is the value, or "none" for an absent fact."""
         return self.answer == (self.question.value or EMPTY)
+
+    def expected_at(self, step: int) -> str:
+        """What the memory should become."""
+        found = self.question.value if step == self.question.fact_chunk else None
+        return self.memory if self.memory != EMPTY else found or EMPTY
+
+    def overwrite(self, step: int, reply: str, score: float) -> None:
+        """Enter a reply, `score` being the log of the probability to sample the one expected."""
+        question = self.question
+        if self.memory == EMPTY and step != question.fact_chunk:
+            self.empty_steps += 1
+            self.false_records += reply not in (EMPTY, question.value, "")
+        if self.memory == question.value:
+            self.overwrites += 1
+            self.risk += -math.expm1(min(score, 0.0))
+        self.memory = reply or self.memory
+        is_past = question.fact_chunk is not None and step >= question.fact_chunk
+        if question.value is not None and is_past and not _stands_in(question.value, self.memory):
+            self.lost_at = step
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +101,17 @@ class Reader:
     """
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.folder = folder
         self.policy = load_policy(folder)
         self.form = PromptFormat.load(folder, load_encoding(folder))
         self.tokenizer = load_tokenizer(folder)
         self.end = self.form.reply("")[-1]
         self.noise = torch.Generator().manual_seed(seed)
 
-    @functools.cached_property
-    def generator(self) -> PreTrainedModel:
-        """The same policy with a cache of keys and values."""
-        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True)
-        return cast("PreTrainedModel", model)
-
     @torch.no_grad()
     def logits(self, row: Row) -> list[torch.Tensor]:
         """Logits (learned positions, V) of each branch, given the expected tokens before each position."""
-        batch = collate([row])
-        logits = self.policy(batch.tokens, batch.positions, batch.layout, batch.wanted)
-        return list(logits.split([len(branch.learned) for branch in row.branches]))
+        logits = self.policy.logits(collate([row]))
+        return list(torch.split(logits, [len(branch.learned) for branch in row.branches]))
 
     def choose(self, logits: torch.Tensor, temperature: float) -> list[int]:
         """The policy's choice at each position."""
@@ -162,14 +173,8 @@ class Reader:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         cache = None
         while any(map(self._is_open, begun)):
-            out = self.generator(
-                tokens,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            kept = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+            out = self.policy(tokens, attention_mask=mask, position_ids=positions, **kept)
             chosen = [self.choose(*each)[0] for each in zip(out.logits, temperatures, strict=True)]
             for ids, token in zip(begun, chosen, strict=True):
                 if self._is_open(ids):
@@ -186,39 +191,31 @@ class Reader:
 
         Guarded, a memory with a word from nowhere is not kept (`UpdateRules.invented`).
         """
-        ways = [[_ReaderState(question, temperature) for question in questions] for temperature in temperatures]
+        ways = [[Outcome(question, temperature) for question in questions] for temperature in temperatures]
         readers = [reader for way in ways for reader in way]
         for step in range(len(questions[0].chunks) if questions else 0):
-            by_chunk: dict[str, list[_ReaderState]] = defaultdict(list)
+            by_chunk: dict[str, list[Outcome]] = defaultdict(list)
             for reader in readers:
                 if reader.lost_at is None:
                     by_chunk[reader.question.chunks[step]].append(reader)
             for chunk, reading in by_chunk.items():
-                asked = [
-                    Asked(
-                        self.form.question(chunk, reader.memory, reader.question.problem),
-                        self.form.reply(reader.expected_at(step)),
-                        reader.temperature,
-                    )
-                    for reader in reading
-                ]
+                asked = []
+                for reader in reading:
+                    prompt = self.form.question(chunk, reader.memory, reader.question.problem)
+                    asked.append(Asked(prompt, self.form.reply(reader.expected_at(step)), reader.temperature))
                 for reader, (reply, score) in zip(reading, self.complete(self.form.trunk(chunk), asked), strict=True):
                     kept = not guarded or self._is_shown(reply, chunk, reader)
                     reader.overwrite(step, reply if kept else reader.memory, score)
         left = [reader for reader in readers if reader.lost_at is None]
-        asked = [
-            Asked(
-                self.form.answer_prompt(reader.memory, reader.question.problem),
-                self.form.boxed(reader.memory),
-                reader.temperature,
-            )
-            for reader in left
-        ]
+        asked = []
+        for reader in left:
+            prompt = self.form.answer_prompt(reader.memory, reader.question.problem)
+            asked.append(Asked(prompt, self.form.boxed(reader.memory), reader.temperature))
         for reader, (answer, _) in zip(left, self.complete([], asked), strict=True):
             reader.answer = answer.partition("\\boxed{")[2].rpartition("}")[0].strip()
-        return [[reader.outcome for reader in way] for way in ways]
+        return ways
 
-    def _is_shown(self, reply: str, chunk: str, reader: _ReaderState) -> bool:
+    def _is_shown(self, reply: str, chunk: str, reader: Outcome) -> bool:
         """Whether every word of a reply stands in the reader's prompt."""
         if reply == reader.memory:
             return True
@@ -235,47 +232,6 @@ def _log_probability(logits: torch.Tensor, tokens: list[int], temperature: float
 def _stands_in(value: str, memory: str) -> bool:
     """Whether the value can be told from what is around it: further digits make another number of it."""
     return re.search(rf"(?<!\d){re.escape(value)}(?!\d)", memory) is not None
-
-
-@dataclass
-class _ReaderState:
-    """One question's reader between two chunks."""
-
-    question: Question
-    temperature: float
-    memory: str = EMPTY
-    answer: str = ""
-    false_records: int = 0
-    empty_steps: int = 0
-    overwrites: int = 0
-    risk: float = 0.0
-    lost_at: int | None = None
-
-    def expected_at(self, step: int) -> str:
-        """What the memory should become."""
-        found = self.question.value if step == self.question.fact_chunk else None
-        return self.memory if self.memory != EMPTY else found or EMPTY
-
-    def overwrite(self, step: int, reply: str, score: float) -> None:
-        """Enter a reply, `score` being the log of the probability to sample the one expected."""
-        question = self.question
-        if self.memory == EMPTY and step != question.fact_chunk:
-            self.empty_steps += 1
-            self.false_records += reply not in (EMPTY, question.value, "")
-        if self.memory == question.value:
-            self.overwrites += 1
-            self.risk += -math.expm1(min(score, 0.0))
-        self.memory = reply or self.memory
-        is_past = question.fact_chunk is not None and step >= question.fact_chunk
-        if question.value is not None and is_past and not _stands_in(question.value, self.memory):
-            self.lost_at = step
-
-    @property
-    def outcome(self) -> Outcome:
-        """How it went."""
-        return Outcome(
-            self.question, self.answer, self.false_records, self.empty_steps, self.overwrites, self.risk, self.lost_at
-        )
 
 
 def measure(
@@ -360,14 +316,8 @@ def main() -> None:
         for kind in arguments.settings:
             setting = Setting(chunks, kind == "foreign", chunk_tokens, arguments.number_share, profile.boundary)
             clock = time.perf_counter()
-            outcomes = measure(
-                reader,
-                prose,
-                setting,
-                arguments.questions,
-                temperature=arguments.temperature,
-                seed=arguments.seed,
-            )
+            given = {"temperature": arguments.temperature, "seed": arguments.seed}
+            outcomes = measure(reader, prose, setting, arguments.questions, **given)
             print(table_row(setting, arguments.temperature, outcomes, time.perf_counter() - clock), flush=True)
             wrong = [outcome for outcome in outcomes if not outcome.right and outcome.question.whole]
             for outcome in wrong[: arguments.show_errors]:

@@ -65,11 +65,12 @@ class _PlantedFact(GeneratedTask):
     """One number asked for in prose."""
 
     __slots__ = ()
+    title: ClassVar[str]
     absent: ClassVar[float] = 0.0
     """The share of samples in which it is not there."""
 
-    def __init__(self, settings: TaskSettings, name: str) -> None:
-        super().__init__(name=name, settings=settings, answer_tokens=SMALL_ANSWER_TOKENS)
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(name=self.title, settings=settings, answer_tokens=SMALL_ANSWER_TOKENS)
 
     def sample(self, length: int, index: int) -> Sample:
         """The `index`-th sample of a length.
@@ -88,8 +89,8 @@ class _PlantedFact(GeneratedTask):
         return self.planned(length, index, asked.question, (gold,), self._haystack(chance), insertions)
 
     def foreign(self, facts: PlantedFacts, asked: Fact, length: int) -> Iterator[Fact]:
-        """What else is stated: other facts, none of them an answer."""
-        raise NotImplementedError
+        """What else is stated: other facts, none of them an answer; none at all, unless a task has some."""
+        return iter(())
 
     @staticmethod
     def _asked(facts: PlantedFacts, chance: random.Random) -> Fact:
@@ -113,23 +114,15 @@ class Alone(_PlantedFact):
     """The asked fact is the only one."""
 
     __slots__ = ()
-
-    def __init__(self, settings: TaskSettings) -> None:
-        super().__init__(settings, "alone")
-
-    def foreign(self, facts: PlantedFacts, asked: Fact, length: int) -> Iterator[Fact]:
-        """None."""
-        return iter(())
+    title = "alone"
 
 
 class AmongForeign(_PlantedFact):
     """On average one foreign fact in each chunk; half of them near misses of the asked one, which may be absent."""
 
     __slots__ = ()
+    title = "among_foreign"
     absent = _ABSENT
-
-    def __init__(self, settings: TaskSettings) -> None:
-        super().__init__(settings, "among_foreign")
 
     def foreign(self, facts: PlantedFacts, asked: Fact, length: int) -> Iterator[Fact]:
         """As many as there are chunks."""

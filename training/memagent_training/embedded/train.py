@@ -3,7 +3,7 @@
     python -m memagent_training.embedded.train --corpus corpus --out work/embedded --steps 2400 --decay-steps 800
 
 The learning rate is flat until the last `--decay-steps`, then falls to zero. The state before that fall is kept as
-`plateau.pt`, so a longer run goes on from it: `--resume` with a larger `--steps`. Batches depend on seed and step
+`plateau.pt`, so a longer run continues from it: `--resume` with a larger `--steps`. Batches depend on seed and step
 alone, so a resumed run sees what an unbroken one would have seen.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from memagent_training.algorithm.muon import Muon, bfloat16_is_fast
-from memagent_training.embedded.batches import Batch, collate, make_batch
-from memagent_training.embedded.policy_network import ModelShape, Policy
-from memagent_training.embedded.release import load_policy
+from memagent_training.algorithm.muon import MuonWithAdamW, bfloat16_is_fast
+from memagent_training.embedded.batches import collate, make_batch
+from memagent_training.embedded.policy_network import Batch, Policy, load_policy, new_policy
 from memagent_training.embedded.structured_start import give_structure, token_rarity
 from memagent_training.embedded.tokenizer import VOCABULARY, load_encoding
 from memagent_training.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder
@@ -34,20 +32,18 @@ SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
 def losses(policy: Policy, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
     """The weighted mean loss, and the share of predicted tokens that are right."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=autocast):
-        logits = policy(batch.tokens, batch.positions, batch.layout, batch.wanted).float()
+        logits = policy.logits(batch).float()
     each = F.cross_entropy(logits, batch.targets, reduction="none")
     right = (logits.argmax(-1) == batch.targets).float()
     return (each * batch.weights).sum() / batch.weights.sum(), right
 
 
-def save(
-    path: Path, policy: Policy, optimizers: list[torch.optim.Optimizer], step: int, spent: dict[str, float]
-) -> None:
+def save(path: Path, policy: Policy, optimizer: MuonWithAdamW, step: int, spent: dict[str, float]) -> None:
     """Write a checkpoint beside its place, then move it there in one stroke."""
     state = {
-        "shape": asdict(policy.model.shape),
+        "config": policy.config.to_dict(),
         "model": policy.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        "optimizer": optimizer.state_dict(),
         "step": step,
         "spent": spent,
     }
@@ -72,23 +68,18 @@ def choose_checkpoint(out: Path, steps: int) -> Path | None:
     return last if last.exists() else plateau if plateau.exists() else None
 
 
-def begin(
-    arguments: argparse.Namespace, policy: Policy, optimizers: list[torch.optim.Optimizer]
-) -> tuple[int, dict[str, float]]:
-    """Load a checkpoint, where the run resumes or begins with one; its first step, and what it has spent."""
+def begin(arguments: argparse.Namespace, policy: Policy, optimizer: MuonWithAdamW) -> tuple[int, dict[str, float]]:
+    """Load a checkpoint, where the run resumes; its first step, and what it has spent."""
     planned = {"steps": float(arguments.steps), "decay_from": float(arguments.steps - arguments.decay_steps)}
     source = choose_checkpoint(arguments.out, arguments.steps) if arguments.resume else None
     if source is not None:
         state = load_checkpoint(source)
         policy.load_state_dict(state["model"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        optimizer.load_state_dict(state["optimizer"])
         print(f"resumed {source.name} at step {state['step']}", flush=True)
         return state["step"], state["spent"] | planned
     (arguments.out / "plateau.pt").unlink(missing_ok=True)  # of another run
     if arguments.weights_from is not None:
-        if not arguments.weights_from.is_dir():
-            policy.load_state_dict(load_checkpoint(arguments.weights_from)["model"])
         print(f"began with the weights of {arguments.weights_from.name}", flush=True)
     return 0, {"seconds": 0.0, "tokens": 0.0} | planned
 
@@ -103,40 +94,34 @@ def train(arguments: argparse.Namespace) -> None:
     builder = RowBuilder(form, Prose(arguments.corpus / "train.txt"))
     checker = RowBuilder(form, Prose(arguments.corpus / "held_out.txt"), held_out=True)
     source: Path | None = arguments.weights_from
-    if source is not None and source.is_dir():
-        policy = load_policy(source)
-    else:
-        policy = Policy(ModelShape(VOCABULARY, arguments.width, arguments.inner, arguments.layers))
+    sizes = (arguments.width, arguments.inner, arguments.layers)
+    policy = new_policy(*sizes) if source is None else load_policy(source)
     if source is None and not arguments.plain_start:
         if not form.is_section_first:
             raise SystemExit("the structured start is for prompts with the section first; take --plain-start")
         rarity = token_rarity(builder.question_prompts(random.Random(0), 2000), VOCABULARY)
         give_structure(policy, rarity, (form.trunk("")[0], form.reply(EMPTY)[0]), form.question_tags())
-    policy.to(device)
+    nn.Module.to(policy, device)
     autocast = not arguments.float32 and bfloat16_is_fast(device)
-    optimizers = build_optimizers(policy, arguments.muon_lr, arguments.adamw_lr)
-    rates = [optimizer.defaults["lr"] for optimizer in optimizers]
-    first, spent = begin(arguments, policy, optimizers)
-    parameters = sum(parameter.numel() for parameter in policy.parameters())
-    print(
-        f"{parameters:,} parameters, {arguments.steps} steps of about {arguments.tokens} tokens on {device}", flush=True
-    )
+    optimizer = MuonWithAdamW(policy, lr=arguments.adamw_lr, muon_lr=arguments.muon_lr, betas=(0.9, 0.95))
+    rates = [group["lr"] for group in optimizer.param_groups]
+    first, spent = begin(arguments, policy, optimizer)
+    planned = f"{arguments.steps} steps of about {arguments.tokens} tokens on {device}"
+    print(f"{policy.num_parameters():,} parameters, {planned}", flush=True)
     clock, seen, right_all = time.perf_counter(), 0, []
     for step in range(first, arguments.steps):
         if step == arguments.steps - arguments.decay_steps:
-            save(arguments.out / "plateau.pt", policy, optimizers, step, spent)
+            save(arguments.out / "plateau.pt", policy, optimizer, step, spent)
         ramp = min(1.0, step / arguments.ramp_steps)
         batch = make_batch(builder, arguments.seed, step, ramp, arguments.tokens).to(device)
         factor = schedule(step, arguments.steps, arguments.decay_steps)
-        for optimizer, rate in zip(optimizers, rates, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * factor
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
         loss, right = losses(policy, batch, autocast=autocast)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         seen += batch.tokens.numel()
         right_all.append(right.mean().item())
         if (step + 1) % arguments.log_every == 0 or step + 1 == arguments.steps:
@@ -150,7 +135,7 @@ def train(arguments: argparse.Namespace) -> None:
             )
             clock, seen, right_all = now, 0, []
         if (step + 1) % arguments.check_every == 0 or step + 1 == arguments.steps:
-            save(arguments.out / "last.pt", policy, optimizers, step + 1, spent)
+            save(arguments.out / "last.pt", policy, optimizer, step + 1, spent)
             print(f"  {check(policy, checker, device, arguments.check_rows)}", flush=True)
             clock = time.perf_counter()
 
@@ -163,7 +148,7 @@ def check(policy: Policy, builder: RowBuilder, device: torch.device, rows: int) 
     tally: dict[str, list[bool]] = {}
     for row in made:
         batch = collate([row]).to(device)
-        logits = policy(batch.tokens, batch.positions, batch.layout, batch.wanted)
+        logits = policy.logits(batch)
         right = (logits.argmax(-1) == batch.targets).tolist()
         for branch in row.branches:
             tally.setdefault(branch.kind, []).append(all(right[: len(branch.learned)]))
@@ -199,20 +184,6 @@ def main() -> None:
     parser.add_argument("--check-every", type=int, default=100)
     parser.add_argument("--check-rows", type=int, default=24, help="held-out sections that a check reads")
     train(parser.parse_args())
-
-
-def build_optimizers(model: nn.Module, muon_lr: float, adamw_lr: float) -> list[torch.optim.Optimizer]:
-    """Muon on the layers' matrices, AdamW on embeddings, head, norms and biases."""
-    matrices: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        inside = parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
-        (matrices if inside else rest).append(parameter)
-    fused = next(model.parameters()).is_cuda
-    return [
-        Muon(matrices, lr=muon_lr),
-        torch.optim.AdamW(rest, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=fused),
-    ]
 
 
 def schedule(step: int, total: int, decay: int, warmup: int = 20) -> float:

@@ -1,6 +1,6 @@
 """Training rows: one section of prose with planted facts, and many questions about it as branches of one sequence.
 
-The trunk of a row is the prompt up to the end of the section. Each branch goes on from there with a memory, a problem
+The trunk of a row is the prompt up to the end of the section. Each branch continues from there with a memory, a problem
 and the scripted reader's reply, and sees the trunk and itself only: exactly the inference format, with the cost of the
 section shared by all its questions. Answer prompts, which have no section, are groups of their own in the same row, as
 are all prompts whose template has the section after the question: for these a row costs several times as much.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,8 @@ class PromptFormat:
     @classmethod
     def load(cls, folder: Path, encoding: tiktoken.Encoding) -> PromptFormat:
         """Read the templates of a model folder; where the section comes first, a token surely ends at its end."""
-        update = (folder / "templates" / "update.txt").read_text(encoding="utf-8")
-        answer = (folder / "templates" / "answer.txt").read_text(encoding="utf-8")
+        names = ("update.txt", "answer.txt")
+        update, answer = ((folder / "templates" / name).read_text(encoding="utf-8") for name in names)
         head, separator, tail = update.partition("</section>\n")
         if separator and "{memory}" not in head and "{prompt}" not in head:
             return cls(encoding, head + separator, tail, answer)
@@ -117,17 +118,14 @@ class Branch:
     @classmethod
     def of(cls, prompt: list[int], reply: list[int], sees_trunk: bool, kind: str, first_weight: float) -> Branch:
         """The reply's last token is predicted but never read, so it is left out of the tokens."""
-        weights = [first_weight] + [1.0] * (len(reply) - 1)
-        learned = [
-            (len(prompt) - 1 + offset, token, weight)
-            for offset, (token, weight) in enumerate(zip(reply, weights, strict=True))
-        ]
+        places = enumerate(reply, start=len(prompt) - 1)
+        learned = [(place, token, 1.0 if place >= len(prompt) else first_weight) for place, token in places]
         return cls(prompt + reply[:-1], learned, sees_trunk, kind)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One training sequence: the trunk's tokens, and the branches that go on from it."""
+    """One training sequence: the trunk's tokens, and the branches that continue from it."""
 
     trunk: list[int]
     branches: list[Branch]
@@ -151,9 +149,7 @@ class Prose:
 
     def common_words(self, count: int) -> list[str]:
         """Lower-case words of four to ten letters that occur often, for the facts' vocabulary."""
-        tally: dict[str, int] = {}
-        for word in re.findall(r"(?<![\w-])[a-z]{4,10}(?![\w-])", self.text[:6_000_000]):
-            tally[word] = tally.get(word, 0) + 1
+        tally = Counter(re.findall(r"(?<![\w-])[a-z]{4,10}(?![\w-])", self.text[:6_000_000]))
         return sorted(tally, key=lambda word: (-tally[word], word))[:count]
 
 

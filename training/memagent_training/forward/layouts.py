@@ -20,6 +20,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from memagent_training.forward.prefix_tree import Node, Trie, as_tree, one_after_another
 
@@ -80,8 +81,8 @@ class MicroBatch:
 
 def pad_rows(rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | str = "cpu") -> PaddedRows:
     """Left-padded prompts and right-padded completions."""
-    prompt_ids, prompt_mask = _rectangle([row.prompt_ids_P for row in rows], pad_id, left=True)
-    completion_ids, completion_mask = _rectangle([row.completion_ids_T for row in rows], pad_id, left=False)
+    prompt_ids, prompt_mask = _rectangle([row.prompt_ids_P for row in rows], pad_id, "left")
+    completion_ids, completion_mask = _rectangle([row.completion_ids_T for row in rows], pad_id, "right")
     return PaddedRows(*(each.to(device) for each in (prompt_ids, prompt_mask, completion_ids, completion_mask)))
 
 
@@ -112,16 +113,14 @@ def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch
     raise ValueError(f"unknown layout {layout!r}: padded, packed or prefix_tree")
 
 
-def _rectangle(rows: Sequence[Sequence[int]], pad_id: int, left: bool) -> tuple[Tensor, Tensor]:
+def _rectangle(rows: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
     """Rows as ids and mask of equal width, padded on one side."""
-    width = max(len(row) for row in rows)
-    ids = torch.full((len(rows), width), pad_id)
-    mask = torch.zeros((len(rows), width), dtype=torch.long)
-    for number, row in enumerate(rows):
-        start = width - len(row) if left else 0
-        ids[number, start : start + len(row)] = torch.tensor(list(row), dtype=torch.long)
-        mask[number, start : start + len(row)] = 1
-    return ids, mask
+    ids = [torch.tensor(list(row), dtype=torch.long) for row in rows]
+    masks = [torch.ones_like(row) for row in ids]
+    return (
+        pad_sequence(ids, batch_first=True, padding_value=pad_id, padding_side=side),
+        pad_sequence(masks, batch_first=True, padding_side=side),
+    )
 
 
 def _padded(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> MicroBatch:

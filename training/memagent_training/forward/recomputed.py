@@ -100,12 +100,12 @@ def load(path: Path, fingerprint: str) -> dict[RowKey, Tensor]:
     except (OSError, SafetensorError) as error:
         raise TrainingError(
             f"{path.parent} is not a whole checkpoint of this training: {error}",
-            hint="Resume from an earlier checkpoint, or begin anew in another output folder.",
+            hint="Resume from an earlier checkpoint, or begin again in another output folder.",
         ) from error
     if metadata.get("fingerprint") != fingerprint:
         raise TrainingError(
             f"{path.parent} was trained on other runs, rewards or settings",
-            hint="Resume with the same ones, or begin anew in another output folder.",
+            hint="Resume with the same ones, or begin again in another output folder.",
         )
     run_ids = json.loads(metadata.get("run_ids", "[]"))
     keys = zip(run_ids, places.tolist(), strict=False)

@@ -2,7 +2,7 @@
 
 What transformers does with masks (5.23, checked by the tests):
 
-- A 4-D mask is taken as it is, for every layer, and handed to SDPA: so is one of ours, which is no matrix
+- A 4-D mask is taken as it is, for every layer, and handed to SDPA: so is one of ours, which is not a matrix
   (`tree_attention.py`). Eager attention would add it to a matrix, and flash attention takes none.
 - Without a mask and without a cache, rows of one sequence are told apart by positions that start again
   (masking_utils.find_packed_sequence_indices). Packed rows are forwarded like that where a mask of ours cannot be: by
@@ -12,9 +12,10 @@ What transformers does with masks (5.23, checked by the tests):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -63,7 +64,7 @@ def completion_logprobs(
     Raises:
         ValueError: the model's attention cannot take the layout.
     """
-    core = _unwrapped(model)
+    core: Any = getattr(model, "module", model)
     inputs = {
         "input_ids": micro_batch.input_ids_SN,
         "position_ids": micro_batch.position_ids_SN,
@@ -74,7 +75,8 @@ def completion_logprobs(
     scored_C2 = None if core in _WITH_LATER_STEPS else _scored_in_forward(model, core, inputs, scoring)
     if scored_C2 is None:
         _WITH_LATER_STEPS.add(core)
-        scored_C2 = scoring.score(model(**inputs).logits.flatten(0, 1)[micro_batch.scored_places_C])
+        logits_CV = model(**inputs).logits.flatten(0, 1)[micro_batch.scored_places_C]
+        scored_C2 = scoring.score(logits_CV, micro_batch.scored_ids_C)
     # The last entry stands for the tokens that a shorter completion does not have.
     by_row_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_of_BT]
     entropies_BT = by_row_BT2[..., 1] if with_entropy else None
@@ -103,21 +105,17 @@ class _Scoring:
         wanted_CD = hidden_SND.flatten(0, 1)[self.micro_batch.scored_places_C]
 
         def chunk_scores(hidden: Tensor, ids: Tensor) -> Tensor:
-            return self._score(head.forward(hidden), ids)
+            return self.score(head.forward(hidden), ids)
 
-        hidden_chunks = torch.split(wanted_CD, self.logits_chunk)
-        ids_chunks = torch.split(self.micro_batch.scored_ids_C, self.logits_chunk)
-        pieces = list(zip(hidden_chunks, ids_chunks, strict=True))
-        if len(pieces) == 1 or not torch.is_grad_enabled():
-            return torch.cat([chunk_scores(*piece) for piece in pieces])
-        scores: list[Tensor] = [checkpoint(chunk_scores, *piece, use_reentrant=False) for piece in pieces]
-        return torch.cat(scores)
+        columns = (torch.split(each, self.logits_chunk) for each in (wanted_CD, self.micro_batch.scored_ids_C))
+        pieces = list(zip(*columns, strict=True))
+        scored: Callable[..., Tensor] = chunk_scores
+        if len(pieces) > 1 and torch.is_grad_enabled():
+            scored = partial(checkpoint, chunk_scores, use_reentrant=False)
+        return torch.cat([scored(*piece) for piece in pieces])
 
-    def score(self, logits_CV: Tensor) -> Tensor:
+    def score(self, logits_CV: Tensor, ids_C: Tensor) -> Tensor:
         """(C, 2), from all logits at once."""
-        return self._score(logits_CV, self.micro_batch.scored_ids_C)
-
-    def _score(self, logits_CV: Tensor, ids_C: Tensor) -> Tensor:
         if logits_CV.dtype != torch.float64:
             logits_CV = logits_CV.float()
         logits_CV = logits_CV / self.temperature
@@ -164,10 +162,6 @@ def _in_place_of_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tenso
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _unwrapped(model: nn.Module) -> Any:
-    return getattr(model, "module", model)
 
 
 def _attention_mask(core: Any, micro_batch: MicroBatch) -> Tensor | None:

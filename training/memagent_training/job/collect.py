@@ -4,19 +4,21 @@ Questions are samples of an evaluation task, and what reads them is the public r
 earn the same teaches nothing, so further questions are asked until enough groups have variance (DAPO's dynamic
 sampling): as many groups are at work as are still wanted, and each one without variance makes room for another.
 
-A group is whole once all its rewards are in the run log. So a collection that was killed goes on under its name: whole
-groups are taken from the log, the others are read anew.
+A group is whole once all its rewards are in the run log. So a collection that was killed continues under its
+name: whole groups are taken from the log, the others are read again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
+from typing import TypeVar, cast
 
-from memagent_graph import MemAgent, MemAgentError, ReadResult, RunFilter, RunLog, Usage
+from memagent_graph import MemAgent, MemAgentError, RunFilter, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.evaluation.samples import Sample
@@ -25,6 +27,8 @@ from memagent_training.data.reward_functions import RewardFunction, checked
 from memagent_training.data.training_runs import Gold, read_run
 from memagent_training.rewards.reward_names import named_reward
 from memagent_training.training_errors import RewardError, TrainingError
+
+_T = TypeVar("_T")
 
 SOURCE = "collect"
 """Who gives the rewards of what was collected, by the log."""
@@ -45,7 +49,7 @@ class CollectSettings:
     concurrency: int = 256
     """Reads in flight."""
     retries: int = 1
-    """How often a read that failed is begun anew."""
+    """How often a read that failed is begun again."""
 
     def __post_init__(self) -> None:
         if self.rollouts < 2:
@@ -124,8 +128,8 @@ async def collect(
     """Roll questions out until enough groups have variance, or there are no more questions.
 
     Args:
-        agent: A reader with a run log, whose policy tells token ids and log-probs, at the temperature to train at. What
-            its rules refuse is rewarded for what was kept in its place; `UpdateRules(invented=UpdateRule.ACCEPT)`
+        agent: A reader with a run log, whose policy reports token ids and log-probs, at the temperature to train at.
+            What its rules refuse is rewarded for what was kept in its place; `UpdateRules(invented=UpdateRule.ACCEPT)`
             turns off the rule that a policy's profile may bring.
         samples: Questions; taken one at a time, as they are needed.
         settings: How much.
@@ -133,7 +137,7 @@ async def collect(
         reward: What a read is worth: a built-in's name or a function, whose runs carry their gold answers. It is logged
             under the built-in's name, or the function's.
         keep_uniform: Take groups without variance, too: where more than outcomes is rewarded, they may teach.
-        resume: Go on with a collection of this name, of the same samples and settings, if the log has one.
+        resume: Continue a collection of this name, of the same samples and settings, if the log has one.
 
     Raises:
         TrainingError: The reader keeps no log, the log has a collection of that name, or there is no such reward.
@@ -146,30 +150,33 @@ async def collect(
             "The reader keeps no run log", hint="Make it with run_log=..., from which training replays."
         )
     if not resume and list(agent.run_log.runs(RunFilter(run_ids=(f"{name}-0-0",)))):
-        hint = "Give this one another name, or go on with that one (resume=True)."
+        hint = "Give this one another name, or continue that one (resume=True)."
         raise TrainingError(f"The run log has a collection {name!r} already", hint=hint)
     reward_name, function = named_reward(reward)
     collected = Collected()
     slots = asyncio.Semaphore(settings.concurrency)
-    collection = _Collection(agent, settings, reward_name, function, slots, collected, resume, keep_uniform)
-    asked: Iterator[tuple[int, Sample]] = enumerate(samples)
+    collection = _Collection(agent, agent.run_log, settings, reward_name, function, slots, collected, resume)
+    asked = enumerate(islice(samples, settings.max_questions))
     at_work: dict[asyncio.Task[CollectedGroup], str] = {}
-    is_exhausted = False
     try:
         while True:
-            while not is_exhausted and len(at_work) < settings.groups - len(collected.groups):
-                number, sample = next(asked, (0, None)) if collection.begun < settings.max_questions else (0, None)
-                if sample is None:
-                    is_exhausted = True
-                    break
-                collection.begun += 1
+            for number, sample in islice(asked, max(0, settings.groups - len(collected.groups) - len(at_work))):
                 group_name = f"{name}-{number}"
                 at_work[asyncio.create_task(collection.group(group_name, sample))] = group_name
             if not at_work:
                 break
             done, _ = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                collection.enter(at_work.pop(task), task)
+                group_name = at_work.pop(task)
+                try:
+                    group = task.result()
+                except _SERVER_GONE:
+                    raise
+                except MemAgentError as error:
+                    collected.failed[group_name] = error
+                else:
+                    is_wanted = group.has_variance or keep_uniform
+                    (collected.groups if is_wanted else collected.uniform).append(group)
     finally:
         for task in at_work:
             task.cancel()
@@ -179,97 +186,71 @@ async def collect(
     return collected
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _Collection:
     agent: MemAgent
+    run_log: RunLog
     settings: CollectSettings
     reward_name: str
     reward: RewardFunction
     slots: asyncio.Semaphore
     collected: Collected
     may_be_logged: bool
-    keep_uniform: bool
-    begun: int = 0
-
-    def enter(self, name: str, task: asyncio.Task[CollectedGroup]) -> None:
-        """Enter a group that is done."""
-        try:
-            group = task.result()
-        except _SERVER_GONE:
-            raise
-        except MemAgentError as error:
-            self.collected.failed[name] = error
-            return
-        is_wanted = group.has_variance or self.keep_uniform
-        (self.collected.groups if is_wanted else self.collected.uniform).append(group)
 
     async def group(self, name: str, sample: Sample) -> CollectedGroup:
         """All rollouts of a question; the document is stored once."""
-        if self.may_be_logged:
-            logged = await asyncio.to_thread(self._logged, name, sample)
-            if logged is not None:
-                return logged
-        reference = await asyncio.to_thread(self._store, name, sample)
-        reads = [self._rollout(f"{name}-{place}", reference, sample) for place in range(self.settings.rollouts)]
-        results = await asyncio.gather(*reads, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        read: list[ReadResult] = [result for result in results if isinstance(result, ReadResult)]
-        run_ids = tuple(each.run_id for each in read)
-        gold = gold_of(sample)
-        rewards = tuple(await asyncio.gather(*(asyncio.to_thread(self._rewarded, each, gold) for each in run_ids)))
-        await asyncio.to_thread(self._log, run_ids, rewards)
-        return CollectedGroup(name, sample.task.name, sample.length, run_ids, rewards)
+        run_ids = tuple(f"{name}-{place}" for place in range(self.settings.rollouts))
+        rewards = await asyncio.to_thread(self._logged, run_ids) if self.may_be_logged else None
+        if rewards is None:
+            document = Document.from_text("".join(sample.text()), name=name)
+            reference = await asyncio.to_thread(self.agent.store.add, document)
+            await _all(self._rollout(run_id, reference, sample) for run_id in run_ids)
+            gold = gold_of(sample)
+            rewards = await _all(asyncio.to_thread(self._rewarded, each, gold) for each in run_ids)
+            await asyncio.to_thread(self._log, run_ids, rewards)
+        return CollectedGroup(name, sample.task.name, sample.length, run_ids, tuple(rewards))
 
     def _rewarded(self, run_id: str, gold: Gold) -> float:
-        run = replace(read_run(self._run_log, run_id), gold=gold)
+        run = replace(read_run(self.run_log, run_id), gold=gold)
         value = self.reward(run.without_discarded())
         if value is None:
             hint = "Give it what it needs; a log whose redaction drops answers cannot be rewarded."
             raise RewardError(f"the reward {self.reward_name!r} cannot tell what it is worth", run_id=run_id, hint=hint)
         return checked(value, run, self.reward_name)
 
-    def _logged(self, name: str, sample: Sample) -> CollectedGroup | None:
-        """The group as an earlier call logged it; None where it is not whole."""
-        run_ids = tuple(f"{name}-{place}" for place in range(self.settings.rollouts))
-        totals = self._run_log.totals(run_ids)
-        rewards = [totals[run_id].rewards.get(self.reward_name) for run_id in run_ids]
-        found = tuple(reward for reward in rewards if reward is not None)
-        if len(found) < len(run_ids):
-            return None
-        return CollectedGroup(name, sample.task.name, sample.length, run_ids, found)
+    def _logged(self, run_ids: tuple[str, ...]) -> list[float] | None:
+        """A group's rewards as an earlier call logged them; None where it is not whole."""
+        totals = self.run_log.totals(run_ids)
+        found = [totals[run_id].rewards.get(self.reward_name) for run_id in run_ids]
+        rewards = [reward for reward in found if reward is not None]
+        return rewards if len(rewards) == len(run_ids) else None
 
-    def _store(self, name: str, sample: Sample) -> DocumentRef:
-        return self.agent.store.add(Document.from_text("".join(sample.text()), name=name))
-
-    async def _rollout(self, run_id: str, reference: DocumentRef, sample: Sample) -> ReadResult:
-        for attempt in range(self.settings.retries + 1):
+    async def _rollout(self, run_id: str, reference: DocumentRef, sample: Sample) -> None:
+        for attempts_left in reversed(range(self.settings.retries + 1)):
             try:
                 async with self.slots:  # under the same id: the log keeps the run that came to its end
                     result = await self.agent.aread(reference, sample.question, run_id=run_id)
-                self.collected.usage = _sum(self.collected.usage, result.usage)
-                return result
             except MemAgentError:
-                if attempt == self.settings.retries:
+                if not attempts_left:
                     raise
-        raise AssertionError("the last attempt returns or raises")
+            else:
+                self.collected.usage = _sum(self.collected.usage, result.usage)
+                return
 
-    def _log(self, run_ids: tuple[str, ...], rewards: tuple[float, ...]) -> None:
+    def _log(self, run_ids: tuple[str, ...], rewards: Sequence[float]) -> None:
         for run_id, reward in zip(run_ids, rewards, strict=True):
-            self._run_log.reward(run_id, reward, name=self.reward_name, source=SOURCE)
+            self.run_log.reward(run_id, reward, name=self.reward_name, source=SOURCE)
 
-    @property
-    def _run_log(self) -> RunLog:
-        assert self.agent.run_log is not None  # noqa: S101  collect saw to it
-        return self.agent.run_log
+
+async def _all(at_once: Iterable[Awaitable[_T]]) -> list[_T]:
+    """All results, or the first one's error, by their order, once all have ended."""
+    results = await asyncio.gather(*at_once, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast("list[_T]", results)
 
 
 def _sum(one: Usage, other: Usage) -> Usage:
-    return Usage(
-        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
-        completion_tokens=one.completion_tokens + other.completion_tokens,
-        cached_tokens=one.cached_tokens + other.cached_tokens,
-        turns=one.turns + other.turns,
-        seconds=one.seconds + other.seconds,
-    )
+    counted = ("prompt_tokens", "completion_tokens", "cached_tokens", "turns", "seconds")
+    return Usage(**{name: getattr(one, name) + getattr(other, name) for name in counted})

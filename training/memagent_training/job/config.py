@@ -1,4 +1,4 @@
-"""What a training run can be told: TRL's GRPOConfig with the settings of Multi-Conv DAPO.
+"""The settings of a training run: TRL's GRPOConfig with the settings of Multi-Conv DAPO.
 
 TRL's own names are kept where TRL has the thing: `epsilon` and `epsilon_high` (clipping), `delta` (dual clip), `beta`
 (KL against the reference model), `temperature`, `entropy_coef`, `importance_sampling_level` ("sequence" for a GSPO-like
@@ -37,11 +37,12 @@ class OldLogProbs(StrEnum):
 
 
 _FIXED: dict[str, tuple[object, str]] = {
+    "eval_strategy": ("no", "measure checkpoints with memagent eval"),
     "gradient_accumulation_steps": (1, "an optimizer step is planned whole; lower token_budget to save memory"),
     "loss_type": ("dapo", "loss_weights chooses the mean"),
     "steps_per_generation": (None, "nothing is generated"),
     "generation_batch_size": (None, "nothing is generated"),
-    "save_only_model": (False, "training could not go on from such a checkpoint"),
+    "save_only_model": (False, "training could not continue from such a checkpoint"),
     "sync_ref_model": (False, "the reference stays as it was, so that a resumed training has the same one"),
     "use_vllm": (False, "runs are replayed; roll them out with the reader"),
     "use_transformers_continuous_batching": (False, "runs are replayed; roll them out with the reader"),
@@ -55,6 +56,17 @@ _FIXED: dict[str, tuple[object, str]] = {
     "multi_objective_aggregation": ("sum_then_normalize", "each run has one reward"),
 }
 """Options of TRL's that must stay as they are, and what to use instead."""
+_LEAST = {
+    "epsilon": 0, "beta": 0, "kl_clamp": 0, "muon_learning_rate": 0, "importance_cap": 1, "groups_per_step": 1,
+    "token_budget": INERT_TOKENS,
+}  # fmt: skip
+_CHOICES: dict[str, list[str]] = {
+    "layout": list(Layout),
+    "old_logprobs": list(OldLogProbs),
+    "importance_sampling_level": ["token", "sequence"],
+    "baseline": list(Baseline),
+    "loss_weights": list(LossWeights),
+}
 
 
 @dataclass
@@ -139,32 +151,17 @@ class MultiConvDAPOConfig(GRPOConfig):
             given = getattr(self, name, value)
             if given != value:
                 raise TrainingError(f"{name} is {given!r}, which has no use here", hint=f"{instead}.")
-        if self.eval_strategy != "no":
-            raise TrainingError("eval_strategy has no use here", hint="Measure checkpoints with memagent eval.")
         if self.temperature <= 0:
             raise TrainingError(
                 f"temperature is {self.temperature}", hint="Give the one that the runs were sampled at."
             )
-        if self.importance_cap is not None and self.importance_cap < 1:
-            raise TrainingError(f"importance_cap is {self.importance_cap}", hint="Give 1 or more, or None for none.")
-        leasts = {
-            "epsilon": 0,
-            "beta": 0,
-            "kl_clamp": 0,
-            "muon_learning_rate": 0,
-            "groups_per_step": 1,
-            "token_budget": INERT_TOKENS,
-        }
-        for name, least in leasts.items():
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise TrainingError(f"{name} is {value}", hint=f"Give {least} or more.")
-        if self.importance_sampling_level not in {"token", "sequence"}:
-            given = f"importance_sampling_level is {self.importance_sampling_level!r}"
-            raise TrainingError(given, hint="Choose token or sequence.")
-        for name, kind in (("layout", Layout), ("old_logprobs", OldLogProbs)):
-            if getattr(self, name) not in set(kind):
-                raise TrainingError(f"{name} is {getattr(self, name)!r}", hint=f"Choose one of {', '.join(kind)}.")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise TrainingError(f"{name} is {getattr(self, name)!r}", hint=f"Choose one of {', '.join(choices)}.")
         if (self.importance_cap is not None or self.old_logprobs == OldLogProbs.LOGGED) and not self.logged_is_sampled:
             raise TrainingError(
                 f"The runs' log-probs are those before temperature, and temperature is {self.temperature}",
@@ -186,7 +183,7 @@ class MultiConvDAPOConfig(GRPOConfig):
         if self.skip_certain and (not self.logged_is_sampled or self.beta != 0 or self.entropy_coef != 0):
             raise TrainingError(
                 f"skip_certain is {self.skip_certain} with log-probs before a temperature of {self.temperature}, "
-                f"beta {self.beta} and entropy_coef {self.entropy_coef}: it cannot be told which rows have hardly a "
+                f"beta {self.beta} and entropy_coef {self.entropy_coef}: it is unknown which rows have hardly a "
                 "gradient",
                 hint="Sample at temperature 1 (or with log-probs after temperature) without KL and entropy bonus, or "
                 "set skip_certain=0.",
@@ -233,20 +230,15 @@ class MultiConvDAPOConfig(GRPOConfig):
         penalty = None
         if self.overlong_max_length is not None and self.overlong_cache_length is not None:
             penalty = OverlongPenalty(self.overlong_max_length, self.overlong_cache_length)
-        try:
-            baseline, loss_weights = Baseline(self.baseline), LossWeights(self.loss_weights)
-        except ValueError as error:
-            choices = ", ".join([*Baseline, *LossWeights])
-            raise TrainingError(f"{error}", hint=f"There are, of baselines and loss weights: {choices}.") from error
         return AdvantageSettings(
-            baseline=baseline,
+            baseline=Baseline(self.baseline),
             divide_by_std=self.divide_by_std,
             epsilon=self.advantage_epsilon,
             step_reward_share=self.step_reward_share,
             overlong_penalty=penalty,
             mask_truncated=self.mask_truncated_completions,
             drop_zero_variance=self.drop_zero_variance,
-            loss_weights=loss_weights,
+            loss_weights=LossWeights(self.loss_weights),
         )
 
     def schedule(
@@ -255,7 +247,7 @@ class MultiConvDAPOConfig(GRPOConfig):
         """The optimizer steps over these groups, shuffled by `seed` (the config's own by default).
 
         Raises:
-            TrainingError: No group teaches anything, a reward is no number, or groups share an id.
+            TrainingError: No group teaches anything, a reward is not a number, or groups share an id.
         """
         return Schedule(
             groups,

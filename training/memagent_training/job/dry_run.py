@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeAlias
 
 from accelerate.utils import parse_flag_from_env
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.algorithm.planner import Layout, StepPlan, plan_step
 from memagent_training.algorithm.schedule import ScheduledStep
-from memagent_training.data.replay_report import ReplayReport
-from memagent_training.forward.layouts import MicroBatch, lay_out
+from memagent_training.data.replay_report import ReplayReport, named
+from memagent_training.forward.layouts import lay_out
 from memagent_training.job.job_settings import ChangedSetting, changed_settings
 from memagent_training.job.memory_estimate import (
     MemoryEstimate,
@@ -32,8 +30,10 @@ from memagent_training.training_errors import TrainingError
 
 _CHEAP_TOKENS: Final = 4_000_000
 """Row tokens that are planned in all layouts; some seconds' work."""
-_NAMED_RUNS: Final = 3
 _ZERO_STAGE: Final = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
+
+
+_Row: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,12 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        report = {each.name: getattr(self.report, each.name) for each in fields(self.report)}
-        report["refused"] = {reason.value: list(runs) for reason, runs in self.report.refused.items()}
-        report["remedies"] = {reason.value: reason.remedy for reason in self.report.refused}
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        values["report"] = report
-        values["costs"] = list(map(asdict, self.costs))
-        values["memory"] = None if self.memory is None else {**asdict(self.memory), "total": self.memory.total}
-        values["changed"] = list(map(asdict, self.changed))
+        values = asdict(self)
+        refused = self.report.refused
+        values["report"] |= {"refused": {reason.value: list(runs) for reason, runs in refused.items()}}
+        values["report"] |= {"remedies": {reason.value: reason.remedy for reason in refused}}
+        if self.memory is not None:
+            values["memory"]["total"] = self.memory.total
         return values
 
 
@@ -114,7 +112,7 @@ def plan(prepared: PreparedJob) -> Plan:
         row_tokens=sum(each.row_tokens for each in plans[Layout.PADDED]),
         learned_tokens=sum(step.batch.report.learned_tokens for step in steps),
         layout=config.layout,
-        costs=tuple(_cost(layout, found) for layout, found in plans.items()),
+        costs=tuple(_cost(StepPlan.of_all(each)) for each in plans.values()),
         checkpointing=bool(config.gradient_checkpointing),
         memory=_memory(prepared, steps, plans[Layout(config.layout)]),
         model_version=prepared.base.version,
@@ -147,16 +145,14 @@ def _planned(step: ScheduledStep, layout: Layout, prepared: PreparedJob) -> Step
     return plan_step(step.rows, ranks=schedule.ranks, token_budget=schedule.token_budget, layout=layout)
 
 
-def _cost(layout: Layout, plans: list[StepPlan]) -> LayoutCost:
-    forwarded = sum(each.forwarded_tokens for each in plans)
-    ranks_time = sum(len(each.micro_batches) * each.critical_tokens for each in plans)
+def _cost(plan: StepPlan) -> LayoutCost:
     return LayoutCost(
-        layout=layout.value,
-        forwarded_tokens=forwarded,
-        padding_share=sum(each.padding_share * each.forwarded_tokens for each in plans) / (forwarded or 1),
-        micro_batches=sum(len(each.micro_batches[0]) for each in plans),
-        largest_micro_batch=max(batch.tokens for each in plans for rank in each.micro_batches for batch in rank),
-        idle_share=1 - forwarded / ranks_time if ranks_time else 0.0,
+        layout=plan.layout.value,
+        forwarded_tokens=plan.forwarded_tokens,
+        padding_share=plan.padding_share,
+        micro_batches=len(plan.micro_batches[0]),
+        largest_micro_batch=max(batch.tokens for rank in plan.micro_batches for batch in rank),
+        idle_share=plan.idle_share,
     )
 
 
@@ -168,7 +164,7 @@ def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepP
         sizes = ModelSizes.of(model)
     except AttributeError:  # a shape with other parts, such as a recurrent one
         return None
-    heaviest = max(
+    _, rows, chosen = max(
         (
             (batch.tokens, step.rows, batch.rows)
             for step, found in zip(steps, plans, strict=True)
@@ -179,20 +175,15 @@ def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepP
     )
     options: Any = config.model_init_kwargs or {}
     is_narrow = str(options.get("dtype", "float32")).removeprefix("torch.") in {"bfloat16", "float16"}
-    micro_batch = _laid_out(heaviest[1], heaviest[2], config.layout)
     return estimate_memory(
         sizes,
-        micro_batch,
+        lay_out([rows[number].conversation for number in chosen], config.layout, pad_id=0),
         precision=Precision(2 if is_narrow else 4, mixed=not is_narrow and config.mixed_precision != "no"),
         checkpointing=bool(config.gradient_checkpointing),
         optimizer=str(getattr(config.optim, "value", config.optim)),
         with_reference=config.beta != 0 and job.lora_rank is None,
         shards=_shards(prepared),
     )
-
-
-def _laid_out(rows: tuple[TrainingRow, ...], chosen: tuple[int, ...], layout: str) -> MicroBatch:
-    return lay_out([rows[number].conversation for number in chosen], layout, pad_id=0)
 
 
 def _shards(prepared: PreparedJob) -> int:
@@ -213,7 +204,8 @@ def rendered(found: Plan, worded: Callable[[str], str] = str) -> RenderableType:
     else:
         parts.append(_memory_table(found.memory, checkpointing=found.checkpointing))
     if found.changed:
-        parts.append(_settings_table(found))
+        settings = [(each.name, str(each.preset), str(each.value)) for each in found.changed]
+        parts.append(_table("settings", "preset", "here", rows=settings))
     if found.obstacle is not None:
         parts.append(Text(f"cannot begin: {worded(found.obstacle)}"))
     return Group(*(each for part in parts for each in (part, Text(""))))
@@ -221,52 +213,49 @@ def rendered(found: Plan, worded: Callable[[str], str] = str) -> RenderableType:
 
 def _runs_table(found: Plan, worded: Callable[[str], str]) -> Table:
     report = found.report
-    table = _table("runs", "count", "which", "what to do")
-    table.add_row(
-        "taken", f"{report.rollouts:,}", f"in groups: {report.groups:,}; conversations: {report.conversations:,}"
-    )
-    for reason, runs in report.refused.items():
-        table.add_row(f"refused: {reason.value}", f"{len(runs):,}", Text(_named(runs)), worded(reason.remedy))
-    for why, count in Counter(found.dropped.values()).items():
-        groups = tuple(name for name, each in found.dropped.items() if each == why)
-        table.add_row(f"group dropped: {why}", f"{count:,}", Text(_named(groups)), "nothing: it teaches nothing")
+    dropped: dict[str, list[str]] = {}
+    for group, why in found.dropped.items():
+        dropped.setdefault(why, []).append(group)
     written = ", ".join(f"{name or 'unknown'} ({count:,})" for name, count in report.versions.items())
     here = f"; the model is {found.model_version}" if found.model_version else ""
-    table.add_row("written by", f"{len(report.versions):,}", Text(written + here))
-    for lag, count in sorted(report.staleness.items()):
-        table.add_row(f"{lag} versions behind", f"{count:,}", "rollouts")
+    taken = f"in groups: {report.groups:,}; conversations: {report.conversations:,}"
+    rows: list[_Row] = [("taken", report.rollouts, taken)]
+    for reason, runs in report.refused.items():
+        rows.append((f"refused: {reason.value}", len(runs), named(runs), worded(reason.remedy)))
+    for why, groups in dropped.items():
+        rows.append((f"group dropped: {why}", len(groups), named(groups), "nothing: it teaches nothing"))
+    rows.append(("written by", len(report.versions), written + here))
+    rows += [(f"{lag} versions behind", count, "rollouts") for lag, count in sorted(report.staleness.items())]
     if report.reshaped:
-        table.add_row(
-            "reshaped sampling", f"{len(report.reshaped):,}", Text(_named(report.reshaped)),
-            "roll out with temperature 1 and top_p 1",
-        )  # fmt: skip
-    return table
+        runs = report.reshaped
+        rows.append(("reshaped sampling", len(runs), named(runs), "roll out with temperature 1 and top_p 1"))
+    return _table("runs", "count", "which", "what to do", rows=rows)
 
 
 def _schedule_table(found: Plan) -> Table:
-    table = _table("schedule", "count")
-    table.add_row("groups that teach", f"{found.groups_kept:,}")
-    table.add_row("steps per pass", f"{found.steps_per_pass:,}")
-    table.add_row("steps in all", f"{found.total_steps:,}")
-    table.add_row("ranks", f"{found.ranks:,}")
-    table.add_row(f"tokens in rows, {_planned_part(found)}", f"{found.row_tokens:,}")
-    table.add_row("learned of them", f"{found.learned_tokens:,}")
+    rows: list[_Row] = [
+        ("groups that teach", found.groups_kept),
+        ("steps per pass", found.steps_per_pass),
+        ("steps in all", found.total_steps),
+        ("ranks", found.ranks),
+        (f"tokens in rows, {_planned_part(found)}", found.row_tokens),
+        ("learned of them", found.learned_tokens),
+    ]
     if found.resumes_from:
-        table.add_row("goes on from", found.resumes_from)
-    return table
+        rows.append(("continues from", found.resumes_from))
+    return _table("schedule", "count", rows=rows)
 
 
 def _tokens_table(found: Plan) -> Table:
-    table = _table(
-        f"tokens, {_planned_part(found)}", "forwarded", "padding", "micro-batches per rank", "largest", "ranks idle",
-    )  # fmt: skip
-    for each in found.costs:
-        mark = " (chosen)" if each.layout == found.layout else ""
-        table.add_row(
-            each.layout + mark, f"{each.forwarded_tokens:,}", f"{each.padding_share:.1%}", f"{each.micro_batches:,}",
-            f"{each.largest_micro_batch:,}", f"{each.idle_share:.1%}",
-        )  # fmt: skip
-    return table
+    rows = [
+        (
+            each.layout + (" (chosen)" if each.layout == found.layout else ""), each.forwarded_tokens,
+            f"{each.padding_share:.1%}", each.micro_batches, each.largest_micro_batch, f"{each.idle_share:.1%}",
+        )
+        for each in found.costs
+    ]  # fmt: skip
+    counted = ("forwarded", "padding", "micro-batches per rank", "largest", "ranks idle")
+    return _table(f"tokens, {_planned_part(found)}", *counted, rows=rows)
 
 
 def _planned_part(found: Plan) -> str:
@@ -275,32 +264,24 @@ def _planned_part(found: Plan) -> str:
 
 def _memory_table(memory: MemoryEstimate, *, checkpointing: bool) -> Table:
     sizes = memory.sizes
-    of = f"{sizes.parameters:,} weights, {sizes.trained:,} of them trained"
-    table = _table("memory per rank, estimated", "size", "")
-    for name in ("weights", "gradients", "optimizer", "reference"):
-        table.add_row(name, as_text(getattr(memory, name)), of if name == "weights" else "")
+    rows: list[_Row] = [
+        ("weights", as_text(memory.weights), f"{sizes.parameters:,} weights, {sizes.trained:,} of them trained"),
+        ("gradients", as_text(memory.gradients)),
+        ("optimizer", as_text(memory.optimizer)),
+        ("reference", as_text(memory.reference)),
+    ]
     for word, size in (("with", memory.activations_checkpointed), ("without", memory.activations_kept)):
         mark = " (chosen)" if checkpointing == (word == "with") else ""
-        table.add_row(f"activations {word} checkpointing{mark}", as_text(size))
-    table.add_row("in all", as_text(memory.total))
-    return table
+        rows.append((f"activations {word} checkpointing{mark}", as_text(size)))
+    rows.append(("in all", as_text(memory.total)))
+    return _table("memory per rank, estimated", "size", "", rows=rows)
 
 
-def _settings_table(found: Plan) -> Table:
-    table = _table("settings", "preset", "here")
-    for each in found.changed:
-        table.add_row(each.name, Text(str(each.preset)), Text(str(each.value)))
-    return table
-
-
-def _table(*columns: str) -> Table:
+def _table(*columns: str, rows: Iterable[_Row]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in columns:
         numeric = name in {"count", "forwarded", "padding", "micro-batches per rank", "largest", "ranks idle", "size"}
         table.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(Text(cell if isinstance(cell, str) else f"{cell:,}") for cell in row))
     return table
-
-
-def _named(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:_NAMED_RUNS])
-    return shown + (f" and {len(names) - _NAMED_RUNS:,} more" if len(names) > _NAMED_RUNS else "")

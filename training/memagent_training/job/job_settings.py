@@ -19,7 +19,7 @@ from memagent_training.training_errors import TrainingError
 
 _INSTEAD: Final = {
     "output_dir": "name the folder with --out",
-    "resume_from_checkpoint": "go on with --resume, which takes the newest whole checkpoint",
+    "resume_from_checkpoint": "continue with --resume, which takes the newest whole checkpoint",
 }
 """Settings that the job itself decides, and how."""
 _WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -61,7 +61,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise TrainingError(f"{pair!r} is no setting", hint="Write NAME=VALUE, as in groups_per_step=4.")
+            raise TrainingError(f"{pair!r} is not a setting", hint="Write NAME=VALUE, as in groups_per_step=4.")
         if name in _INSTEAD:
             raise TrainingError(f"{name} cannot be set so", hint=f"Instead, {_INSTEAD[name]}.")
         settings[name] = _value(name, text.strip(), _members(kinds.get(name, str)))

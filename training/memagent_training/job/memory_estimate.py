@@ -133,7 +133,7 @@ def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
                 model = get_peft_model(model, lora_of_rank(lora_rank))
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise TrainingError(
-            f"{source} is no causal language model that transformers can build: {error}",
+            f"{source} is not a causal language model that transformers can build: {error}",
             hint="Name a folder with config.json and weights of a text model, or a hub id.",
         ) from error
     built: nn.Module = model

@@ -20,6 +20,7 @@ from memagent_training.training_errors import TrainingError
 _HERE = Path(__file__).parents[1]
 _FOLDER = next(folder for folder in (_HERE / "configs", _HERE.parent / "configs") if folder.is_dir())
 """Inside the installed package, or beside it in a checkout."""
+_LINES = "Give settings as 'name: value' lines."
 
 
 def preset_names() -> list[str]:
@@ -35,7 +36,7 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
         changes: Settings in place of the preset's; `output_dir` has no default there.
 
     Raises:
-        TrainingError: there is no such preset, the file is no mapping, or a setting is unknown.
+        TrainingError: there is no such preset, the file is not a mapping, or a setting is unknown.
     """
     settings = {**_read(name), **changes}
     known = {each.name for each in dataclasses.fields(MultiConvDAPOConfig) if each.init}
@@ -68,7 +69,7 @@ def _read(name: str | Path) -> Mapping[str, Any]:
             f"There is no preset {str(name)!r}", hint=f"Choose {' or '.join(preset_names())}, or give a file's path."
         ) from error
     except yaml.YAMLError as error:
-        raise TrainingError(f"{name} is no YAML: {error}", hint="Give settings as 'name: value' lines.") from error
+        raise TrainingError(f"{name} is not valid YAML: {error}", hint=_LINES) from error
     if not isinstance(settings, dict):
-        raise TrainingError(f"{name} is no mapping of settings", hint="Give settings as 'name: value' lines.")
+        raise TrainingError(f"{name} is not a mapping of settings", hint=_LINES)
     return settings

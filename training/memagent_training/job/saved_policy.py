@@ -36,13 +36,11 @@ def save_policy(
     if plugin is not None:
         plugin.set_state_dict_type(kind_of_checkpoints)
     if trainer.accelerator.is_main_process:
-        if adapter is not None and merged:
-            merge_adapter(base, adapter, out, trainer.args)
         if adapter is None:
             _complete(out, base)
-            _make_sharable(out)
-        else:
-            _make_sharable(adapter)
+        elif merged:
+            merge_adapter(base, adapter, out, trainer.args)
+        _make_sharable(adapter or out)
     trainer.accelerator.wait_for_everyone()
     return adapter
 

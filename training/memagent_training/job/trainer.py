@@ -307,7 +307,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     def _forward(
         self, model: nn.Module, step: ScheduledStep, temperature: float, *, heaviest_only: bool
     ) -> dict[RowKey, Tensor]:
-        """Log-probs of a step's rows, from all ranks; of each rank's heaviest micro-batch alone if so wished."""
+        """Log-probs of a step's rows, from all ranks; of each rank's heaviest micro-batch alone if so asked."""
         planned = step.plan.micro_batches[self.accelerator.process_index]
         found: list[tuple[RowKey, Tensor]] = []
         with torch.no_grad(), self._without_checkpointing(model):

@@ -1,10 +1,10 @@
-"""A training from logged runs to a finished policy folder: what is wished, what was found, and doing it.
+"""A training from logged runs to a finished policy folder: what is asked for, what was found, and doing it.
 
     prepared = prepare(TrainingJob(runs="runs.sqlite", model="policy-1", out=Path("policy-2"), preset="dapo"))
     policy = train(prepared)
 
 `prepare` loads no weights; what can be refused without them is refused there, but for a training that is too short,
-whose plan (`dry_run`) tells how long it is. `memagent train` is a thin shell around the two.
+whose plan (`dry_run`) says how long it is. `memagent train` is a thin shell around the two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent_graph.run_log import RunLog
-from memagent_training.algorithm.advantages import prepare_batch
+from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import Schedule
 from memagent_training.data.replay import Groups, Replay, load_groups
 from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """What is wished of a training."""
+    """What is asked of a training."""
 
     runs: RunLog | Path | str
     """A run log or its path, or an export's path."""
@@ -80,7 +80,7 @@ class PreparedJob:
     replay: Replay
     schedule: Schedule
     checkpoints: Checkpoints
-    """What the training goes on from."""
+    """What the training continues from."""
 
     @property
     def total_steps(self) -> int:
@@ -113,7 +113,7 @@ class TrainedPolicy:
 
 
 def prepare(job: TrainingJob) -> PreparedJob:
-    """Load the runs and check that the model can be trained on them as wished.
+    """Load the runs and check that the model can be trained on them as asked.
 
     Raises:
         TrainingError: it cannot; says why and what to do. Its kinds ReplayError and RewardError are about the runs.
@@ -146,7 +146,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     replay.require_groups()
     _check_tokenizer(job, base, replay)
     schedule = config.schedule(replay.groups)
-    _check_schedule(schedule, config)
+    _check_schedule(schedule)
     prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)
     if job.resume and (checkpoints.newest or checkpoints.passed_over):
         output.require_same(job.out, prepared.record)
@@ -196,14 +196,14 @@ def read_groups(path: Path) -> dict[str, str]:
         if path.suffix.lower() == ".json":
             read = json.loads(text)
             if not isinstance(read, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
             return {str(run): str(group) for run, group in read.items()}
         rows = [row for row in csv.reader(text.splitlines()) if row]
         if any(len(row) != 2 for row in rows):
-            raise ValueError("a line has not two columns")
+            raise ValueError("a line does not have two columns")
         return {run.strip(): group.strip() for run, group in rows}
     except (OSError, ValueError, csv.Error) as error:
-        raise TrainingError(f"{path} tells no groups: {error}", hint=hint) from error
+        raise TrainingError(f"{path} does not say the groups: {error}", hint=hint) from error
 
 
 def _check_step_rewards(job: TrainingJob, config: MultiConvDAPOConfig) -> None:
@@ -245,19 +245,11 @@ def _check_tokenizer(job: TrainingJob, base: BaseModel, replay: Replay) -> None:
     )
 
 
-def _check_schedule(schedule: Schedule, config: MultiConvDAPOConfig) -> None:
+def _check_schedule(schedule: Schedule) -> None:
     """What would come up in the middle of a training otherwise."""
-    batch = prepare_batch(schedule.kept, config.advantage_settings)
-    if not any(row.advantage for row in batch.rows):
+    if not any(row.advantage for row in schedule.batch.rows):
         raise TrainingError(
             "all rewards are equal within every group, so that there is nothing to learn",
             hint="Roll out each question several times, and choose questions that are answered only sometimes.",
         )
-    for row in batch.rows:
-        tokens = len(row.conversation.prompt_ids_P) + len(row.conversation.completion_ids_T)
-        if tokens > config.token_budget:
-            raise TrainingError(
-                f"a conversation of {tokens:,} tokens exceeds token_budget, {config.token_budget:,}",
-                hint=f"Raise it (--set token_budget={tokens}), or leave such runs out (--max-tokens).",
-                run_id=row.run_id,
-            )
+    check_lengths(schedule.batch.rows, schedule.token_budget)

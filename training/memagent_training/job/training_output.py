@@ -1,4 +1,4 @@
-"""The folder that a training writes: checkpoints to go on from, a record of what made them, and the finished policy."""
+"""The folder that a training writes: checkpoints to continue from, a record of what made them, the finished policy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POLICY_FILES: Final = (
     "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
     "memagent.json",
 )  # fmt: skip
-"""What makes weights a policy. A tokenizer's files are copied rather than saved anew: saving may word them otherwise,
+"""What makes weights a policy. A tokenizer's files are copied rather than saved again: saving may word them otherwise,
 and the runs of the new policy would seem to be another tokenizer's."""
 _NUMBER: Final = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 
@@ -82,7 +82,9 @@ def require_folder(out: Path, base: Path) -> None:
         )
     nearest = next(folder for folder in (out, *out.resolve().parents) if folder.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise TrainingError(f"{out} cannot be written: {nearest} is no folder that may be written to", hint="Name one.")
+        raise TrainingError(
+            f"{out} cannot be written: {nearest} is not a folder that may be written to", hint="Name one."
+        )
 
 
 def write_record(out: Path, record: Mapping[str, Any]) -> None:
@@ -94,7 +96,7 @@ def write_record(out: Path, record: Mapping[str, Any]) -> None:
 
 
 def require_same(out: Path, record: Mapping[str, Any]) -> None:
-    """Refuse to go on with other settings, another base model or other adapters than a training began with.
+    """Refuse to continue with other settings, another base model or other adapters than a training began with.
 
     A folder without a record says nothing; which runs and rewards there were, each checkpoint says itself.
 
@@ -107,7 +109,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
         return
     except (OSError, ValueError) as error:
         raise TrainingError(
-            f"{out / RECORD} cannot be read: {error}", hint="Begin anew in another output folder."
+            f"{out / RECORD} cannot be read: {error}", hint="Begin again in another output folder."
         ) from error
     new = json.loads(json.dumps(record))
     differences = [
@@ -119,7 +121,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
     if differences:
         raise TrainingError(
             f"the training in {out} began otherwise: {'; '.join(differences)}",
-            hint="Resume with the same, or begin anew in another output folder.",
+            hint="Resume with the same, or begin again in another output folder.",
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+import msgspec
 
 from memagent_training.data.training_runs import Gold, TrainingRun
 from memagent_training.training_errors import RewardError
@@ -68,21 +69,25 @@ class GoldAnswers:
         )
 
 
+class _Line(msgspec.Struct):
+    run_id: str | None = None
+    question: str | None = None
+    document: str | None = None
+    answers: str | list[str] | None = None
+    answer: str | list[str] | None = None
+
+
 def _entry(line: str, place: str) -> tuple[str | tuple[str, str], list[str]]:
     try:
-        entry: Any = json.loads(line)
-    except ValueError as error:
+        entry = msgspec.json.decode(line, type=_Line)
+    except msgspec.DecodeError as error:
         raise _no_entry(place) from error
-    if not isinstance(entry, dict):
+    value = entry.answer if entry.answers is None else entry.answers
+    key = entry.question if entry.run_id is None else entry.run_id
+    if key is None or value is None:
         raise _no_entry(place)
-    key = entry.get("run_id", entry.get("question"))
-    document = None if "run_id" in entry else entry.get("document")
-    value: Any = entry.get("answers", entry.get("answer"))
-    value = [value] if isinstance(value, str) else value
-    well_formed = isinstance(value, list) and all(isinstance(each, str) for each in value)
-    if not isinstance(key, str) or not well_formed or not (document is None or isinstance(document, str)):
-        raise _no_entry(place)
-    return (key if document is None else (document, key)), value
+    of_document = None if entry.document is None or entry.run_id is not None else (entry.document, key)
+    return of_document or key, [value] if isinstance(value, str) else value
 
 
 def _no_entry(place: str) -> RewardError:

@@ -46,7 +46,7 @@ class JudgedBy:
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """0 to 1; None where the log does not tell the answer.
+        """0 to 1; None where the log does not hold the answer.
 
         Raises:
             RewardError: the reply has no such grade.

@@ -114,7 +114,7 @@ class StringMatch(_Compares):
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """The weighted sum of reward functions, by name. It cannot be told where one of them cannot."""
+    """The weighted sum of reward functions, by name. It is unknown where one of them is."""
 
     parts: Mapping[str, tuple[float, RewardFunction]]
 
@@ -126,7 +126,7 @@ class Weighted:
         """The sum.
 
         Raises:
-            RewardError: a part is no finite number; says which.
+            RewardError: a part is not a finite number; says which.
         """
         total = 0.0
         for name, (weight, function) in self.parts.items():

@@ -5,11 +5,10 @@ relabel(log, short_and_right, name="short_and_right")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
 
 from memagent_graph.run_log import RunFilter, RunLog
 from memagent_training.data.reward_functions import (
@@ -20,8 +19,6 @@ from memagent_training.data.reward_functions import (
     name_of,
 )
 from memagent_training.data.training_runs import TrainingRun, read_runs
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +51,15 @@ def relabel(
         at_once: how many runs to score side by side, in threads; more than 1 pays off for a judge on a server.
 
     Raises:
-        RewardError: the function gave something that is no finite number; runs that came before have their rewards.
+        RewardError: the function gave something that is not a finite number; runs that came before have their rewards.
         RunLogError: the log cannot be read or written.
     """
-    given: list[str] = []
-    unknown: list[str] = []
-    for run, value in _mapped(lambda run: function(run.without_discarded()), read_runs(log, chosen), at_once):
-        if value is None:
-            unknown.append(run.run_id)
-            continue
-        log.reward(run.run_id, checked(value, run, name), name=name, source=source or name_of(function))
-        given.append(run.run_id)
-    return RelabelReport(tuple(given), tuple(unknown))
+
+    def score(run: TrainingRun) -> list[tuple[int | None, float]] | None:
+        value = function(run)
+        return None if value is None else [(None, checked(value, run, name))]
+
+    return _entered(log, score, chosen, at_once, name=name, source=source or name_of(function))
 
 
 def relabel_steps(
@@ -77,22 +71,31 @@ def relabel_steps(
     chosen: RunFilter | None = None,
 ) -> RelabelReport:
     """Give each conversation of runs a reward, discarded attempts excepted; otherwise as `relabel`."""
-    given: list[str] = []
-    unknown: list[str] = []
-    for run in map(TrainingRun.without_discarded, read_runs(log, chosen)):
+
+    def score(run: TrainingRun) -> list[tuple[int | None, float]] | None:
         values_K = function(run)
         if values_K is None:
-            unknown.append(run.run_id)
-            continue
-        for conversation, value in zip(run.conversations_K, checked_steps(values_K, run, name), strict=True):
-            log.reward(run.run_id, value, name=name, source=source or name_of(function), conversation=conversation.id)
-        given.append(run.run_id)
-    return RelabelReport(tuple(given), tuple(unknown))
+            return None
+        return list(zip((each.id for each in run.conversations_K), checked_steps(values_K, run, name), strict=True))
+
+    return _entered(log, score, chosen, 1, name=name, source=source or name_of(function))
 
 
-def _mapped(
-    function: Callable[[TrainingRun], _T], runs: Iterator[TrainingRun], at_once: int
-) -> Iterator[tuple[TrainingRun, _T]]:
+def _entered(
+    log: RunLog,
+    score: Callable[[TrainingRun], Sequence[tuple[int | None, float]] | None],
+    chosen: RunFilter | None,
+    at_once: int,
+    **names: str,
+) -> RelabelReport:
+    """Log what `score` gives for runs without their discarded attempts, by conversation; None is the run itself."""
+    given: list[str] = []
+    unknown: list[str] = []
+    runs = map(TrainingRun.without_discarded, read_runs(log, chosen))
     with ThreadPoolExecutor(max_workers=at_once) as threads:
         while batch := list(islice(runs, at_once)):
-            yield from zip(batch, threads.map(function, batch), strict=True)
+            for run, values in zip(batch, threads.map(score, batch), strict=True):
+                for conversation, value in values or ():
+                    log.reward(run.run_id, value, conversation=conversation, **names)
+                (unknown if values is None else given).append(run.run_id)
+    return RelabelReport(tuple(given), tuple(unknown))

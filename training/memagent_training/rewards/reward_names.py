@@ -71,19 +71,17 @@ def chosen_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFun
     Raises:
         RewardError: there is no such built-in, or no such code.
     """
-    own = _own(text)
+    own: RewardFunction | None = _own(text)
     if own is not None:
-        function: RewardFunction = own
-        return function
+        return own
     return text if gold is None else _built_in(REWARD_NAMES.get(text, text))(gold)
 
 
 def chosen_step_reward(text: str, gold: GoldAnswers | None = None) -> str | StepRewardFunction:
     """The same for rewards of single conversations."""
-    own = _own(text)
+    own: StepRewardFunction | None = _own(text)
     if own is not None:
-        function: StepRewardFunction = own
-        return function
+        return own
     if text in FORMAT_REWARDS:
         return FORMAT_REWARDS[text]
     # Gold answers may be there for the other reward alone.

@@ -51,8 +51,8 @@ class EvidenceInMemory:
 
     With one gold string that is +1 when the memory first holds it, -1 when it is lost, +1 when it is there again, and 0
     while it is kept or absent, and for the answer. So over a run it sums to what the last memory holds: dropping and
-    writing anew earns nothing. Strings are compared as whole words, normalised (`scorers.contains`). One that
-    the question itself holds tells nothing, as any memory may repeat the question, and is left out.
+    writing it again earns nothing. Strings are compared as whole words, normalised (`scorers.contains`). One that
+    the question itself holds says nothing, as any memory may repeat the question, and is left out.
     """
 
     gold: GoldAnswers | None = None
