@@ -85,12 +85,15 @@ async def carry_out(request: EvaluationRequest) -> Ended:
     # The log is opened once all is checked: what is refused leaves nothing behind.
     async with request.reader.make_reader(api_key=request.api_key, store=request.documents, run_log=False) as reader:
         context = await reader.aprepare()
-        identities = [(name, await request.system(name, reader).identity()) for name in request.systems]
         task_settings = TaskSettings(context.tokenizer, request.seed, request.small, request.haystack, request.data)
         tasks = load_tasks(request.tasks, task_settings)
         plan = plan_of(request.systems, tasks, request.lengths, request.count)
         check_plan(plan, tasks, context)
-        plan = replace(plan, data=(*data_that_counts(request.tasks, task_settings), *identities))
+        plan = replace(
+            plan,
+            data=data_that_counts(request.tasks, task_settings),
+            identities=tuple([(name, await request.system(name, reader).identity()) for name in request.systems]),
+        )
         settings = settings_that_count(context, task_settings)
         with open_journal(request.out, settings, resume=request.resume) as journal:
             journal.plan(plan)

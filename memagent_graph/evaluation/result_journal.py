@@ -112,11 +112,12 @@ class Journal:
         """Enter what is asked for, where it is new.
 
         Raises:
-            EvaluationError: a task's data files are others than those that it was asked from before.
+            EvaluationError: a task's data files, or a system, are not what they were when they were asked before.
         """
-        now, before = dict(plan.data), dict(each for earlier in self.plans for each in earlier.data)
-        then = {name: before.get(name, told) for name, told in now.items()}
-        require_same({"data": now}, {"data": then}, self.path.parent)
+        for what in ("data", "identities"):
+            now: dict[str, str] = dict(getattr(plan, what))
+            before = {name: told for each in self.plans for name, told in getattr(each, what) if name in now}
+            require_same({what: now}, {what: {**now, **before}}, self.path.parent)
         if plan not in self.plans:
             self._write({"plan": asdict(plan)}, sync=True)
             self.plans = (*self.plans, plan)

@@ -133,8 +133,9 @@ class Plan:
     systems: tuple[str, ...]
     cells: tuple[Cell, ...]
     data: tuple[tuple[str, str], ...] = ()
-    """What must not change in between: for each task that reads data files, its name and a description of these; for
-    each system, its name and its strategy's identity."""
+    """For each task that reads data files, its name and a description of these; none may change in between."""
+    identities: tuple[tuple[str, str], ...] = ()
+    """For each system, its name and what it is (`ReaderSystem.identity`); none may change in between."""
 
     @classmethod
     def grid(cls, systems: Sequence[str], tasks: Sequence[str], lengths: Sequence[int], count: int) -> Plan:
