@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from memagent_graph.errors import MissingExtraError
+from memagent_graph.evaluation.extra_modules import extra_module
 
+STATISTICS: Final = "the statistics of an evaluation"
 RESAMPLES: Final = 9_999
 _FLIPPED_EXHAUSTIVELY: Final = 13
 """Up to so many differences all 2**n signs are tried, which is fewer than RESAMPLES."""
@@ -25,7 +25,7 @@ def bootstrapped_mean(
         MissingExtraError: SciPy is not installed.
     """
     lower, upper = bounds
-    stats, numpy = scipy_stats(), _numpy()
+    stats, numpy = scipy_stats(), extra_module("numpy", STATISTICS)
     mean = math.fsum(values) / len(values)
     for method in ("BCa", "percentile"):
         with numpy.errstate(all="ignore"):
@@ -47,9 +47,9 @@ def sign_flip_p_value(differences: Sequence[float], *, seed: int, resamples: int
     """How probable a mean difference so large is when every difference might as well have the other sign.
 
     Raises:
-        MissingExtraError: SciPy is not installed.
+        MissingExtraError: NumPy is not installed.
     """
-    numpy = _numpy()
+    numpy = extra_module("numpy", STATISTICS)
     moved = numpy.asarray([each for each in differences if each])
     if not len(moved):
         return 1.0
@@ -72,12 +72,4 @@ def scipy_stats() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
-        return importlib.import_module("scipy.stats")
-    except ImportError as error:
-        raise MissingExtraError("eval", "the statistics of an evaluation") from error
-
-
-def _numpy() -> Any:
-    scipy_stats()
-    return importlib.import_module("numpy")
+    return extra_module("scipy.stats", STATISTICS)

@@ -34,8 +34,8 @@ from memagent_graph.evaluation.result_table import (
     read_table,
     require_same,
     table_of,
-    unwritable,
 )
+from memagent_graph.evaluation.written_files import writing, written_whole
 
 JOURNAL: Final = "journal.jsonl"
 _SYNC_SECONDS: Final = 1.0
@@ -66,7 +66,6 @@ class Journal:
             EvaluationError: the folder holds results, or cannot be written.
         """
         require_no_results(folder)
-        path = folder / JOURNAL
         header = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -74,17 +73,13 @@ class Journal:
             "fingerprint": fingerprint(settings),
             "settings": dict(settings),
         }
-        try:
+        # Whole, so that a journal which exists has its first line.
+        with written_whole(folder / JOURNAL) as new:
             folder.mkdir(parents=True, exist_ok=True)
-            # Under another name first: a journal that exists has its first line.
-            new = folder / f".{JOURNAL}.new"
             with new.open("wb") as file:
                 file.write(_line(header))
                 file.flush()
                 os.fsync(file.fileno())
-            new.replace(path)
-        except OSError as error:
-            raise unwritable(path, error) from error
         return cls.go_on(folder, settings)
 
     @classmethod
@@ -95,16 +90,13 @@ class Journal:
             EvaluationError: other settings, naming which; another process writes to it; it cannot be understood.
         """
         path = folder / JOURNAL
-        with ExitStack() as stack:
-            try:
-                file = stack.enter_context(path.open("r+b"))
-                _lock(file, folder)
-                content = _read_journal(path)
-                require_same(settings, content.settings, folder)
-                file.truncate(content.bytes)
-                file.seek(content.bytes)
-            except OSError as error:
-                raise unwritable(path, error) from error
+        with writing(path), ExitStack() as stack:
+            file = stack.enter_context(path.open("r+b"))
+            _lock(file, folder)
+            content = _read_journal(path)
+            require_same(settings, content.settings, folder)
+            file.truncate(content.bytes)
+            file.seek(content.bytes)
             stack.pop_all()
         return cls(path, file, content)
 
@@ -149,11 +141,8 @@ class Journal:
             EvaluationError: it cannot be written; after a row that could not, what is left of it is tried once more.
         """
         if not self._file.closed:
-            try:
-                with self._file:
-                    os.fsync(self._file.fileno())
-            except OSError as error:
-                raise unwritable(self.path, error) from error
+            with writing(self.path), self._file:
+                os.fsync(self._file.fileno())
 
     def __enter__(self) -> Journal:
         return self
@@ -162,14 +151,12 @@ class Journal:
         self.close()
 
     def _write(self, values: Mapping[str, Any], *, sync: bool) -> None:
-        try:
+        with writing(self.path):
             self._file.write(_line(values))
             self._file.flush()
             if sync:
                 os.fsync(self._file.fileno())
                 self._synced = time.monotonic()
-        except OSError as error:
-            raise unwritable(self.path, error) from error
 
 
 def open_journal(folder: Path, settings: Mapping[str, Any], *, resume: bool = False) -> Journal:

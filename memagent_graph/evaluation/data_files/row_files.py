@@ -6,7 +6,6 @@ JSON files are indexed by the byte offsets of their rows, so that a list of seve
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import json
 import mmap
@@ -18,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-from memagent_graph.errors import EvaluationError, MissingExtraError
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.extra_modules import extra_module
 
 Row: TypeAlias = dict[str, Any]
 
@@ -157,9 +157,9 @@ class ParquetRows:
             raise EvaluationError(f"{path} has no rows", hint="Name the data file as it was published.")
 
     def _opened(self) -> Any:
-        _pyarrow(f"reading {self.path.name}")
+        parquet = extra_module("pyarrow.parquet", f"reading {self.path.name}")
         try:
-            return importlib.import_module("pyarrow.parquet").ParquetFile(self.path)
+            return parquet.ParquetFile(self.path)
         except (OSError, ValueError) as error:
             raise _unreadable(self.path, error) from error
 
@@ -191,7 +191,7 @@ class DatasetRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        pa = _pyarrow(f"reading the dataset folder {path.name}")
+        pa = extra_module("pyarrow", f"reading the dataset folder {path.name}")
         try:
             names = [each["filename"] for each in json.loads((path / "state.json").read_text("utf-8"))["_data_files"]]
             tables = [pa.ipc.open_stream(pa.memory_map(str(path / name))).read_all() for name in names]
@@ -271,13 +271,6 @@ def _end_of_space(content: mmap.mmap, start: int) -> int:
 def _first(table: Any, index: int) -> Row:
     row: Row = table.slice(index, 1).to_pylist()[0]
     return row
-
-
-def _pyarrow(needed_for: str) -> Any:
-    try:
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise MissingExtraError("eval", needed_for) from error
 
 
 def _unreadable(path: Path, error: Exception) -> EvaluationError:

@@ -251,7 +251,7 @@ with open_journal(Path({str(tmp_path)!r}), {SETTINGS!r}, resume=True) as journal
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
-    assert "--resume goes on" in done.stdout
+    assert "--resume continues" in done.stdout
     assert done.stdout.endswith("2 rows\n")
 
 
