@@ -41,7 +41,7 @@ class Attempt:
     """What a system made of one question on one document."""
 
     outcome: Outcome
-    """Never FAILED: a failure is a `MemAgentError` that `attempt` raises."""
+    """A system never gives FAILED: its failure is a `MemAgentError` that it raises."""
     answer: str | None
     """The answer in the form asked for, or the whole completion where it has not that form; None without an answer."""
     raw_answer: str | None
