@@ -31,12 +31,14 @@ class Fact:
     question: str
 
 
-_LISTS: Final = tomllib.loads(files(__package__).joinpath("planted_facts.toml").read_text("utf-8"))
-ADJECTIVES, NOUNS, NAME_STARTS, NAME_MIDDLES, NAME_ENDS, NAME_TITLES = (
-    tuple(_LISTS[name].split())
-    for name in ("adjectives", "nouns", "name_starts", "name_middles", "name_ends", "name_titles")
-)
-NUMBER_ATTRIBUTES, WORD_ATTRIBUTES = tuple(_LISTS["number_attributes"]), tuple(_LISTS["word_attributes"])
+_LISTS: Final[dict[str, tuple[str, ...]]] = {
+    name: tuple(words.split() if isinstance(words, str) else words)
+    for name, words in tomllib.loads(files(__package__).joinpath("planted_facts.toml").read_text("utf-8")).items()
+}
+ADJECTIVES, NOUNS = _LISTS["adjectives"], _LISTS["nouns"]
+NAME_STARTS, NAME_MIDDLES, NAME_ENDS = _LISTS["name_starts"], _LISTS["name_middles"], _LISTS["name_ends"]
+NAME_TITLES = _LISTS["name_titles"]
+NUMBER_ATTRIBUTES, WORD_ATTRIBUTES = _LISTS["number_attributes"], _LISTS["word_attributes"]
 
 STATEMENTS = (
     (8, "The {attribute} of {entity} is {value}."),
