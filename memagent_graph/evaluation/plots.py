@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -184,23 +184,14 @@ def draw_cost(figure: Any, rows: Sequence[Row], unit: str) -> bool:
     axes = figure.subplots()
     for place, system in enumerate(dict.fromkeys(row.system for row in rows)):
         of_system = [row for row in asked if row.system == system]
-        costs = {
-            length: fmean(values)
-            for length, group in grouped(of_system, lambda row: row.length)
-            if (values := [cost for row in group if (cost := _cost(row, known))])
-        }
+        costs = _mean_by_length(of_system, lambda row: _cost(row, known))
         if costs:
-            lengths = sorted(costs)
             look = {"color": CURVE_COLOURS[place % len(CURVE_COLOURS)], "zorder": 20 - place}
-            axes.plot(lengths, [costs[each] for each in lengths], label=system, **_line(place), **look)
-    whole = {
-        length: fmean(values)
-        for length, group in grouped(asked, lambda row: row.length)
-        if (values := [row.full_context_flops for row in group if row.full_context_flops])
-    }
+            axes.plot(list(costs), list(costs.values()), label=system, **_line(place), **look)
+    whole = _mean_by_length(asked, lambda row: row.full_context_flops)
     if known and whole:
         axes.plot(
-            sorted(whole), [whole[each] for each in sorted(whole)], color="#555555", linestyle=(0, (4, 2)),
+            list(whole), list(whole.values()), color="#555555", linestyle=(0, (4, 2)),
             linewidth=1.8, label="one call with all\n(estimated, quadratic)",
         )  # fmt: skip
     _length_axis(axes, rows, unit)
@@ -210,6 +201,12 @@ def draw_cost(figure: Any, rows: Sequence[Row], unit: str) -> bool:
     axes.set_title(f"{_tasks(rows)}; {'arithmetic estimated from the tokens measured' if known else 'tokens measured'}")
     _legend_beside(figure, axes)
     return True
+
+
+def _mean_by_length(rows: Sequence[Row], cost: Callable[[Row], float | None]) -> dict[int, float]:
+    """Means of the costs that are known, lengths in ascending order."""
+    known = sorted((row.length, value) for row in rows if (value := cost(row)))
+    return {length: fmean(value for _, value in group) for length, group in grouped(known, lambda each: each[0])}
 
 
 def _cost(row: Row, as_flops: bool) -> float | None:

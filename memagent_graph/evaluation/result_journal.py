@@ -58,48 +58,6 @@ class Journal:
         self._file = file
         self._synced = time.monotonic()
 
-    @classmethod
-    def begin(cls, folder: Path, settings: Mapping[str, Any]) -> Journal:
-        """Start a journal in a folder that has none.
-
-        Raises:
-            EvaluationError: the folder holds results, or cannot be written.
-        """
-        require_no_results(folder)
-        header = {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "evaluation": f"{time.strftime('%y%m%d', time.gmtime())}-{secrets.token_hex(3)}",
-            "fingerprint": fingerprint(settings),
-            "settings": dict(settings),
-        }
-        # Whole, so that a journal which exists has its first line.
-        with written_whole(folder / JOURNAL) as new:
-            folder.mkdir(parents=True, exist_ok=True)
-            with new.open("wb") as file:
-                file.write(_line(header))
-                file.flush()
-                os.fsync(file.fileno())
-        return cls.go_on(folder, settings)
-
-    @classmethod
-    def go_on(cls, folder: Path, settings: Mapping[str, Any]) -> Journal:
-        """Open the journal of a folder, to add to it. Of a line that its writer could not finish nothing is kept.
-
-        Raises:
-            EvaluationError: other settings, naming which; another process writes to it; it cannot be understood.
-        """
-        path = folder / JOURNAL
-        with writing(path), ExitStack() as stack:
-            file = stack.enter_context(path.open("r+b"))
-            _lock(file, folder)
-            content = _read_journal(path)
-            require_same(settings, content.settings, folder)
-            file.truncate(content.bytes)
-            file.seek(content.bytes)
-            stack.pop_all()
-        return cls(path, file, content)
-
     def plan(self, plan: Plan) -> None:
         """Enter what is asked for, where it is new.
 
@@ -160,14 +118,38 @@ class Journal:
 
 
 def open_journal(folder: Path, settings: Mapping[str, Any], *, resume: bool = False) -> Journal:
-    """The journal of a folder: a new one, or, to go on, the one that is there.
+    """The journal of a folder: a new one, or, to resume, the one that is there, without a line that was cut off.
 
     Raises:
-        EvaluationError: as `Journal.begin` and `Journal.go_on`.
+        EvaluationError: the folder holds results and nothing is to be resumed, or they are of other settings (it names
+            which); another process writes to it; it cannot be understood, or written.
     """
-    if resume and (folder / JOURNAL).exists():
-        return Journal.go_on(folder, settings)
-    return Journal.begin(folder, settings)
+    path = folder / JOURNAL
+    if not (resume and path.exists()):
+        require_no_results(folder)
+        header = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "evaluation": f"{time.strftime('%y%m%d', time.gmtime())}-{secrets.token_hex(3)}",
+            "fingerprint": fingerprint(settings),
+            "settings": dict(settings),
+        }
+        # Whole, so that a journal which exists has its first line.
+        with written_whole(path) as new:
+            folder.mkdir(parents=True, exist_ok=True)
+            with new.open("wb") as file:
+                file.write(_line(header))
+                file.flush()
+                os.fsync(file.fileno())
+    with writing(path), ExitStack() as stack:
+        file = stack.enter_context(path.open("r+b"))
+        _lock(file, folder)
+        content = _read_journal(path)
+        require_same(settings, content.settings, folder)
+        file.truncate(content.bytes)
+        file.seek(content.bytes)
+        stack.pop_all()
+    return Journal(path, file, content)
 
 
 def require_no_results(folder: Path) -> None:
