@@ -127,7 +127,7 @@ def _by_question(rows: Iterable[Row], score: str) -> dict[str, float]:
     """A score by question, under the id of its first sample.
 
     One that was asked at several lengths, as the questions of data files are, counts once, with its mean: its answers
-    are no independent trials.
+    are not independent trials.
     """
     return {same[0].sample_id: fmean(getattr(row, score) for row in same) for _, same in grouped(rows, _question)}
 

@@ -3,7 +3,7 @@
 Whatever happens to a question, it gets a row: an attempt that fails is made once more, then counted as failed with the
 error's text. Only what says nothing about the systems ends the evaluation with an error instead: a server that is gone,
 a full disk, or, once all else is done, samples that cannot be made. What is left undone then, or when a limit is
-reached or the process is killed, is done when the evaluation is resumed; the reader goes on at the chunk it was at.
+reached or the process is killed, is done when the evaluation is resumed; the reader continues at the chunk it was at.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ATTEMPTS: Final = 2
 """How often a question is asked before it counts as failed; as often again, at the end, if the server may be gone."""
 _SERVER_GONE: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
 _FAILURES_IN_A_ROW: Final = 16
-"""So many of these, with no success among them, mean that the server is gone: nothing is learnt from going on."""
+"""So many of these, with no success among them, mean that the server is gone: nothing is learnt from asking on."""
 
 
 class Ended(StrEnum):
@@ -71,10 +71,10 @@ class EvaluationLimits:
 
 
 class Watcher(Protocol):
-    """Told of an evaluation's progress."""
+    """Sees the progress of an evaluation."""
 
     def begins(self, plan: Plan, rows: Mapping[Key, Row]) -> None:
-        """The evaluation begins, or goes on with rows that are there."""
+        """The evaluation begins, or continues with rows that are there."""
         ...
 
     def asks(self, system: str, sample: Sample) -> None:
@@ -103,7 +103,7 @@ class Evaluation:
     answer_tokens: int = 1
     """How many tokens a completion with an answer may have at least; a task that needs more gives it more."""
     run_log: RunLog | None = None
-    """The systems'; without it nobody can tell where facts were lost."""
+    """The systems'; without it, where facts were lost is not known."""
     saver: BaseCheckpointSaver[Any] | None = None
     """Where the systems save their state; that of questions which have a row is deleted."""
     maker: Maker | None = None

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: the names of its files, and those that are made anew from its rows at any time.
+"""The folder of an evaluation: the names of its files, and those that are made again from its rows at any time.
 
 journal.jsonl              the truth, while it runs and afterwards (`result_journal`)
 runs.sqlite                the run log, for `memagent show`, unless another one was named

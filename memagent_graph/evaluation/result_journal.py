@@ -3,8 +3,8 @@
     FOLDER/journal.jsonl      a line of settings, lines for what was asked for, then a line per row as it came
 
 The journal is the truth. A row is in it once its question is answered, and a question without a row is asked again; so
-an evaluation that was killed goes on where it was. It may also grow: more questions, lengths, tasks and systems may be
-asked for, as long as what decides on a row stays the same.
+an evaluation that was killed continues where it was. It may also grow: more questions, lengths, tasks and systems may
+be asked for, as long as what decides on a row stays the same.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def require_no_results(folder: Path) -> None:
     if (folder / JOURNAL).exists():
         raise EvaluationError(
             f"{folder} holds the results of an evaluation",
-            hint="Go on with it (--resume), or name another folder (--out).",
+            hint="Continue it (--resume), or name another folder (--out).",
         )
 
 
@@ -217,13 +217,13 @@ def _read_journal(path: Path) -> _Content:
                 hint="Delete that line, and its question is asked again; or name another folder (--out).",
             ) from error
     if not header:
-        raise EvaluationError(f"{path} is empty", hint="Delete it, and begin anew.")
+        raise EvaluationError(f"{path} is empty", hint="Delete it, and start again.")
     return _Content(header["settings"], header["evaluation"], tuple(plans), tuple(commands), tuple(rows), whole)
 
 
 def _checked(header: dict[str, Any], path: Path) -> dict[str, Any]:
     if header.get("format") != FORMAT:
-        raise EvaluationError(f"{path} is no journal of an evaluation", hint="Name another folder.")
+        raise EvaluationError(f"{path} is not the journal of an evaluation", hint="Name another folder.")
     if header["version"] > FORMAT_VERSION:
         raise EvaluationError(
             f"{path} was written by a newer version of memagent-graph", hint="Install that version: pip install -U."

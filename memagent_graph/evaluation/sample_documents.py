@@ -181,7 +181,7 @@ class OpenDocuments:
             self._remove(key)
 
     async def _make(self, task: str, length: int, index: int) -> tuple[Sample, DocumentRef]:
-        """What the maker makes. It cannot be stopped from outside; `close` waits for what goes on."""
+        """What the maker makes. It cannot be stopped from outside; `close` waits for what is being made."""
         making = asyncio.ensure_future(self._maker.make(task, length, index))
         self._making.add(making)
         making.add_done_callback(self._made)

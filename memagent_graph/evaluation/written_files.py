@@ -1,4 +1,4 @@
-"""Files that an evaluation writes: they appear whole or stay as they were, and failures are told in one way."""
+"""Files that an evaluation writes: they appear whole or stay as they were, and failures are reported in one way."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ from memagent_graph.evaluation.data_files.record_tasks import load_records
 from memagent_graph.evaluation.data_files.ruler_files import load_ruler_files
 from memagent_graph.evaluation.data_files.ruler_hqa_files import load_ruler_hqa_files
 from memagent_graph.evaluation.samples import TaskSettings
-from memagent_graph.storage.paths import data_folder
 
 __all__ = ["FileTask", "data_paths", "data_task_names", "load_data_task", "read_records"]
 
@@ -59,5 +58,5 @@ def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> File
     """
     if not isinstance(settings, TaskSettings):
         raise EvaluationError(f"{name} needs the policy's tokenizer", hint="Pass TaskSettings(tokenizer=...).")
-    paths = data_paths(name, path or data_folder() / "evaluation")
+    paths = data_paths(name, path, name)
     return _LOADERS[name](paths, settings)

@@ -125,11 +125,12 @@ class JsonRows:
             raise _unreadable(self.path, error) from error
         except ValueError as error:
             raise EvaluationError(
-                f"{self.place(index)} is no JSON: {error}", hint="Mend or remove it, or download the file again."
+                f"{self.place(index)} is not valid JSON: {error}",
+                hint="Correct or remove it, or download the file again.",
             ) from error
         if not isinstance(row, dict):
             raise EvaluationError(
-                f"{self.place(index)} is no JSON object but {type(row).__name__}", hint="Mend or remove it."
+                f"{self.place(index)} is not a JSON object but {type(row).__name__}", hint="Correct or remove it."
             )
         return row
 

@@ -171,7 +171,7 @@ except Exception as error:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda text: text.replace("memagent-evaluation", "something"), "no journal"),
+        (lambda text: text.replace("memagent-evaluation", "something"), "not the journal"),
         (lambda text: text.replace('"version": 1', '"version": 2'), "newer version"),
         (lambda text: text.replace('"unit": "tokens"', '"unit": 7', 1), "line 3"),
         (lambda text: "", "empty"),
