@@ -137,10 +137,10 @@ def open_journal(folder: Path, settings: Mapping[str, Any], *, resume: bool = Fa
         # Whole, so that a journal which exists has its first line.
         with written_whole(path) as new:
             folder.mkdir(parents=True, exist_ok=True)
-            with new.open("wb") as file:
-                file.write(_line(header))
-                file.flush()
-                os.fsync(file.fileno())
+            with new.open("wb") as begun:
+                begun.write(_line(header))
+                begun.flush()
+                os.fsync(begun.fileno())
     with writing(path), ExitStack() as stack:
         file = stack.enter_context(path.open("r+b"))
         _lock(file, folder)
