@@ -229,6 +229,11 @@ class MemAgent:
         """Whether this reader saves its own runs' state."""
         return self._checkpoints is not None
 
+    async def acheckpointer(self) -> BaseCheckpointSaver[Any] | None:
+        """What it saves them with in the running loop, for copies to share; open until this reader is closed."""
+        saver = (await self._graph()).checkpointer
+        return saver if isinstance(saver, BaseCheckpointSaver) else None
+
     async def aask_again(
         self, run_id: str, question: str, *, new_run_id: str | None = None, limits: Limits | None = None
     ) -> ReadResult:

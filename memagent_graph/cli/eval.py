@@ -135,15 +135,15 @@ class Eval(ReaderOptions):
             except ValueError as error:
                 raise EvaluationError(str(error)) from error
             except PolicyError:
-                _tell_how_to_go_on(out)
+                _print_how_to_continue(out)
                 raise
             except (KeyboardInterrupt, asyncio.CancelledError):
-                _tell_how_to_go_on(out, "interrupted; ")
+                _print_how_to_continue(out, "interrupted; ")
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
             results = write_outputs(out, evaluation.log_path)
         print_results(results, out, evaluation.log_path, ended.value, as_json=self.as_json)
         if ended is not Ended.DONE:
-            typer.echo(f"stopped at {ended.value.replace('_', ' ')}; {_go_on(out)}", err=True)
+            typer.echo(f"stopped at {ended.value.replace('_', ' ')}; {_how_to_continue(out)}", err=True)
             raise typer.Exit(ExitCode.STOPPED)
         if all(row.outcome is Outcome.FAILED for row in results.rows):
             raise typer.Exit(ExitCode.POLICY)
@@ -203,16 +203,16 @@ def _print_names(*, as_json: bool) -> None:
         typer.echo(f"{kind}:\n" + "\n".join(f"  {name}" for name in names))
 
 
-def _tell_how_to_go_on(folder: Path, why: str = "") -> None:
-    """What to do about an evaluation that ended early. Other errors say it themselves, or are no reason to go on."""
+def _print_how_to_continue(folder: Path, why: str = "") -> None:
+    """What to do about an evaluation that ended early. Other errors say it themselves, or leave nothing to continue."""
     from memagent_graph.evaluation.result_journal import JOURNAL  # noqa: PLC0415
 
     if (folder / JOURNAL).exists():
-        typer.echo(f"{why}{_go_on(folder)}", err=True)
+        typer.echo(f"{why}{_how_to_continue(folder)}", err=True)
 
 
-def _go_on(folder: Path) -> str:
-    return f"nothing in {folder} is lost; go on with the same command and --resume"
+def _how_to_continue(folder: Path) -> str:
+    return f"nothing in {folder} is lost; continue with the same command and --resume"
 
 
 def _typed(context: typer.Context) -> str:

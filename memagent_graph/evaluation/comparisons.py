@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any, Final
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.markdown_tables import SCORES, by_length, grouped, markdown
 from memagent_graph.evaluation.result_table import Outcome, Results, Row
-from memagent_graph.evaluation.statistics import Comparison, compare, holm, ranked
+from memagent_graph.evaluation.statistics import Comparison, compare, corrected, ranked
 
 _COUNTED_ONCE: Final = 'In "all", a question that was asked at several lengths counts once, with its mean.'
 
@@ -127,7 +127,7 @@ def _by_question(rows: Iterable[Row], score: str) -> dict[str, float]:
     """A score by question, under the id of its first sample.
 
     One that was asked at several lengths, as the questions of data files are, counts once, with its mean: its answers
-    are no independent trials.
+    are not independent trials.
     """
     return {same[0].sample_id: fmean(getattr(row, score) for row in same) for _, same in grouped(rows, _question)}
 
@@ -144,9 +144,9 @@ def _repeats(rows: Iterable[Row]) -> bool:
 
 def _corrected(compared: list[tuple[str, str, dict[str, Comparison]]]) -> list[tuple[str, str, dict[str, Comparison]]]:
     for score in ("strict", "lenient"):
-        values = holm([each[score].p_value for _, _, each in compared])
-        for (_, _, each), p_value in zip(compared, values, strict=True):
-            each[score] = replace(each[score], p_value=p_value, corrected_for=len(compared))
+        found = corrected([each[score] for _, _, each in compared])
+        for (_, _, each), one in zip(compared, found, strict=True):
+            each[score] = one
     return compared
 
 

@@ -3,7 +3,7 @@
 Whatever happens to a question, it gets a row: an attempt that fails is made once more, then counted as failed with the
 error's text. Only what says nothing about the systems ends the evaluation with an error instead: a server that is gone,
 a full disk, or, once all else is done, samples that cannot be made. What is left undone then, or when a limit is
-reached or the process is killed, is done when the evaluation is resumed; the reader goes on at the chunk it was at.
+reached or the process is killed, is done when the evaluation is resumed; the reader continues at the chunk it was at.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby
 from typing import Any, Final, Protocol
@@ -36,7 +36,7 @@ from memagent_graph.evaluation.result_journal import Journal
 from memagent_graph.evaluation.result_table import Key, Outcome, Plan, Row
 from memagent_graph.evaluation.sample_documents import Maker, OpenDocuments, Prepared, SampleError, ThreadMaker
 from memagent_graph.evaluation.samples import Sample, Task
-from memagent_graph.evaluation.scorers import WRONG, Scores, contains, score
+from memagent_graph.evaluation.scorers import contains, score
 from memagent_graph.evaluation.systems import Attempt, System
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.results import Usage
@@ -46,7 +46,7 @@ ATTEMPTS: Final = 2
 """How often a question is asked before it counts as failed; as often again, at the end, if the server may be gone."""
 _SERVER_GONE: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
 _FAILURES_IN_A_ROW: Final = 16
-"""So many of these, with no success among them, mean that the server is gone: nothing is learnt from going on."""
+"""So many of these, with no success among them, mean that the server is gone: nothing is learnt from asking on."""
 
 
 class Ended(StrEnum):
@@ -71,10 +71,10 @@ class EvaluationLimits:
 
 
 class Watcher(Protocol):
-    """Told of an evaluation's progress."""
+    """Sees the progress of an evaluation."""
 
     def begins(self, plan: Plan, rows: Mapping[Key, Row]) -> None:
-        """The evaluation begins, or goes on with rows that are there."""
+        """The evaluation begins, or continues with rows that are there."""
         ...
 
     def asks(self, system: str, sample: Sample) -> None:
@@ -103,7 +103,7 @@ class Evaluation:
     answer_tokens: int = 1
     """How many tokens a completion with an answer may have at least; a task that needs more gives it more."""
     run_log: RunLog | None = None
-    """The systems'; without it nobody can tell where facts were lost."""
+    """The systems'; without it, where facts were lost is not known."""
     saver: BaseCheckpointSaver[Any] | None = None
     """Where the systems save their state; that of questions which have a row is deleted."""
     maker: Maker | None = None
@@ -275,7 +275,6 @@ class _Call:
         sample = prepared.sample
         run_id = run_id_of(self._journal.evaluation, system, sample.id)
         began = time.monotonic()
-        error: Exception | None = None
         before = ATTEMPTS if self._again else 0
         for number in range(before + 1, before + ATTEMPTS + 1):
             try:
@@ -288,11 +287,12 @@ class _Call:
             except Exception as failure:  # noqa: BLE001  whatever it is, the question has a row
                 error = failure
             else:
-                return await self._row(system, prepared, attempt, attempts=number), None
-        row = self._blank(system, prepared, attempts=before + ATTEMPTS)
+                return await self._with_log(self._row(system, prepared, attempt, attempts=number), sample), None
         text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
-        row = replace(row, error=text, seconds=time.monotonic() - began)
-        return await self._with_log(replace(row, run_id=run_id), sample), error
+        usage = Usage(seconds=time.monotonic() - began)
+        failed = Attempt(Outcome.FAILED, None, None, usage, run_id=run_id)
+        row = self._row(system, prepared, failed, attempts=number, error=text)
+        return await self._with_log(row, sample), error
 
     async def _judge(self, row: Row, error: Exception | None) -> None:
         """Enter a row, unless its failure may be that of a server which is gone.
@@ -319,30 +319,6 @@ class _Call:
         if self._evaluation.saver is not None:
             await self._evaluation.saver.adelete_thread(run_id_of(self._journal.evaluation, row.system, row.sample_id))
 
-    async def _row(self, system: str, prepared: Prepared, attempt: Attempt, *, attempts: int) -> Row:
-        sample, usage = prepared.sample, attempt.usage
-        scores = score(
-            sample,
-            attempt.answer,
-            attempt.raw_answer,
-            outcome=attempt.outcome,
-            answer_format=self._evaluation.answer_format,
-        )
-        row = replace(
-            self._blank(system, prepared, scores, usage, attempts=attempts),
-            answer=attempt.answer,
-            raw_answer=attempt.raw_answer,
-            outcome=attempt.outcome,
-            detail=attempt.detail,
-            run_id=attempt.run_id,
-            chunks=attempt.chunks,
-            needles_found=tuple(
-                attempt.outcome is Outcome.ANSWERED and contains(attempt.answer or "", needle.gold)
-                for needle in sample.needles
-            ),
-        )
-        return await self._with_log(row, sample)
-
     async def _with_log(self, row: Row, sample: Sample) -> Row:
         """The row, if its answer is wrong with what the run log tells of it: where facts were lost.
 
@@ -365,17 +341,17 @@ class _Call:
             lost_at=tuple(each.chunk_index for each in losses),
         )
 
-    def _blank(
-        self,
-        system: str,
-        prepared: Prepared,
-        scores: Scores = WRONG,
-        usage: Usage = Usage(),  # noqa: B008  immutable
-        *,
-        attempts: int,
+    def _row(
+        self, system: str, prepared: Prepared, attempt: Attempt, *, attempts: int, error: str | None = None
     ) -> Row:
-        """A row that has failed, unless it is changed."""
-        sample = prepared.sample
+        sample, usage, answered = prepared.sample, attempt.usage, attempt.outcome is Outcome.ANSWERED
+        scores = score(
+            sample,
+            attempt.answer,
+            attempt.raw_answer,
+            outcome=attempt.outcome,
+            answer_format=self._evaluation.answer_format,
+        )
         return Row(
             system=system,
             task=sample.task.name,
@@ -385,16 +361,13 @@ class _Call:
             sample_id=sample.id,
             question=sample.question,
             gold=sample.gold,
-            answer=None,
-            raw_answer=None,
-            outcome=Outcome.FAILED,
-            error=None,
-            detail="",
-            strict=scores.strict,
-            lenient=scores.lenient,
-            string_match=scores.string_match,
-            token_f1=scores.token_f1,
-            run_id=None,
+            answer=attempt.answer,
+            raw_answer=attempt.raw_answer,
+            outcome=attempt.outcome,
+            error=error,
+            detail=attempt.detail,
+            **asdict(scores),
+            run_id=attempt.run_id,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
@@ -402,10 +375,10 @@ class _Call:
             seconds=usage.seconds,
             flops=usage.flops,
             full_context_flops=usage.full_context_flops,
-            chunks=0,
+            chunks=attempt.chunks,
             document_bytes=prepared.document["size"] or 0,
             needle_depths=tuple(needle.depth for needle in sample.needles),
-            needles_found=tuple(False for _ in sample.needles),
+            needles_found=tuple(answered and contains(attempt.answer or "", each.gold) for each in sample.needles),
             where_lost=(),
             lost_at=(),
             attempts=attempts,

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: the names of its files, and those that are made anew from its rows at any time.
+"""The folder of an evaluation: the names of its files, and those that are made again from its rows at any time.
 
 journal.jsonl              the truth, while it runs and afterwards (`result_journal`)
 runs.sqlite                the run log, for `memagent show`, unless another one was named
@@ -16,7 +16,8 @@ from typing import Final
 from memagent_graph.evaluation.plots import draw_all
 from memagent_graph.evaluation.report import render_report
 from memagent_graph.evaluation.result_journal import load_results
-from memagent_graph.evaluation.result_table import TABLE, Results, unwritable, write_table
+from memagent_graph.evaluation.result_table import TABLE, Results, write_table
+from memagent_graph.evaluation.written_files import written_whole
 
 REPORT: Final = "report.md"
 RUNS: Final = "runs.sqlite"
@@ -41,8 +42,6 @@ def write_outputs(folder: Path, log: Path | None) -> Results:
     if results.rows:
         write_table(results, folder / TABLE)
         report = render_report(results, plots=draw_all(results, folder), log=log)
-        try:
-            (folder / REPORT).write_text(report, encoding="utf-8")
-        except OSError as error:
-            raise unwritable(folder / REPORT, error) from error
+        with written_whole(folder / REPORT) as new:
+            new.write_text(report, encoding="utf-8")
     return results

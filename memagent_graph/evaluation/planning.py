@@ -32,7 +32,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     """Lengths as people write them: "1k,8k,3.5M". As in RULER, 1k is 1024 and 1M is 1024k.
 
     Raises:
-        EvaluationError: one is no number, or not at least 1.
+        EvaluationError: one is not a number, or less than 1.
     """
     lengths = []
     for part in filter(None, (each.strip() for each in text.split(","))):
@@ -40,7 +40,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
         length = round(float(found[1]) * _FACTOR[found[2].lower()]) if found else 0
         if length < 1:
             raise EvaluationError(
-                f"{part!r} is no length", hint="Lengths are numbers from 1 on, as in 500,8k,64k,3.5M."
+                f"{part!r} is not a length", hint="Lengths are numbers from 1 on, as in 500,8k,64k,3.5M."
             )
         lengths.append(length)
     if not lengths:
@@ -106,7 +106,7 @@ def plan_of(systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence
 def completion_tokens(task: Task, answer_tokens: int) -> int:
     """How many tokens a completion with an answer may have: what the reader's budget gives it, or the task's, if more.
 
-    The bounds that RULER publishes (30 tokens for variable tracking) are for a model that goes on with a prompt in
+    The bounds that RULER publishes (30 tokens for variable tracking) are for a model that continues a prompt in
     which the answer has begun. A policy that is asked in a chat, for a box, says something before the box; cut off at
     such a bound, it would be measured by how little it says. What `read` gives an answer, an evaluation gives it, too.
 
@@ -123,7 +123,7 @@ def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext) ->
     Of a task that can tell its questions (`OwnQuestions`), as those of data files can, all of these are looked at. Its
     samples, and those of other tasks with their questions, are made as far as that takes no time: all of short
     documents, whose length may be too small for some of them, the last and some others of long ones. One that cannot
-    be made later is told at the evaluation's end.
+    be made later is reported at the evaluation's end.
 
     Raises:
         EvaluationError: a length is too small for a task, or it has fewer samples.
@@ -157,8 +157,8 @@ def _checked(cell: Cell, unit: LengthUnit) -> list[int]:
 def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: str | None = None) -> dict[str, Any]:
     """What decides on a row, JSON-ready: an evaluation is resumed with the same, or not at all.
 
-    Names of tasks and systems, lengths and counts are no part of it; nor is where the server is, or how it is used. The
-    data files of each task, and each system's strategy, stand in the plan, as more of both may be asked for.
+    Names of tasks and systems, lengths and counts are not part of it; nor is where the server is, or how it is used.
+    The data files of each task, and what each system is, stand in the plan, as more of both may be asked for.
     """
     sampling = context.sampling
     return {

@@ -12,8 +12,11 @@ on the other.
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import Final
 from zlib import crc32
 
 
@@ -28,93 +31,14 @@ class Fact:
     question: str
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-ADJECTIVES = _words(
-    """
-amber ancient arctic azure barren bitter blue bold brass brave bright brisk bronze busy calm careful cheerful
-chilly clear clever coarse cobalt cold copper coral crimson crooked curious damp dark daring deep dusty eager
-early eastern elegant empty faded faint fancy fierce final flat foggy forgotten fragile free frosty gentle giant
-gilded glassy gleaming golden grand grassy green grey happy hasty heavy hidden hollow honest humble hungry icy
-idle indigo iron ivory jolly keen kind lanky lazy leafy little lively lonely long loud lucky lunar marble meek
-mellow merry mighty misty modest mossy muddy narrow nimble noble northern odd olive orange pale patient pearl
-plain polite proud purple quick quiet rapid rare red restless rich rocky rosy rough round royal rustic rusty
-sandy scarlet secret shaded sharp shiny shy silent silver simple sleepy slender slow small smoky smooth snowy
-soft solar solemn southern spare stable steady steep stony stormy stout strange sturdy subtle sunny swift tall
-tame thin tidy tiny tough tranquil twisted upright vast velvet violet vivid wandering warm wary weary western
-white wild windy wise wooden young zealous
-"""
-)
-
-NOUNS = _words(
-    """
-acorn anchor antler apple arrow badger bakery balloon banner barley basin beacon beaver bell bison blossom
-boulder bridge brook bucket cabin camel candle canyon castle cedar cellar chapel cherry cliff clock clover comet
-compass cottage crane crater creek cricket crown dagger dolphin donkey dragon drum eagle elbow ember engine
-falcon fern ferry fiddle finch flame forest fountain fox galleon garden gate glacier goose granite grove hammer
-harbor harvest hawk hazel hedge heron hill hornet island ivy jacket jaguar juniper kettle kitten ladder lagoon
-lake lantern lark laurel lemon lighthouse lily lizard lobster lynx magpie mallet mango maple meadow mill mirror
-moose mountain museum needle nettle oak oasis orchard otter owl paddle palace panther parrot peach pebble
-pelican pepper pier pigeon pillar pine planet plum pond poplar prairie puffin quail quarry rabbit raven reef
-ribbon river robin rocket saddle salmon schooner shadow shell shepherd sparrow spider spruce squirrel stable
-station stream summit swallow tavern temple thistle tiger timber tower trout trumpet tulip tunnel turtle valley
-vessel village violin walnut walrus warbler wharf willow windmill wolf wren yarrow
-"""
-)
-
-NAME_STARTS = _words(
-    """
-Al Bar Bel Cal Cor Dal Del El Fal Gar Hal Is Jor Kel Kes Lan Lor Mar Mel Nor Or Per Quin Ral Ros Sal Sel Tal Tor
-Ul Val Vel Wes Yar Zan
-"""
-)
-NAME_MIDDLES = ["a", "e", "i", "o", "u", "an", "en", "in", "on", "ar", "er", "or", "ia", "el"]
-NAME_ENDS = _words(
-    """
-bert by dane dell den dor fax field ford gard ham kin land ley lin low man mar more mouth nell ra ric ris ster
-ton tor vale ville wick wyn
-"""
-)
-NAME_TITLES = [
-    "Port",
-    "Mount",
-    "Lake",
-    "Saint",
-    "Captain",
-    "Doctor",
-    "Fort",
-    "New",
-    "Old",
-    "Professor",
-    "Project",
-    "Station",
-]
-
-NUMBER_ATTRIBUTES = tuple(
-    """
-access code|account number|badge number|serial number|registration number|order number|door code|gate code
-locker number|vault code|ticket number|invoice number|phone extension|population|annual budget|opening balance
-closing balance|reference number|case number|member number|license number|batch number|tracking number|model number
-room number|flight number|catalog number|shelf number|weight in grams|height in feet|distance in miles|yearly output
-record score|lucky number|secret number|magic number|passcode|pin|customer number|parcel number|station code
-archive number|inventory count|launch code|lottery number|policy number|permit number|project number|receipt number
-route number|safe combination|staff number|survey number|unlock code|visitor count|voucher code|warehouse code
-crew size|fuel reserve|harvest total
-""".strip()
-    .replace("\n", "|")
-    .split("|")
-)
-
-WORD_ATTRIBUTES = tuple(
-    """
-favorite animal|code word|password|secret word|mascot|call sign|nickname|home town|best friend|owner|captain
-symbol|favorite fruit|emblem|partner|keeper|birthplace|destination|last stop|guardian|signal|favorite place|sponsor
-""".strip()
-    .replace("\n", "|")
-    .split("|")
-)
+_LISTS: Final[dict[str, tuple[str, ...]]] = {
+    name: tuple(words.split() if isinstance(words, str) else words)
+    for name, words in tomllib.loads(files(__package__).joinpath("planted_facts.toml").read_text("utf-8")).items()
+}
+ADJECTIVES, NOUNS = _LISTS["adjectives"], _LISTS["nouns"]
+NAME_STARTS, NAME_MIDDLES, NAME_ENDS = _LISTS["name_starts"], _LISTS["name_middles"], _LISTS["name_ends"]
+NAME_TITLES = _LISTS["name_titles"]
+NUMBER_ATTRIBUTES, WORD_ATTRIBUTES = _LISTS["number_attributes"], _LISTS["word_attributes"]
 
 STATEMENTS = (
     (8, "The {attribute} of {entity} is {value}."),

@@ -5,7 +5,6 @@ PNG and SVG, without a display. Equal results give equal SVG files, to the byte.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation.markdown_tables import length_label
+from memagent_graph.evaluation.extra_modules import extra_module
+from memagent_graph.evaluation.markdown_tables import grouped, length_label
 from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be_pooled
 from memagent_graph.evaluation.statistics import wilson
+from memagent_graph.evaluation.written_files import written_whole
 
 CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
 """Okabe and Ito's palette, which people of every kind of colour vision can tell apart; the reader is blue."""
@@ -90,14 +90,12 @@ def _together_and_by_task(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row]]
     """What has a picture of its own, each with the ending of its name: all tasks, where a mean of them means
     something, and each task where there are several.
     """
-    by_task: list[tuple[str, Sequence[Row]]] = [(f"_{task}", of_task) for task, of_task in _by(rows, _task_of)]
+    by_task: list[tuple[str, Sequence[Row]]] = [
+        (f"_{task}", of_task) for task, of_task in grouped(rows, lambda row: row.task)
+    ]
     if not can_be_pooled(rows):
         return by_task
     return [("", rows), *(by_task if len(by_task) > 1 else [])]
-
-
-def _task_of(row: Row) -> str:
-    return row.task
 
 
 def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
@@ -108,10 +106,10 @@ def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
     axes = figure.subplots()
     count = len({row.system for row in rows})
     ratio = max(row.length for row in rows) / min(row.length for row in rows)
-    for place, (system, of_system) in enumerate(_by(rows, lambda row: row.system)):
+    for place, (system, of_system) in enumerate(grouped(rows, lambda row: row.system)):
         fitting = {row.length for row in of_system if row.outcome is not Outcome.DOES_NOT_FIT}
         groups = sorted(
-            (length, group) for length, group in _by(of_system, lambda row: row.length) if length in fitting
+            (length, group) for length, group in grouped(of_system, lambda row: row.length) if length in fitting
         )
         lengths = [length for length, _ in groups]
         lenient, strict = (
@@ -186,23 +184,14 @@ def draw_cost(figure: Any, rows: Sequence[Row], unit: str) -> bool:
     axes = figure.subplots()
     for place, system in enumerate(dict.fromkeys(row.system for row in rows)):
         of_system = [row for row in asked if row.system == system]
-        costs = {
-            length: fmean(values)
-            for length, group in _by(of_system, lambda row: row.length)
-            if (values := [cost for row in group if (cost := _cost(row, known))])
-        }
+        costs = _mean_by_length(of_system, lambda row: _cost(row, known))
         if costs:
-            lengths = sorted(costs)
             look = {"color": CURVE_COLOURS[place % len(CURVE_COLOURS)], "zorder": 20 - place}
-            axes.plot(lengths, [costs[each] for each in lengths], label=system, **_line(place), **look)
-    whole = {
-        length: fmean(values)
-        for length, group in _by(asked, lambda row: row.length)
-        if (values := [row.full_context_flops for row in group if row.full_context_flops])
-    }
+            axes.plot(list(costs), list(costs.values()), label=system, **_line(place), **look)
+    whole = _mean_by_length(asked, lambda row: row.full_context_flops)
     if known and whole:
         axes.plot(
-            sorted(whole), [whole[each] for each in sorted(whole)], color="#555555", linestyle=(0, (4, 2)),
+            list(whole), list(whole.values()), color="#555555", linestyle=(0, (4, 2)),
             linewidth=1.8, label="one call with all\n(estimated, quadratic)",
         )  # fmt: skip
     _length_axis(axes, rows, unit)
@@ -212,6 +201,12 @@ def draw_cost(figure: Any, rows: Sequence[Row], unit: str) -> bool:
     axes.set_title(f"{_tasks(rows)}; {'arithmetic estimated from the tokens measured' if known else 'tokens measured'}")
     _legend_beside(figure, axes)
     return True
+
+
+def _mean_by_length(rows: Sequence[Row], cost: Callable[[Row], float | None]) -> dict[int, float]:
+    """Means of the costs that are known, lengths in ascending order."""
+    known = sorted((row.length, value) for row in rows if (value := cost(row)))
+    return {length: fmean(value for _, value in group) for length, group in grouped(known, lambda each: each[0])}
 
 
 def _cost(row: Row, as_flops: bool) -> float | None:
@@ -255,40 +250,23 @@ def _tasks(rows: Sequence[Row]) -> str:
 
 
 def _per_point(rows: Sequence[Row]) -> str:
-    counts = {len(group) for _, group in _by(rows, lambda row: (row.system, row.length))}
+    counts = {len(group) for _, group in grouped(rows, lambda row: (row.system, row.length))}
     return f"n = {min(counts)}" if len(counts) == 1 else f"n = {min(counts)} to {max(counts)}"
-
-
-def _by(rows: Sequence[Row], key: Callable[[Row], Any]) -> list[tuple[Any, list[Row]]]:
-    groups: dict[Any, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[key(row)].append(row)
-    return list(groups.items())
 
 
 @contextmanager
 def _figure() -> Iterator[Any]:
     """A figure of its own, away from pyplot and its state."""
-    try:
-        matplotlib = importlib.import_module("matplotlib")
-        figure_class = importlib.import_module("matplotlib.figure").Figure
-    except ImportError as error:
-        raise MissingExtraError("eval", "drawing results") from error
+    matplotlib = extra_module("matplotlib", "drawing results")
+    figures = extra_module("matplotlib.figure", "drawing results")
     with matplotlib.rc_context(STYLE):
-        yield figure_class(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        yield figures.Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
 
 
 def _save(figure: Any, stem: Path) -> Path:
     """Write PNG and SVG; each appears whole. The PNG's path."""
     for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
         path = stem.with_suffix(suffix)
-        temporary = path.with_name(f".{path.name}.new")
-        try:
-            figure.savefig(temporary, format=suffix[1:], metadata=metadata)
-            temporary.replace(path)
-        except OSError as error:
-            raise EvaluationError(
-                f"{path} cannot be written: {error.strerror or error}",
-                hint="Make room, or name another folder (--out).",
-            ) from error
+        with written_whole(path) as new:
+            figure.savefig(new, format=suffix[1:], metadata=metadata)
     return stem.with_suffix(".png")

@@ -59,7 +59,7 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         self._bar.stop()
 
     def begins(self, plan: Plan, rows: Mapping[Key, Row]) -> None:
-        """The evaluation begins, or goes on with rows that are there."""
+        """The evaluation begins, or continues with rows that are there."""
         keys = list(dict.fromkeys(plan.keys()))
         self._total = len(keys)
         for key in keys:

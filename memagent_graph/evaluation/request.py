@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from memagent_graph.documents import DocumentStore
 from memagent_graph.evaluation.harness import Ended, Evaluation, EvaluationLimits, evaluate
 from memagent_graph.evaluation.output_folder import CHECKPOINTS, KEPT_DOCUMENTS, OPEN_DOCUMENTS, RUNS
 from memagent_graph.evaluation.planning import check_plan, data_that_counts, load_tasks, plan_of, settings_that_count
@@ -90,25 +90,16 @@ async def carry_out(request: EvaluationRequest) -> Ended:
         tasks = load_tasks(request.tasks, task_settings)
         plan = plan_of(request.systems, tasks, request.lengths, request.count)
         check_plan(plan, tasks, context)
-        plan = replace(plan, data=(*data_that_counts(request.tasks, task_settings), *identities))
+        plan = replace(plan, data=data_that_counts(request.tasks, task_settings), identities=tuple(identities))
         settings = settings_that_count(context, task_settings)
         with open_journal(request.out, settings, resume=request.resume) as journal:
             journal.plan(plan)
             try:
-                maker = _maker(request, plan, tasks, task_settings, reader.store)
-                return await _measure(request, journal, plan, tasks, reader, maker)
+                return await _measure(request, journal, plan, tasks, task_settings, reader)
             finally:
                 if journal.rows:
                     write_table(journal.results, request.out / TABLE)
                 shutil.rmtree(request.out / OPEN_DOCUMENTS, ignore_errors=True)
-
-
-def _maker(
-    request: EvaluationRequest, plan: Plan, tasks: Mapping[str, Task], settings: TaskSettings, store: DocumentStore
-) -> Maker:
-    if sum(cell.length * cell.count for cell in plan.cells) < MUCH:
-        return ThreadMaker(tasks, store)
-    return ProcessMaker(list(dict.fromkeys(request.tasks)), settings, tasks, store)
 
 
 async def _measure(
@@ -116,37 +107,38 @@ async def _measure(
     journal: Journal,
     plan: Plan,
     tasks: Mapping[str, Task],
+    task_settings: TaskSettings,
     reader: MemAgent,
-    maker: Maker,
 ) -> Ended:
     journal.command(request.command)
-    log = RunLog(request.log_path)
-    saver = await open_saver(request.out / CHECKPOINTS if request.checkpoints else None)
     context = await reader.aprepare()
-    reader = reader.copy(run_log=log, checkpoints=saver)
-    evaluation = Evaluation(
-        plan=plan,
-        tasks=tasks,
-        systems={name: request.system(name, reader) for name in plan.systems},
-        store=context.store,
-        seed=request.seed,
-        answer_format=context.prompts.answer_format,
-        answer_tokens=context.budget.answer_tokens,
-        run_log=log,
-        saver=saver,
-        maker=maker,
-        keep_documents=request.keep_documents,
-        retry_failed=request.retry_failed,
-        concurrency=request.reader.concurrency,
-        limits=request.limits,
-    )
-    try:
-        with ProgressDisplay(quiet=request.quiet) as display:
+    maker: Maker = ThreadMaker(tasks, context.store)
+    if sum(cell.length * cell.count for cell in plan.cells) >= MUCH:
+        maker = ProcessMaker(list(dict.fromkeys(request.tasks)), task_settings, tasks, context.store)
+    with closing(RunLog(request.log_path)) as log, ProgressDisplay(quiet=request.quiet) as display:
+        saver = await open_saver(request.out / CHECKPOINTS if request.checkpoints else None)
+        reader = reader.copy(run_log=log, checkpoints=saver)
+        evaluation = Evaluation(
+            plan=plan,
+            tasks=tasks,
+            systems={name: request.system(name, reader) for name in plan.systems},
+            store=context.store,
+            seed=request.seed,
+            answer_format=context.prompts.answer_format,
+            answer_tokens=context.budget.answer_tokens,
+            run_log=log,
+            saver=saver,
+            maker=maker,
+            keep_documents=request.keep_documents,
+            retry_failed=request.retry_failed,
+            concurrency=request.reader.concurrency,
+            limits=request.limits,
+        )
+        try:
             ended = await evaluate(evaluation, journal, display)
-    finally:
-        if saver is not None:
-            await saver.conn.close()  # type: ignore[attr-defined]
-        log.close()
+        finally:
+            if saver is not None:
+                await saver.conn.close()  # type: ignore[attr-defined]
     if ended is Ended.DONE:
         for path in request.out.glob(f"{CHECKPOINTS}*"):
             path.unlink()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from memagent_graph.errors import MissingExtraError
+from memagent_graph.evaluation.extra_modules import extra_module
 
+STATISTICS: Final = "the statistics of an evaluation"
 RESAMPLES: Final = 9_999
-_FLIPPED_EXHAUSTIVELY: Final = 13
-"""Up to so many differences all 2**n signs are tried, which is fewer than RESAMPLES."""
+"""Up to 13 differences have fewer signs than that, and all of them are tried."""
 _AT_ONCE: Final = 2_000_000
 """How many numbers a batch of resamples holds."""
 
@@ -25,7 +24,7 @@ def bootstrapped_mean(
         MissingExtraError: SciPy is not installed.
     """
     lower, upper = bounds
-    stats, numpy = scipy_stats(), _numpy()
+    stats, numpy = scipy_stats(), extra_module("numpy", STATISTICS)
     mean = math.fsum(values) / len(values)
     for method in ("BCa", "percentile"):
         with numpy.errstate(all="ignore"):
@@ -49,21 +48,19 @@ def sign_flip_p_value(differences: Sequence[float], *, seed: int, resamples: int
     Raises:
         MissingExtraError: SciPy is not installed.
     """
-    numpy = _numpy()
-    moved = numpy.asarray([each for each in differences if each])
-    if not len(moved):
+    moved = [each for each in differences if each]
+    if len(moved) < 2:  # with either sign it is as large
         return 1.0
-    observed = abs(math.fsum(moved)) - 1e-9
-    if len(moved) <= _FLIPPED_EXHAUSTIVELY:
-        signs = 1 - 2 * ((numpy.arange(2 ** len(moved))[:, None] >> numpy.arange(len(moved))) & 1)
-        return float((abs(signs @ moved) >= observed).mean())
-    random, reached, left = numpy.random.default_rng(seed), 1, resamples
-    while left:
-        batch = min(left, max(1, _AT_ONCE // len(moved)))
-        signs = 1 - 2 * random.integers(0, 2, size=(batch, len(moved)), dtype=numpy.int8)
-        reached += int((abs(signs @ moved) >= observed).sum())
-        left -= batch
-    return reached / (resamples + 1)
+    numpy = extra_module("numpy", STATISTICS)
+    found = scipy_stats().permutation_test(
+        (moved,),
+        numpy.mean,
+        permutation_type="samples",
+        n_resamples=resamples,
+        batch=max(1, _AT_ONCE // len(moved)),
+        rng=numpy.random.default_rng(seed),
+    )
+    return float(found.pvalue)
 
 
 def scipy_stats() -> Any:
@@ -72,12 +69,4 @@ def scipy_stats() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
-        return importlib.import_module("scipy.stats")
-    except ImportError as error:
-        raise MissingExtraError("eval", "the statistics of an evaluation") from error
-
-
-def _numpy() -> Any:
-    scipy_stats()
-    return importlib.import_module("numpy")
+    return extra_module("scipy.stats", STATISTICS)

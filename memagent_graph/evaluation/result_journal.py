@@ -3,8 +3,8 @@
     FOLDER/journal.jsonl      a line of settings, lines for what was asked for, then a line per row as it came
 
 The journal is the truth. A row is in it once its question is answered, and a question without a row is asked again; so
-an evaluation that was killed goes on where it was. It may also grow: more questions, lengths, tasks and systems may be
-asked for, as long as what decides on a row stays the same.
+an evaluation that was killed continues where it was. It may also grow: more questions, lengths, tasks and systems may
+be asked for, as long as what decides on a row stays the same.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from memagent_graph.evaluation.result_table import (
     read_table,
     require_same,
     table_of,
-    unwritable,
 )
+from memagent_graph.evaluation.written_files import writing, written_whole
 
 JOURNAL: Final = "journal.jsonl"
 _SYNC_SECONDS: Final = 1.0
@@ -58,65 +58,16 @@ class Journal:
         self._file = file
         self._synced = time.monotonic()
 
-    @classmethod
-    def begin(cls, folder: Path, settings: Mapping[str, Any]) -> Journal:
-        """Start a journal in a folder that has none.
-
-        Raises:
-            EvaluationError: the folder holds results, or cannot be written.
-        """
-        require_no_results(folder)
-        path = folder / JOURNAL
-        header = {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "evaluation": f"{time.strftime('%y%m%d', time.gmtime())}-{secrets.token_hex(3)}",
-            "fingerprint": fingerprint(settings),
-            "settings": dict(settings),
-        }
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # Under another name first: a journal that exists has its first line.
-            new = folder / f".{JOURNAL}.new"
-            with new.open("wb") as file:
-                file.write(_line(header))
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(path)
-        except OSError as error:
-            raise unwritable(path, error) from error
-        return cls.go_on(folder, settings)
-
-    @classmethod
-    def go_on(cls, folder: Path, settings: Mapping[str, Any]) -> Journal:
-        """Open the journal of a folder, to add to it. Of a line that its writer could not finish nothing is kept.
-
-        Raises:
-            EvaluationError: other settings, naming which; another process writes to it; it cannot be understood.
-        """
-        path = folder / JOURNAL
-        with ExitStack() as stack:
-            try:
-                file = stack.enter_context(path.open("r+b"))
-                _lock(file, folder)
-                content = _read_journal(path)
-                require_same(settings, content.settings, folder)
-                file.truncate(content.bytes)
-                file.seek(content.bytes)
-            except OSError as error:
-                raise unwritable(path, error) from error
-            stack.pop_all()
-        return cls(path, file, content)
-
     def plan(self, plan: Plan) -> None:
         """Enter what is asked for, where it is new.
 
         Raises:
-            EvaluationError: a task's data files are others than those that it was asked from before.
+            EvaluationError: a task's data files, or a system, are not what they were when they were asked before.
         """
-        now, before = dict(plan.data), dict(each for earlier in self.plans for each in earlier.data)
-        then = {name: before.get(name, told) for name, told in now.items()}
-        require_same({"data": now}, {"data": then}, self.path.parent)
+        for what in ("data", "identities"):
+            now: dict[str, str] = dict(getattr(plan, what))
+            before = {name: told for each in self.plans for name, told in getattr(each, what) if name in now}
+            require_same({what: now}, {what: {**now, **before}}, self.path.parent)
         if plan not in self.plans:
             self._write({"plan": asdict(plan)}, sync=True)
             self.plans = (*self.plans, plan)
@@ -148,11 +99,8 @@ class Journal:
             EvaluationError: it cannot be written; after a row that could not, what is left of it is tried once more.
         """
         if not self._file.closed:
-            try:
-                with self._file:
-                    os.fsync(self._file.fileno())
-            except OSError as error:
-                raise unwritable(self.path, error) from error
+            with writing(self.path), self._file:
+                os.fsync(self._file.fileno())
 
     def __enter__(self) -> Journal:
         return self
@@ -161,25 +109,47 @@ class Journal:
         self.close()
 
     def _write(self, values: Mapping[str, Any], *, sync: bool) -> None:
-        try:
+        with writing(self.path):
             self._file.write(_line(values))
             self._file.flush()
             if sync:
                 os.fsync(self._file.fileno())
                 self._synced = time.monotonic()
-        except OSError as error:
-            raise unwritable(self.path, error) from error
 
 
 def open_journal(folder: Path, settings: Mapping[str, Any], *, resume: bool = False) -> Journal:
-    """The journal of a folder: a new one, or, to go on, the one that is there.
+    """The journal of a folder: a new one, or, to resume, the one that is there, without a line that was cut off.
 
     Raises:
-        EvaluationError: as `Journal.begin` and `Journal.go_on`.
+        EvaluationError: the folder holds results and nothing is to be resumed, or they are of other settings (it names
+            which); another process writes to it; it cannot be understood, or written.
     """
-    if resume and (folder / JOURNAL).exists():
-        return Journal.go_on(folder, settings)
-    return Journal.begin(folder, settings)
+    path = folder / JOURNAL
+    if not (resume and path.exists()):
+        require_no_results(folder)
+        header = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "evaluation": f"{time.strftime('%y%m%d', time.gmtime())}-{secrets.token_hex(3)}",
+            "fingerprint": fingerprint(settings),
+            "settings": dict(settings),
+        }
+        # Whole, so that a journal which exists has its first line.
+        with written_whole(path) as new:
+            folder.mkdir(parents=True, exist_ok=True)
+            with new.open("wb") as begun:
+                begun.write(_line(header))
+                begun.flush()
+                os.fsync(begun.fileno())
+    with writing(path), ExitStack() as stack:
+        file = stack.enter_context(path.open("r+b"))
+        _lock(file, folder)
+        content = _read_journal(path)
+        require_same(settings, content.settings, folder)
+        file.truncate(content.bytes)
+        file.seek(content.bytes)
+        stack.pop_all()
+    return Journal(path, file, content)
 
 
 def require_no_results(folder: Path) -> None:
@@ -187,7 +157,7 @@ def require_no_results(folder: Path) -> None:
     if (folder / JOURNAL).exists():
         raise EvaluationError(
             f"{folder} holds the results of an evaluation",
-            hint="Go on with it (--resume), or name another folder (--out).",
+            hint="Continue it (--resume), or name another folder (--out).",
         )
 
 
@@ -247,13 +217,13 @@ def _read_journal(path: Path) -> _Content:
                 hint="Delete that line, and its question is asked again; or name another folder (--out).",
             ) from error
     if not header:
-        raise EvaluationError(f"{path} is empty", hint="Delete it, and begin anew.")
+        raise EvaluationError(f"{path} is empty", hint="Delete it, and start again.")
     return _Content(header["settings"], header["evaluation"], tuple(plans), tuple(commands), tuple(rows), whole)
 
 
 def _checked(header: dict[str, Any], path: Path) -> dict[str, Any]:
     if header.get("format") != FORMAT:
-        raise EvaluationError(f"{path} is no journal of an evaluation", hint="Name another folder.")
+        raise EvaluationError(f"{path} is not the journal of an evaluation", hint="Name another folder.")
     if header["version"] > FORMAT_VERSION:
         raise EvaluationError(
             f"{path} was written by a newer version of memagent-graph", hint="Install that version: pip install -U."

@@ -8,17 +8,18 @@ It is written from the journal (`result_journal`), which is the truth while an e
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, TypeAlias, get_args, get_type_hints
+from typing import Any, Final, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from memagent_graph.errors import EvaluationError, MissingExtraError
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.extra_modules import extra_module
+from memagent_graph.evaluation.written_files import written_whole
 from memagent_graph.events import StopReason
 
 TABLE: Final = "results.parquet"
@@ -133,8 +134,9 @@ class Plan:
     systems: tuple[str, ...]
     cells: tuple[Cell, ...]
     data: tuple[tuple[str, str], ...] = ()
-    """What must not change in between: for each task that reads data files, its name and a description of these; for
-    each system, its name and its strategy's identity."""
+    """For each task that reads data files, its name and a description of these; none may change in between."""
+    identities: tuple[tuple[str, str], ...] = ()
+    """For each system, its name and what it is (`ReaderSystem.identity`); none may change in between."""
 
     @classmethod
     def grid(cls, systems: Sequence[str], tasks: Sequence[str], lengths: Sequence[int], count: int) -> Plan:
@@ -206,13 +208,9 @@ def write_table(results: Results, path: Path) -> None:
         "commands": json.dumps(results.commands),
     }
     schema = pa.schema(list(_types(pa).items()), metadata={_METADATA + name: value for name, value in facts.items()})
-    temporary = path.with_name(f".{path.name}.new")
-    try:
+    with written_whole(path) as new:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pa.parquet.write_table(pa.table(columns, schema=schema), temporary, compression="zstd")
-        temporary.replace(path)
-    except OSError as error:
-        raise unwritable(path, error) from error
+        pa.parquet.write_table(pa.table(columns, schema=schema), new, compression="zstd")
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
@@ -306,33 +304,16 @@ def _storable(value: Any) -> Any:
 
 
 def _types(pa: Any) -> dict[str, Any]:
-    plain = {str: pa.string(), int: pa.int64(), float: pa.float64()}
-    lists = {
-        "gold": pa.string(),
-        "needle_depths": pa.float64(),
-        "needles_found": pa.bool_(),
-        "where_lost": pa.string(),
-        "lost_at": pa.int64(),
-    }
-    hints = get_type_hints(Row)
-    types = {}
-    for each in fields(Row):
-        kind = next((kind for kind in plain if kind in (hints[each.name], *get_args(hints[each.name]))), None)
-        types[each.name] = pa.list_(lists[each.name]) if each.name in lists else plain[kind or str]
-    return types
+    plain = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 
+    def stored(hint: Any) -> Any:
+        if get_origin(hint) is tuple:
+            return pa.list_(stored(get_args(hint)[0]))
+        return next((plain[kind] for kind in (hint, *get_args(hint)) if kind in plain), pa.string())
 
-def unwritable(path: Path, error: OSError) -> EvaluationError:
-    """A file's failure in this package's words."""
-    return EvaluationError(
-        f"{path} cannot be written: {error.strerror or error}",
-        hint="Make room, or name another folder (--out); what was written is kept, and --resume goes on.",
-    )
+    return {name: stored(hint) for name, hint in get_type_hints(Row).items()}
 
 
 def _pyarrow() -> Any:
-    try:
-        importlib.import_module("pyarrow.parquet")
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise MissingExtraError("eval", "a table of results") from error
+    extra_module("pyarrow.parquet", "a table of results")
+    return extra_module("pyarrow", "a table of results")

@@ -8,18 +8,19 @@ other, and the policy's server for both.
 from __future__ import annotations
 
 import asyncio
+import functools
 import multiprocessing
 import os
 import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError, EvaluationError
@@ -31,20 +32,31 @@ MUCH: Final = 4_000_000
 _MOST_PROCESSES: Final = 8
 
 _Told: TypeAlias = tuple[str, tuple[str, ...], tuple[Needle, ...], DocumentRef]
-"""A sample as it can be sent from process to process: question, gold, needles, document."""
+"""A sample as a pool gives it, also from another process: question, gold, needles, document."""
 
 
 class SampleError(EvaluationError):
     """A task has no such sample, as where a length is too small for it; others can be made."""
 
 
-class Maker(Protocol):
-    """Makes samples and stores their documents."""
+class Maker:
+    """Makes samples and stores their documents, in a pool of threads or processes.
 
-    @property
-    def workers(self) -> int:
-        """How many samples it can make at once."""
-        ...
+    Args:
+        tasks: what samples are made by, by name.
+        pool: where they are made.
+        workers: how many at once.
+        make: what makes one there, from its task's name, its length and its index.
+    """
+
+    def __init__(
+        self, tasks: Mapping[str, Task], pool: Executor, workers: int, make: Callable[[str, int, int], _Told]
+    ) -> None:
+        self.workers = workers
+        self._tasks = tasks
+        self._pool = pool
+        self._make = make
+        self._given_up = threading.Event()
 
     async def make(self, task: str, length: int, index: int) -> tuple[Sample, DocumentRef]:
         """One sample of a task, with its document in the store.
@@ -53,11 +65,61 @@ class Maker(Protocol):
             SampleError: the task does not have it.
             EvaluationError: its document cannot be made, or there is no room for it.
         """
-        ...
+        loop = asyncio.get_running_loop()
+        try:
+            question, gold, needles, document = await loop.run_in_executor(self._pool, self._make, task, length, index)
+        except BrokenProcessPool as error:
+            raise EvaluationError(
+                f"the process that was to make {task}/{length}/{index} died",
+                hint="It may have run out of memory; --resume continues.",
+            ) from error
+        own = self._tasks[task]
+        text: Callable[[], Iterator[str]] = lambda: own.sample(length, index).text()  # noqa: E731  made when asked for
+        return Sample(own, length, index, question, gold, text, needles), document
 
     async def close(self) -> None:
         """Give up what is being made, as soon as that can be done."""
-        ...
+        self._given_up.set()
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+
+
+class ThreadMaker(Maker):
+    """Makes documents in this process.
+
+    Args:
+        tasks: what they are made by, by name.
+        store: where they are put.
+    """
+
+    def __init__(self, tasks: Mapping[str, Task], store: DocumentStore) -> None:
+        def make(task: str, length: int, index: int) -> _Told:
+            return _made(tasks[task], length, index, store, self._given_up.is_set)
+
+        super().__init__(tasks, ThreadPoolExecutor(2, "sample"), 2, make)
+
+
+class ProcessMaker(Maker):
+    """Makes documents in other processes, which load the tasks by themselves.
+
+    Args:
+        names: the names that the tasks are loaded by.
+        settings: what they are made with.
+        tasks: the same tasks here, in the same order, by their own names.
+        store: where documents are put.
+    """
+
+    def __init__(
+        self, names: Sequence[str], settings: TaskSettings, tasks: Mapping[str, Task], store: DocumentStore
+    ) -> None:
+        workers = min(os.cpu_count() or 1, _MOST_PROCESSES)
+        pool = ProcessPoolExecutor(
+            workers,
+            # A copy of this process would have its event loop, its threads and its open files.
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start,
+            initargs=(dict(zip(tasks, names, strict=True)), settings, store.root),
+        )
+        super().__init__(tasks, pool, workers, _made_in_process)
 
 
 @dataclass(slots=True)
@@ -119,7 +181,7 @@ class OpenDocuments:
             self._remove(key)
 
     async def _make(self, task: str, length: int, index: int) -> tuple[Sample, DocumentRef]:
-        """What the maker makes. It cannot be stopped from outside; `close` waits for what goes on."""
+        """What the maker makes. It cannot be stopped from outside; `close` waits for what is being made."""
         making = asyncio.ensure_future(self._maker.make(task, length, index))
         self._making.add(making)
         making.add_done_callback(self._made)
@@ -137,80 +199,12 @@ class OpenDocuments:
             self._store.remove(document)
 
 
-class ThreadMaker:
-    """Makes documents in this process.
-
-    Args:
-        tasks: what they are made by, by name.
-        store: where they are put.
-    """
-
-    workers = 2
-
-    def __init__(self, tasks: Mapping[str, Task], store: DocumentStore) -> None:
-        self._tasks = tasks
-        self._store = store
-        self._given_up = threading.Event()
-
-    async def make(self, task: str, length: int, index: int) -> tuple[Sample, DocumentRef]:
-        """See `Maker`."""
-        return await asyncio.to_thread(_make, self._tasks[task], length, index, self._store, self._given_up.is_set)
-
-    async def close(self) -> None:
-        """See `Maker`."""
-        self._given_up.set()
-
-
-class ProcessMaker:
-    """Makes documents in other processes, which load the tasks by themselves.
-
-    Args:
-        names: the names that the tasks are loaded by.
-        settings: what they are made with.
-        tasks: the same tasks here, in the same order, by their own names.
-        store: where documents are put.
-    """
-
-    def __init__(
-        self, names: Sequence[str], settings: TaskSettings, tasks: Mapping[str, Task], store: DocumentStore
-    ) -> None:
-        self.workers = min(os.cpu_count() or 1, _MOST_PROCESSES)
-        self._tasks = tasks
-        self._names = dict(zip(tasks, names, strict=True))
-        self._pool = ProcessPoolExecutor(
-            self.workers,
-            # A copy of this process would have its event loop, its threads and its open files.
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start,
-            initargs=(settings, store.root),
-        )
-
-    async def make(self, task: str, length: int, index: int) -> tuple[Sample, DocumentRef]:
-        """See `Maker`."""
-        loop = asyncio.get_running_loop()
-        try:
-            made = await loop.run_in_executor(self._pool, _make_in_process, self._names[task], length, index)
-        except BrokenProcessPool as error:
-            raise EvaluationError(
-                f"the process that was to make {task}/{length}/{index} died",
-                hint="It may have run out of memory; --resume goes on.",
-            ) from error
-        question, gold, needles, document = made
-        own = self._tasks[task]
-        text: Callable[[], Iterator[str]] = lambda: own.sample(length, index).text()  # noqa: E731  made when asked for
-        return Sample(own, length, index, question, gold, text, needles), document
-
-    async def close(self) -> None:
-        """See `Maker`."""
-        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
-
-
-def _start(settings: TaskSettings, store: Path) -> None:
+def _start(names: Mapping[str, str], settings: TaskSettings, store: Path) -> None:
     """A process begins: it leaves interruptions to its parent, and ends with it, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _here.update(settings=settings, store=DocumentStore(store), tasks={})
+    _here.update(task=functools.cache(lambda task: load_task(names[task], settings)), store=DocumentStore(store))
 
 
 def _end_with(parent: BaseProcess) -> None:
@@ -218,28 +212,22 @@ def _end_with(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-def _make_in_process(name: str, length: int, index: int) -> _Told:
-    tasks: dict[str, Task] = _here["tasks"]  # type: ignore[assignment]
-    if name not in tasks:
-        tasks[name] = load_task(name, _here["settings"])  # type: ignore[arg-type]
-    sample, document = _make(tasks[name], length, index, _here["store"], lambda: False)  # type: ignore[arg-type]
-    return sample.question, sample.gold, sample.needles, document
+def _made_in_process(task: str, length: int, index: int) -> _Told:
+    return _made(_here["task"](task), length, index, _here["store"], lambda: False)
 
 
-_here: dict[str, object] = {}
+_here: dict[str, Any] = {}
 """In a process that makes documents: what it makes them with."""
 
 
-def _make(
-    task: Task, length: int, index: int, store: DocumentStore, given_up: Callable[[], bool]
-) -> tuple[Sample, DocumentRef]:
+def _made(task: Task, length: int, index: int, store: DocumentStore, given_up: Callable[[], bool]) -> _Told:
     try:
         sample = task.sample(length, index)
     except EvaluationError as error:
         raise SampleError(error.message, hint=error.hint) from error
     try:
         pieces = _AsFile(sample.text(), given_up)
-        return sample, store.add(Document.from_file(pieces, name=sample.id))  # type: ignore[arg-type]
+        document = store.add(Document.from_file(pieces, name=sample.id))  # type: ignore[arg-type]
     except OSError as error:
         raise EvaluationError(
             f"the document of {sample.id} cannot be stored in {store.root}: {error.strerror or error}",
@@ -247,6 +235,7 @@ def _make(
         ) from error
     except DocumentError as error:
         raise EvaluationError(f"the document of {sample.id} cannot be stored: {error}") from error
+    return sample.question, sample.gold, sample.needles, document
 
 
 class _GivenUpError(Exception):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.resampling import scipy_stats
+from memagent_graph.evaluation.extra_modules import extra_module
+from memagent_graph.evaluation.resampling import STATISTICS, scipy_stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _paired(difference: float, differing: float, power: float, alpha: float) -> 
 
 def _power(n: int, difference: float, differing: float, alpha: float) -> float:
     """The probability that the exact McNemar test on n questions sees the difference."""
-    numpy, binom = importlib.import_module("numpy"), scipy_stats().binom
+    numpy, binom = extra_module("numpy", STATISTICS), scipy_stats().binom
     low, high = binom.ppf([1e-9, 1 - 1e-9], n, differing)
     counts = numpy.arange(int(low), int(high) + 1)
     # The largest number of questions won by the loser with which the test still tells the two apart; -1: none.

@@ -300,10 +300,7 @@ def ranked(
         compare(scores[x], scores[y], names=(x, y), confidence=confidence, seed=seed, resamples=resamples)
         for x, y in combinations(ordered, 2)
     ]
-    corrected = holm([each.p_value for each in raw])
-    comparisons = tuple(
-        replace(each, p_value=p, corrected_for=len(raw)) for each, p in zip(raw, corrected, strict=True)
-    )
+    comparisons = corrected(raw)
     noise = {frozenset((each.first, each.second)) for each in comparisons if not each.told_apart}
     groups: list[list[str]] = [[]]
     for at, name in enumerate(ordered):
@@ -321,6 +318,13 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[at]))
         adjusted[at] = largest
     return tuple(adjusted)
+
+
+def corrected(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """Comparisons with p-values corrected for their number (Holm)."""
+    p_values = holm([each.p_value for each in comparisons])
+    number = len(comparisons)
+    return tuple(replace(each, p_value=p, corrected_for=number) for each, p in zip(comparisons, p_values, strict=True))
 
 
 def _bootstrapped(

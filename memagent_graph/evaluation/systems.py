@@ -41,7 +41,7 @@ class Attempt:
     """What a system made of one question on one document."""
 
     outcome: Outcome
-    """Never FAILED: a failure is a `MemAgentError` that `attempt` raises."""
+    """A system never gives FAILED: its failure is a `MemAgentError` that it raises."""
     answer: str | None
     """The answer in the form asked for, or the whole completion where it has not that form; None without an answer."""
     raw_answer: str | None
@@ -87,8 +87,7 @@ class ReaderSystem:
 
     Args:
         name: what it is called.
-        reader: the reader. Its policy, log and checkpoints are the caller's to close; checkpoints should be a
-            checkpointer, as a path would be opened again for every number of answer tokens.
+        reader: the reader. Its policy, log and checkpoints are the caller's to close.
         strategy: the way of reading; the reader's own if left out.
     """
 
@@ -114,7 +113,7 @@ class ReaderSystem:
             MemAgentError: as `MemAgent.aread` and `MemAgent.aresume`; also where `run_id` is the name of a run with
                 another document or question.
         """
-        reader, began = self._with_answers_of(answer_tokens), time.monotonic()
+        reader, began = await self._with_answers_of(answer_tokens), time.monotonic()
         try:
             if (result := await self._resumed(reader, document, question, run_id)) is None:
                 result = await reader.aread(document, question, run_id=run_id)
@@ -125,7 +124,8 @@ class ReaderSystem:
             return await self._does_not_fit(reader, error)
         return _attempt(result, logged=reader.run_log is not None)
 
-    def _with_answers_of(self, tokens: int) -> MemAgent:
+    async def _with_answers_of(self, tokens: int) -> MemAgent:
+        checkpointer = await self._reader.acheckpointer()
         if tokens not in self._readers:
             settings: dict[str, object] = {"answer_tokens": tokens}
             if self.name != READER:  # so that `memagent resume` makes the same reader
@@ -134,7 +134,10 @@ class ReaderSystem:
                     f"{kind.__module__}:{kind.__qualname__}" if self.name in _BASELINES else self.name
                 )
             self._readers[tokens] = self._reader.copy(
-                strategy=self.strategy, budget_changes={"answer_tokens": tokens}, settings=settings
+                strategy=self.strategy,
+                budget_changes={"answer_tokens": tokens},
+                checkpoints=checkpointer,
+                settings=settings,
             )
         return self._readers[tokens]
 

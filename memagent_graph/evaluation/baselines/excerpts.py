@@ -23,6 +23,7 @@ from langgraph.graph import END
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.documents.chunking import Chunk, Chunker, Cursor, start_cursor
 from memagent_graph.errors import BudgetError
+from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import ChunkSpan, ReaderState
@@ -122,7 +123,12 @@ class Excerpt(Strategy):
 
     async def _show_excerpt(self, state: ReaderState, step: StepContext) -> Change:
         call = Call(step)
-        spans, tokens = await self.choose(call)
+        try:
+            spans, tokens = await self.choose(call)
+        except DoesNotFitError:
+            if recording := step.context.meter.recording:  # the run ends here: to resume it would change nothing
+                recording.end(state["run_id"], Outcome.DOES_NOT_FIT.value, None)
+            raise
         text = call.text(spans)
         step.count_document(tokens)
         if call.asks_once:

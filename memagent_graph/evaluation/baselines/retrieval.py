@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import ClassVar, Final
 
 from langchain_core.embeddings import Embeddings
@@ -12,7 +13,7 @@ from langchain_core.embeddings import Embeddings
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.baselines.excerpts import Call, Excerpt, span_of
-from memagent_graph.evaluation.baselines.ranking import VectorIndex, WordIndex
+from memagent_graph.evaluation.baselines.ranking import bm25s, ranked_by_vectors, ranked_by_words
 from memagent_graph.reading.ask import first_tokens
 from memagent_graph.reading.state import ChunkSpan
 
@@ -45,17 +46,23 @@ class Retrieval(Excerpt):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise EvaluationError(f"{name} of retrieval is {value}", hint="It must be at least 1.")
         if self.embeddings is None:
-            WordIndex()  # a missing library should be reported before the first document is read
+            bm25s()  # a missing library should be reported before the first document is read
 
     async def choose(self, call: Call) -> tuple[list[ChunkSpan], int]:
         """As many of the best chunks as fit; of a best one that does not, its beginning."""
-        context = call.context
+        context, spans = call.context, list[ChunkSpan]()
         chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, call.room // _FEWEST_CHUNKS))
         chunker = Chunker(context.store, call.document, context.tokenizer, chunk_tokens, "sentence")
+
+        def texts() -> Iterator[str]:
+            for chunk in chunker.chunks():
+                spans.append(span_of(chunk))
+                yield chunk.text
+
         if self.embeddings is None:
-            spans, ranking = await asyncio.to_thread(_by_words, chunker, call.question)
+            ranking = await asyncio.to_thread(ranked_by_words, texts(), call.question)
         else:
-            spans, ranking = await _by_vectors(chunker, call.question, VectorIndex(self.embeddings))
+            ranking = await ranked_by_vectors(texts(), call.question, self.embeddings)
         best = [spans[number] for number in ranking[: self.chunks]]
         shown = await asyncio.to_thread(call.most_that_fits, lambda tokens: _best_within(tokens, best, call))
         return shown, sum(span["tokens"] for span in spans)
@@ -63,35 +70,11 @@ class Retrieval(Excerpt):
 
 def _best_within(tokens: int, best: Sequence[ChunkSpan], call: Call) -> list[ChunkSpan]:
     """The best chunks of together that many tokens, in the document's order."""
-    shown: list[ChunkSpan] = []
-    left = tokens
-    for span in best:
-        left -= span["tokens"]
-        if left < 0:
-            break
-        shown.append(span)
+    totals = accumulate(span["tokens"] for span in best)
+    shown = [span for span, total in zip(best, totals, strict=True) if total <= tokens]
     if shown:
         return sorted(shown, key=lambda span: span["start_byte"])
     text = first_tokens(call.context, call.text(best[:1]), tokens)
     start = best[0]
     end_char, end_byte = start["start_char"] + len(text), start["start_byte"] + len(text.encode())
     return [{**start, "end_char": end_char, "end_byte": end_byte, "tokens": tokens}]
-
-
-def _by_words(chunker: Chunker, question: str) -> tuple[list[ChunkSpan], list[int]]:
-    """The document's chunks, and their ranking. Blocks."""
-    index, spans = WordIndex(), []
-    for chunk in chunker.chunks():
-        spans.append(span_of(chunk))
-        index.add(chunk.text)
-    return spans, index.ranking(question)
-
-
-async def _by_vectors(chunker: Chunker, question: str, index: VectorIndex) -> tuple[list[ChunkSpan], list[int]]:
-    """The document's chunks, and their ranking."""
-    spans: list[ChunkSpan] = []
-    chunks = chunker.chunks()
-    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-        spans.append(span_of(chunk))
-        await index.add(chunk.text)
-    return spans, await index.ranking(question)

@@ -9,6 +9,7 @@ Which examples belong to a length is said in `file_task`; what each format's own
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,17 +19,16 @@ from memagent_graph.evaluation.data_files.longbench import load_longbench
 from memagent_graph.evaluation.data_files.mrcr import load_mrcr
 from memagent_graph.evaluation.data_files.published import data_paths
 from memagent_graph.evaluation.data_files.qa_records import read_records
-from memagent_graph.evaluation.data_files.record_tasks import load_hotpotqa, load_squad
+from memagent_graph.evaluation.data_files.record_tasks import load_records
 from memagent_graph.evaluation.data_files.ruler_files import load_ruler_files
 from memagent_graph.evaluation.data_files.ruler_hqa_files import load_ruler_hqa_files
 from memagent_graph.evaluation.samples import TaskSettings
-from memagent_graph.storage.paths import data_folder
 
 __all__ = ["FileTask", "data_paths", "data_task_names", "load_data_task", "read_records"]
 
 _LOADERS: Final[Mapping[str, Callable[[Sequence[Path], TaskSettings], FileTask]]] = {
-    "hotpotqa": load_hotpotqa,
-    "squad": load_squad,
+    "hotpotqa": partial(load_records, "hotpotqa"),
+    "squad": partial(load_records, "squad"),
     "longbench": load_longbench,
     "mrcr": load_mrcr,
     "ruler_files": load_ruler_files,
@@ -58,5 +58,5 @@ def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> File
     """
     if not isinstance(settings, TaskSettings):
         raise EvaluationError(f"{name} needs the policy's tokenizer", hint="Pass TaskSettings(tokenizer=...).")
-    paths = data_paths(name, path or data_folder() / "evaluation")
+    paths = data_paths(name, path, name)
     return _LOADERS[name](paths, settings)

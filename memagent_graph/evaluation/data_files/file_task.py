@@ -65,7 +65,7 @@ class RowExamples:
         return self._made(index, self.rows[index], lambda row, example: example)
 
     def measured(self, measure: Callable[[Row, Example], _T]) -> Iterator[_T]:
-        """What `measure` says of each row and its example; a DamagedRowError of its own is told like any other.
+        """What `measure` says of each row and its example; a DamagedRowError of its own is reported like any other.
 
         Raises:
             EvaluationError: a row is damaged; the file and line are named.

@@ -90,9 +90,9 @@ def _messages(row: Row) -> list[tuple[str, str]]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise DamagedRowError(f'"prompt" is no JSON: {error}') from error
+            raise DamagedRowError(f'"prompt" is not valid JSON: {error}') from error
     if not isinstance(value, list) or not value:
-        raise DamagedRowError('"prompt" is no list of messages')
+        raise DamagedRowError('"prompt" is not a list of messages')
     if not all(isinstance(each, dict) for each in value):
-        raise DamagedRowError('"prompt" has an entry that is no message')
+        raise DamagedRowError('"prompt" has an entry that is not a message')
     return [(text_of(each, "role"), text_of(each, "content", empty=True)) for each in value]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.samples import TaskSettings
 from memagent_graph.storage.paths import data_folder
 
 
@@ -47,37 +46,24 @@ PUBLISHED: Final = {
 }
 
 
-def data_path(task: str, data_set: str, settings: TaskSettings) -> Path:
-    """The path that the user gave, or else the folder where data files are looked for.
-
-    Raises:
-        EvaluationError: None was given and there is no such folder; says which file is needed and where to put it.
-    """
-    if settings.data is not None:
-        return settings.data
-    folder = data_folder() / "evaluation"
-    if not folder.is_dir():
-        raise EvaluationError(
-            f"{task} needs a data file",
-            hint=f"It reads {published_as(data_set).what}. Pass its path (--data PATH), or put it into {folder}.",
-        )
-    return folder
-
-
-def data_paths(name: str, path: Path) -> list[Path]:
+def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Path]:
     """The files that a data set has at a path: itself if it is a file or a dataset folder, else those in the folder.
+
+    Without a path it is the data folder's `evaluation`, and `task` what is told to need a data file.
 
     A folder that is shared by several data sets may have a subfolder for each, called like the task.
 
     Raises:
         EvaluationError: no such name, or no files; says which file, where it is published and how to pass it.
     """
-    published = published_as(name)
+    published, given = published_as(name), path
+    path = path or data_folder() / "evaluation"
     if path.is_file() or any((path / each).is_file() for each in ("state.json", "dataset_dict.json")):
         return [path]
-    remedy = f"{name} reads {published.what}. Put it there, or pass where it is: --data PATH."
+    remedy = f"{name} reads {published.what}. Pass where it is (--data PATH), or put it into {path}."
     if not path.is_dir():
-        raise EvaluationError(f"there is no data file {path}", hint=remedy)
+        what = f"there is no data file {path}" if given or not task else f"{task} needs a data file"
+        raise EvaluationError(what, hint=remedy)
     if (path / name).is_dir():
         return data_paths(name, path / name)
     for pattern in published.patterns:

@@ -6,10 +6,10 @@ Parquet or a dataset folder). The rows tell which of them a file is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.data_files.file_task import DamagedRowError, text_of, texts_of
@@ -20,6 +20,7 @@ _HINTS: Final = {
     "hotpotqa": "Use the distractor file with answers, such as hotpot_dev_distractor_v1.json.",
     "squad": "Use a file with answers, such as dev-v2.0.json or train-v1.1.json.",
 }
+_T = TypeVar("_T")
 _EITHER: Final = f"It can be {' or '.join(PUBLISHED[name].what for name in _HINTS)}; pass it as --data PATH."
 
 
@@ -78,9 +79,9 @@ def records_of(paths: Sequence[Path], name: str | None) -> list[QARecord]:
     rows = open_rows(paths)
     first = rows[0]
     if "supporting_facts" in first:
-        found, records = "hotpotqa", _hotpotqa(rows)
+        found, records = "hotpotqa", _each(rows, "hotpotqa", _hotpotqa)
     elif "paragraphs" in first:
-        found, records = "squad", _squad(rows)
+        found, records = "squad", _each(rows, "squad", _article)
     elif {"title", "context", "question", "answers"} <= first.keys():
         found, records = "squad", _flat_squad(rows)
     else:
@@ -96,22 +97,27 @@ def records_of(paths: Sequence[Path], name: str | None) -> list[QARecord]:
     return made
 
 
-def _hotpotqa(rows: Rows) -> Iterator[QARecord]:
+def _each(rows: Rows, name: str, made: Callable[[Row], Iterable[_T]]) -> Iterator[_T]:
+    """What is made of each row.
+
+    Raises:
+        EvaluationError: a row is damaged; the file and line are named.
+    """
     for index in range(len(rows)):
         try:
-            yield _hotpotqa_record(rows[index])
+            yield from made(rows[index])
         except DamagedRowError as error:
-            raise _damaged(rows, index, error, "hotpotqa") from error
+            raise EvaluationError(f"{rows.place(index)}: {error}", hint=_HINTS[name]) from error
 
 
-def _hotpotqa_record(row: Row) -> QARecord:
+def _hotpotqa(row: Row) -> Iterator[QARecord]:
     paragraphs = [Paragraph(title, "".join(sentences).strip()) for title, sentences in _titled(row)]
     supporting = {title for title, _ in _pairs(row, "supporting_facts", "sent_id")}
     if lost := supporting - {each.title for each in paragraphs}:
         raise DamagedRowError(f"the supporting paragraph {min(lost)!r} is not in the context")
     if not supporting:
         raise DamagedRowError('"supporting_facts" is empty')
-    return QARecord(
+    yield QARecord(
         id=text_of(row, "_id" if "_id" in row else "id"),
         question=text_of(row, "question").strip(),
         answers=(text_of(row, "answer").strip(),),
@@ -142,16 +148,8 @@ def _pairs(row: Row, name: str, second: str) -> list[tuple[str, Any]]:
     return [(title, other) for title, other in value]
 
 
-def _squad(rows: Rows) -> Iterator[QARecord]:
-    """Each row is an article."""
-    for index in range(len(rows)):
-        try:
-            yield from _article(rows[index])
-        except DamagedRowError as error:
-            raise _damaged(rows, index, error, "squad") from error
-
-
 def _article(row: Row) -> Iterator[QARecord]:
+    """The records of an article, which is a row of SQuAD's own files."""
     title = text_of(row, "title").replace("_", " ")
     asked = [(Paragraph(title, text_of(each, "context").strip()), each) for each in _objects(row, "paragraphs")]
     paragraphs = [paragraph for paragraph, _ in asked]
@@ -177,30 +175,25 @@ def _squad_record(row: Row, answers: list[str], gold: Paragraph, others: tuple[P
 
 def _flat_squad(rows: Rows) -> Iterator[QARecord]:
     """Each row is a question; SQuAD 2 gives impossible ones no answer."""
-    articles: dict[str, dict[str, Paragraph]] = {}
-    for index in range(len(rows)):
-        row = rows[index]
-        try:
-            title, context = text_of(row, "title").replace("_", " "), text_of(row, "context").strip()
-        except DamagedRowError as error:
-            raise _damaged(rows, index, error, "squad") from error
-        articles.setdefault(title, {}).setdefault(context, Paragraph(title, context))
+    articles: dict[str, dict[Paragraph, None]] = {}
     others: dict[Paragraph, tuple[Paragraph, ...]] = {}
-    for index in range(len(rows)):
-        row = rows[index]
-        try:
-            answers = row["answers"]
-            if not isinstance(answers, dict):
-                raise DamagedRowError('"answers" is not an object with "text"')
-            if not answers.get("text"):
-                continue
-            article = articles[row["title"].replace("_", " ")]
-            gold = article[row["context"].strip()]
+
+    def paragraph(row: Row) -> Paragraph:
+        return Paragraph(text_of(row, "title").replace("_", " "), text_of(row, "context").strip())
+
+    def asked(row: Row) -> Iterator[QARecord]:
+        answers = row["answers"]
+        if not isinstance(answers, dict):
+            raise DamagedRowError('"answers" is not an object with "text"')
+        if answers.get("text"):
+            gold = paragraph(row)
             if gold not in others:
-                others[gold] = tuple(each for each in article.values() if each is not gold)
+                others[gold] = tuple(each for each in articles[gold.title] if each != gold)
             yield _squad_record(row, list(texts_of(answers, "text")), gold, others[gold])
-        except DamagedRowError as error:
-            raise _damaged(rows, index, error, "squad") from error
+
+    for found in _each(rows, "squad", lambda row: [paragraph(row)]):
+        articles.setdefault(found.title, {})[found] = None
+    yield from _each(rows, "squad", asked)
 
 
 def _objects(row: Row, name: str) -> list[Row]:
@@ -208,7 +201,3 @@ def _objects(row: Row, name: str) -> list[Row]:
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise DamagedRowError(f'"{name}" is not a list of objects')
     return value
-
-
-def _damaged(rows: Rows, index: int, error: DamagedRowError, name: str) -> EvaluationError:
-    return EvaluationError(f"{rows.place(index)}: {error}", hint=_HINTS[name])

@@ -46,17 +46,8 @@ class RecordExamples:
         return Example(record.question, record.answers, document, tuple(needles))
 
 
-def load_hotpotqa(paths: Sequence[Path], settings: TaskSettings) -> FileTask:
-    """HotpotQA's questions, each among its ten paragraphs."""
-    return _load("hotpotqa", paths, settings)
-
-
-def load_squad(paths: Sequence[Path], settings: TaskSettings) -> FileTask:
-    """SQuAD's questions, each on its whole article."""
-    return _load("squad", paths, settings)
-
-
-def _load(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
+def load_records(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
+    """The questions of "hotpotqa", each among its ten paragraphs, or of "squad", each on its whole article."""
     tokenizer = settings.tokenizer
     records = records_of(paths, name)
     counts: dict[Paragraph, int] = {}

@@ -6,19 +6,19 @@ JSON files are indexed by the byte offsets of their rows, so that a list of seve
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import json
 import mmap
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-from memagent_graph.errors import EvaluationError, MissingExtraError
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.extra_modules import extra_module
 
 Row: TypeAlias = dict[str, Any]
 
@@ -125,11 +125,12 @@ class JsonRows:
             raise _unreadable(self.path, error) from error
         except ValueError as error:
             raise EvaluationError(
-                f"{self.place(index)} is no JSON: {error}", hint="Mend or remove it, or download the file again."
+                f"{self.place(index)} is not valid JSON: {error}",
+                hint="Correct or remove it, or download the file again.",
             ) from error
         if not isinstance(row, dict):
             raise EvaluationError(
-                f"{self.place(index)} is no JSON object but {type(row).__name__}", hint="Mend or remove it."
+                f"{self.place(index)} is not a JSON object but {type(row).__name__}", hint="Correct or remove it."
             )
         return row
 
@@ -142,43 +143,49 @@ class JsonRows:
         return f"{self.path}, line {line}"
 
 
-class ParquetRows:
-    """The rows of a Parquet file; two of its row groups are held at a time."""
+class Parts:
+    """Things in several parts, one after another, counted through."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        file = self._opened()
-        metadata = file.metadata
-        file.close()
-        groups = [metadata.row_group(each).num_rows for each in range(metadata.num_row_groups)]
-        self._ends = list(itertools.accumulate(groups))
-        self._group = functools.lru_cache(maxsize=2)(self._read_group)
-        if not len(self):
-            raise EvaluationError(f"{path} has no rows", hint="Name the data file as it was published.")
-
-    def _opened(self) -> Any:
-        _pyarrow(f"reading {self.path.name}")
-        try:
-            return importlib.import_module("pyarrow.parquet").ParquetFile(self.path)
-        except (OSError, ValueError) as error:
-            raise _unreadable(self.path, error) from error
-
-    def _read_group(self, number: int) -> Any:
-        # Opened anew, because an open file is not for several threads.
-        file = self._opened()
-        try:
-            return file.read_row_group(number)
-        except (OSError, ValueError) as error:
-            raise _unreadable(self.path, error) from error
-        finally:
-            file.close()
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self._ends = list(itertools.accumulate(sizes))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
+    def part(self, index: int) -> tuple[int, int]:
+        """In which part one is, and at which place there."""
+        part = bisect_right(self._ends, index)
+        return part, index - (self._ends[part - 1] if part else 0)
+
+
+class ParquetRows(Parts):
+    """The rows of a Parquet file; two of its row groups are held at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._opened() as file:
+            groups = file.metadata
+        super().__init__(groups.row_group(each).num_rows for each in range(groups.num_row_groups))
+        self._group = functools.lru_cache(maxsize=2)(self._read_group)
+        if not len(self):
+            raise EvaluationError(f"{path} has no rows", hint="Name the data file as it was published.")
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """The file, opened each time, because an open one is not for several threads."""
+        parquet = extra_module("pyarrow.parquet", f"reading {self.path.name}")
+        try:
+            with parquet.ParquetFile(self.path) as file:
+                yield file
+        except (OSError, ValueError) as error:
+            raise _unreadable(self.path, error) from error
+
+    def _read_group(self, number: int) -> Any:
+        with self._opened() as file:
+            return file.read_row_group(number)
+
     def __getitem__(self, index: int, /) -> Row:
-        group = bisect_right(self._ends, index)
-        within = index - (self._ends[group - 1] if group else 0)
+        group, within = self.part(index)
         return _first(self._group(group), within)
 
     def place(self, index: int) -> str:
@@ -191,7 +198,7 @@ class DatasetRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        pa = _pyarrow(f"reading the dataset folder {path.name}")
+        pa = extra_module("pyarrow", f"reading the dataset folder {path.name}")
         try:
             names = [each["filename"] for each in json.loads((path / "state.json").read_text("utf-8"))["_data_files"]]
             tables = [pa.ipc.open_stream(pa.memory_map(str(path / name))).read_all() for name in names]
@@ -212,28 +219,21 @@ class DatasetRows:
         return f"{self.path}, row {index + 1}"
 
 
-class ChainedRows:
-    """The rows of several files, one after another."""
+class ChainedRows(Parts):
+    """The rows of several files."""
 
-    def __init__(self, parts: Sequence[Rows]) -> None:
-        self._parts = parts
-        self._ends = list(itertools.accumulate(map(len, parts)))
-
-    def _at(self, index: int) -> tuple[Rows, int]:
-        part = bisect_right(self._ends, index)
-        return self._parts[part], index - (self._ends[part - 1] if part else 0)
-
-    def __len__(self) -> int:
-        return self._ends[-1]
+    def __init__(self, files: Sequence[Rows]) -> None:
+        super().__init__(map(len, files))
+        self._files = files
 
     def __getitem__(self, index: int, /) -> Row:
-        part, within = self._at(index)
-        return part[within]
+        file, within = self.part(index)
+        return self._files[file][within]
 
     def place(self, index: int) -> str:
         """As the file's own."""
-        part, within = self._at(index)
-        return part.place(within)
+        file, within = self.part(index)
+        return self._files[file].place(within)
 
 
 def _open_one(path: Path) -> Rows:
@@ -271,13 +271,6 @@ def _end_of_space(content: mmap.mmap, start: int) -> int:
 def _first(table: Any, index: int) -> Row:
     row: Row = table.slice(index, 1).to_pylist()[0]
     return row
-
-
-def _pyarrow(needed_for: str) -> Any:
-    try:
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise MissingExtraError("eval", needed_for) from error
 
 
 def _unreadable(path: Path, error: Exception) -> EvaluationError:

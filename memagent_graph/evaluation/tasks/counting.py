@@ -31,7 +31,7 @@ class TokenCounter:
         self._tokens_per_character: float | None = None
 
     def add(self, text: str) -> None:
-        """Go on with `text`."""
+        """Continue with `text`."""
         self._held += text
         self.characters += len(text)
         if len(self._held) >= self._next_attempt:

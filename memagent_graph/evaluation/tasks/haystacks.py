@@ -112,7 +112,7 @@ def _docstrings() -> tuple[str, ...]:
 
 
 def _python_prose() -> Iterator[str]:
-    """As `prose.prose`, which parses the library anew in each round."""
+    """As `prose.prose`, which parses the library again in each round."""
     while True:
         yield from reference_topics()
         yield from _docstrings()

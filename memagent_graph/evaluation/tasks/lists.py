@@ -11,7 +11,7 @@ import math
 import random
 import string
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, count
 
@@ -52,7 +52,8 @@ class CommonWordsTask(GeneratedTask):
             EvaluationError: The length is too small for the common words and as many others.
             MissingExtraError: The word lists are not installed.
         """
-        for words in (_SingleWords(self.chance(length, index)), _PairedWords(self.chance(length, index))):
+        for size, word in _vocabularies():
+            words = _Words(size, word, self.chance(length, index))
             ranks = iter(range(len(words)))
             example = self._example([words[next(ranks)] for _ in range(2 * self.common)])
             gold = tuple(words[next(ranks)] for _ in range(self.common))
@@ -89,33 +90,26 @@ class CommonWordsTask(GeneratedTask):
         )
 
 
-class _SingleWords:
-    """Adjectives, nouns and verbs, in a random order."""
+class _Words:
+    """Words in a random order: `size` of them, of which `word` gives each."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self._words = vocabulary.all_words()
-        self._order = Order(len(self._words), chance)
-
-    def __len__(self) -> int:
-        return len(self._words)
-
-    def __getitem__(self, rank: int) -> str:
-        return self._words[self._order[rank]]
-
-
-class _PairedWords:
-    """Adjectives and nouns joined, in a random order: millions."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self._adjectives, self._nouns = vocabulary.words("adjective"), vocabulary.words("noun")
-        self._order = Order(len(self._adjectives) * len(self._nouns), chance)
+    def __init__(self, size: int, word: Callable[[int], str], chance: random.Random) -> None:
+        self._order = Order(size, chance)
+        self._word = word
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __getitem__(self, rank: int) -> str:
-        adjective, noun = divmod(self._order[rank], len(self._nouns))
-        return f"{self._adjectives[adjective]}-{self._nouns[noun]}"
+        return self._word(self._order[rank])
+
+
+def _vocabularies() -> Iterator[tuple[int, Callable[[int], str]]]:
+    """How many words there are, and each by number: adjectives, nouns and verbs; then millions of pairs."""
+    words = vocabulary.all_words()
+    yield len(words), words.__getitem__
+    adjectives, nouns = vocabulary.words("adjective"), vocabulary.words("noun")
+    yield len(adjectives) * len(nouns), lambda at: f"{adjectives[at // len(nouns)]}-{nouns[at % len(nouns)]}"
 
 
 class _CommonWordsDrafts:
@@ -126,7 +120,7 @@ class _CommonWordsDrafts:
         task: CommonWordsTask,
         length: int,
         index: int,
-        words: _SingleWords | _PairedWords,
+        words: _Words,
         gold: tuple[str, ...],
         header: str,
     ) -> None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.evaluation.data_files.published import data_path
-from memagent_graph.evaluation.data_files.qa_records import Paragraph, QARecord, read_records
+from memagent_graph.evaluation.data_files.published import data_paths
+from memagent_graph.evaluation.data_files.qa_records import Paragraph, QARecord, records_of
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
 from memagent_graph.evaluation.scorers import contains
 from memagent_graph.evaluation.tasks.fitting import Insertion, Layout
@@ -152,8 +152,7 @@ def passage_task(name: str, settings: TaskSettings) -> PassagesTask:
         EvaluationError: Its data file is missing, damaged or another data set's, or no question fits a small policy.
     """
     data_set = PASSAGE_TASKS[name]
-    path = data_path(name, data_set, settings)
-    records = read_records(path, data_set)
+    records = records_of(data_paths(data_set, settings.data, name), data_set)
     return passages_from(records, name, settings)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.data_files import data_paths, data_task_names, load_data_task
-from memagent_graph.evaluation.data_files.published import data_path
 from memagent_graph.evaluation.samples import Task, TaskSettings
 from memagent_graph.evaluation.tasks.lists import LISTS, list_task
 from memagent_graph.evaluation.tasks.needles import SHAPES, needle_task
@@ -46,7 +45,7 @@ def load_task(name: str, settings: TaskSettings) -> Task:
     if names_own_code(name):
         return _own_task(name, settings)
     if name in data_task_names():
-        return load_data_task(name, data_path(name, name, settings), settings)
+        return load_data_task(name, settings.data, settings)
     near = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.5)
     guess = f"Did you mean {' or '.join(near)}? " if near else ""
     raise EvaluationError(
@@ -64,7 +63,7 @@ def data_files(name: str, settings: TaskSettings) -> list[Path]:
     data_set = PASSAGE_TASKS.get(name, name)
     if data_set not in data_task_names():
         return []
-    return data_paths(data_set, data_path(name, data_set, settings))
+    return data_paths(data_set, settings.data, name)
 
 
 def _own_task(name: str, settings: TaskSettings) -> Task:

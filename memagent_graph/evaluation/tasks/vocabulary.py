@@ -6,7 +6,7 @@ import functools
 import random
 import re
 
-from memagent_graph.errors import MissingExtraError
+from memagent_graph.evaluation.extra_modules import extra_module
 
 _PLAIN = re.compile(r"[a-z]+")
 
@@ -32,9 +32,6 @@ def words(part_of_speech: str) -> tuple[str, ...]:
     Raises:
         MissingExtraError: The word lists are not installed.
     """
-    try:
-        from wonderwords import RandomWord  # noqa: PLC0415 - optional
-    except ImportError as error:
-        raise MissingExtraError("eval", "RULER's word keys and word lists") from error
-    found = RandomWord().filter(include_categories=[part_of_speech])
+    wonderwords = extra_module("wonderwords", "RULER's word keys and word lists")
+    found = wonderwords.RandomWord().filter(include_categories=[part_of_speech])
     return tuple(sorted({word for word in found if _PLAIN.fullmatch(word)}))

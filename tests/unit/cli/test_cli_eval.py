@@ -170,7 +170,7 @@ def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_a
     assert table(tmp_path / "killed") == table(tmp_path / "whole")
     readers = {text: count for text, count in undisturbed.items() if text}
     again = sum(max(0, disturbed[text] - count) for text, count in readers.items())
-    assert again <= kills * concurrency, "the reader goes on at the chunk it was at"
+    assert again <= kills * concurrency, "the reader continues at the chunk it was at"
     runs = RunLog(tmp_path / "killed" / "runs.sqlite")
     assert all(
         runs.get(row.run_id).stop_reason == "answered" for row in load_results(tmp_path / "killed").rows if row.run_id
@@ -217,7 +217,7 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
         "chunk_tokens is 90 and was 100",
     ):
         assert words in refused.stderr
-    assert "go on with the same command" not in refused.stderr
+    assert "continue with the same command" not in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -225,8 +225,8 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
     [
         (["no_such_task"], 7, "there is no task 'no_such_task'"),
         (["niah_single_2", "--lengths", "20"], 7, "too small for niah_single_2"),
-        (["niah_single_2", "--lengths", "8k,many"], 7, "'many' is no length"),
-        (["niah_single_2", "--lengths", "0"], 7, "'0' is no length"),
+        (["niah_single_2", "--lengths", "8k,many"], 7, "'many' is not a length"),
+        (["niah_single_2", "--lengths", "0"], 7, "'0' is not a length"),
         (["niah_single_2", "--lengths", ","], 7, "no length was given"),
         (["niah_single_2", "-n", "0"], 2, "n"),
         (["niah_single_2", "--systems", "memagent,magic"], 7, "there is no system 'magic'"),
@@ -272,7 +272,7 @@ def test_a_server_that_dies_stops_it_and_nothing_is_lost(task, tmp_path) -> None
                 "--concurrency", 4, "--out", tmp_path / "out"]  # fmt: skip
         done = memagent(*base, code=4)
         assert "engine died" in done.stderr
-        assert "go on with the same command and --resume" in done.stderr
+        assert "continue with the same command and --resume" in done.stderr
         server.respond = respond
         memagent(*base, "--resume")
     results = load_results(tmp_path / "out")

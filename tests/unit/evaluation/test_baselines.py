@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from langchain_core.embeddings import Embeddings
@@ -30,6 +31,7 @@ from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policy import strip_reasoning
+from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.tokenizers import load_tokenizer
 
 EXCERPTS = ["full_context", "middle_truncation", "retrieval"]
@@ -245,6 +247,33 @@ async def test_what_does_not_fit_is_a_budget_error_with_the_numbers_for_whoever_
 
 
 # The log and checkpoints
+
+
+async def test_a_run_whose_document_does_not_fit_is_ended_in_the_log_with_that_outcome(ask, tmp_path) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+    await ask("full_context", LONG, run_log=log, run_id="too-long")
+    run = log.get("too-long")
+    log.close()
+    assert run.stop_reason == Outcome.DOES_NOT_FIT
+    assert run.ended is not None and run.answer is None
+
+
+async def test_a_systems_readers_share_one_connection_to_a_file_of_checkpoints(make_reader, tmp_path, monkeypatch):
+    opened = []
+
+    async def counted(checkpoints):
+        if isinstance(checkpoints, Path):
+            opened.append(checkpoints)
+        return await open_saver(checkpoints)
+
+    monkeypatch.setattr("memagent_graph.reader.open_saver", counted)
+    reader = make_reader(Reader(), checkpoints=tmp_path / "checkpoints.sqlite")
+    system = load_system("refine", reader)
+    document = reader.store.add(Document.of(SHORT))
+    for tokens_ in (50, 60, 50):
+        await system.attempt(document, QUESTION, answer_tokens=tokens_, run_id=f"run-{tokens_}")
+    assert opened == [tmp_path / "checkpoints.sqlite"]
+    await reader.aclose()
 
 
 @pytest.mark.parametrize("name", BASELINES)

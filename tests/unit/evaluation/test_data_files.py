@@ -438,7 +438,7 @@ def test_parquet_rows_are_found_across_row_groups_and_files(tmp_path) -> None:
 def test_missing_data_is_said_with_where_to_get_it_and_how_to_pass_it(tmp_path, name, monkeypatch) -> None:
     monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
     for path in (tmp_path / "none.json", tmp_path, None):
-        with pytest.raises(EvaluationError, match=rf"(no data file|has no file called).*{name} reads .*--data PATH"):
+        with pytest.raises(EvaluationError, match=rf"(no|needs a) (data file|file called).*{name} reads .*--data PATH"):
             load_data_task(name, path, SETTINGS)
 
 
@@ -464,9 +464,9 @@ def test_data_is_found_in_the_data_folder_and_in_a_tasks_own_subfolder(tmp_path,
         ("longbench", longbench_row, {"answers": [1]}, '"answers" is list, not a list of texts'),
         ("longbench", longbench_row, {"context": " "}, '"context" is empty'),
         ("longbench", longbench_row, {"input": "", "dataset": "new"}, "what to ask in the data set 'new'"),
-        ("mrcr", mrcr_row, {"prompt": "[{"}, '"prompt" is no JSON'),
-        ("mrcr", mrcr_row, {"prompt": "[1, 2]"}, "an entry that is no message"),
-        ("mrcr", mrcr_row, {"prompt": "{}"}, "no list of messages"),
+        ("mrcr", mrcr_row, {"prompt": "[{"}, '"prompt" is not valid JSON'),
+        ("mrcr", mrcr_row, {"prompt": "[1, 2]"}, "an entry that is not a message"),
+        ("mrcr", mrcr_row, {"prompt": "{}"}, "not a list of messages"),
         ("mrcr", mrcr_row, {"prompt": '[{"role": "user", "content": "q"}]'}, "not end with a question"),
         ("mrcr", mrcr_row, {"answer": "other"}, "does not begin with 'Zx81'"),
         ("ruler_files", ruler_row, {"length": 0}, "\"length\" is '0', not a positive whole number"),
@@ -527,10 +527,10 @@ def test_one_data_set_is_not_taken_for_the_other(tmp_path) -> None:
         (b"\x1f\x8b\x08zipped", "neither JSON lines nor a JSON list"),
         (b"[]", "has no rows"),
         (b'[{"a": 1}, {"a"', "cut off after 1 entries"),
-        (b'[{"a": 1}, {"a": }]', "line 1 is no JSON"),
-        (b'{"a": 1}\n{"a": \n', "line 2 is no JSON"),
-        (b'[{"a": 1},\n\n7]', "line 3 is no JSON object but int"),
-        (b'{"a": "\xff"}', "line 1 is no JSON"),
+        (b'[{"a": 1}, {"a": }]', "line 1 is not valid JSON"),
+        (b'{"a": 1}\n{"a": \n', "line 2 is not valid JSON"),
+        (b'[{"a": 1},\n\n7]', "line 3 is not a JSON object but int"),
+        (b'{"a": "\xff"}', "line 1 is not valid JSON"),
         (b"PAR1 but not Parquet", "cannot be read"),
     ],
 )

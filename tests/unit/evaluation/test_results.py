@@ -84,14 +84,15 @@ def test_a_journal_cut_off_anywhere_behind_its_first_line_keeps_every_whole_row(
     assert set(mended.rows) == set(rows)
 
 
-def test_a_tasks_data_files_stay_the_same_and_other_tasks_may_come(tmp_path) -> None:
+@pytest.mark.parametrize("what", ["data", "identities"])
+def test_data_files_and_systems_stay_the_same_and_others_may_come(tmp_path, what) -> None:
     with begun(tmp_path) as journal:
-        journal.plan(replace(PLAN, data=(("qa_1", "dev.json, 7 bytes"),)))
-        journal.plan(replace(PLAN, data=(("qa_2", "hotpot.json, 8 bytes"),)))
+        journal.plan(replace(PLAN, **{what: (("one", "dev.json, 7 bytes"),)}))
+        journal.plan(replace(PLAN, **{what: (("two", "hotpot.json, 8 bytes"),)}))
     with open_journal(tmp_path, SETTINGS, resume=True) as journal:
-        journal.plan(replace(PLAN, data=(("qa_1", "dev.json, 7 bytes"), ("qa_2", "hotpot.json, 8 bytes"))))
-        with pytest.raises(EvaluationError, match=r'data\.qa_2 is "hotpot\.json, 9 bytes" and was') as refused:
-            journal.plan(replace(PLAN, data=(("qa_2", "hotpot.json, 9 bytes"),)))
+        journal.plan(replace(PLAN, **{what: (("one", "dev.json, 7 bytes"), ("two", "hotpot.json, 8 bytes"))}))
+        with pytest.raises(EvaluationError, match=rf'{what}\.two is "hotpot\.json, 9 bytes" and was') as refused:
+            journal.plan(replace(PLAN, **{what: (("two", "hotpot.json, 9 bytes"),)}))
     assert "--out" in str(refused.value)
 
 
@@ -170,7 +171,7 @@ except Exception as error:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda text: text.replace("memagent-evaluation", "something"), "no journal"),
+        (lambda text: text.replace("memagent-evaluation", "something"), "not the journal"),
         (lambda text: text.replace('"version": 1', '"version": 2'), "newer version"),
         (lambda text: text.replace('"unit": "tokens"', '"unit": 7', 1), "line 3"),
         (lambda text: "", "empty"),
@@ -250,7 +251,7 @@ with open_journal(Path({str(tmp_path)!r}), {SETTINGS!r}, resume=True) as journal
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
-    assert "--resume goes on" in done.stdout
+    assert "--resume continues" in done.stdout
     assert done.stdout.endswith("2 rows\n")
 
 
