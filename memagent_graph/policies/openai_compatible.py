@@ -1,6 +1,7 @@
 """A policy behind an OpenAI-compatible server: vLLM, and whatever else speaks that API. The fast default.
 
-Requests are sent and decoded here rather than by the `openai` client: see `sending` and `replies`.
+The `openai` client gives address, key and headers, and asks what is served. Completions, which are nearly all of the
+traffic, are sent and decoded here: see `sending` and `replies`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx2
 import msgspec
+import openai
 
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import (
@@ -48,7 +51,7 @@ class OpenAICompatiblePolicy:
         base_url: the API's root, as in http://localhost:8000/v1; by default OPENAI_BASE_URL, or OpenAI's own.
         api_key: by default OPENAI_API_KEY. A server without keys takes any.
         max_concurrency: requests in flight at once, over all reads that share this policy.
-        connect_timeout: seconds for the connection, and again for the answer to "what do you serve?".
+        connect_timeout: seconds for the connection; also for the answer to "what do you serve?".
         read_timeout: seconds that one completion may take, and the longest that a `Retry-After` is waited for.
         max_retries: how often a failed request is sent again.
         extra_body: further fields of every request, such as a server's own sampling options.
@@ -81,7 +84,7 @@ class OpenAICompatiblePolicy:
         self._max_retries = max_retries
         self._extra_body = dict(extra_body or {})
         self._served: dict[str, Any] | None = None
-        self._senders = PerLoop(self._sender)
+        self._connections = PerLoop(self._connect)
 
     @property
     def name(self) -> str:
@@ -99,7 +102,8 @@ class OpenAICompatiblePolicy:
             PolicyResponseError: an answer that is not a completion.
         """
         as_messages = bool(prompt) and not isinstance(prompt[0], int)
-        async with self._senders.get().slots:
+        connection = self._connections.get()
+        async with connection.slots:
             gives_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
             if self._model is None:
                 await self.served_model()
@@ -109,7 +113,7 @@ class OpenAICompatiblePolicy:
             if sampling.logprobs:
                 body["logprobs"] = True if as_messages else 0
             url = f"{self.base_url.rstrip('/')}/{'chat/completions' if as_messages else 'completions'}"
-            content, retries = await self._send(url, body)
+            content, retries = await self._post(connection, url, body)
         try:
             return decode_completion(content, model=name, retries=retries, policy_version=version)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -138,8 +142,12 @@ class OpenAICompatiblePolicy:
             PolicyError: as for `complete`.
         """
         if self._served is None:
-            content, _ = await self._send(f"{self.base_url.rstrip('/')}/models")
-            self._served = self._choose_model(content)
+            client = self._connections.get().client.with_options(timeout=self._timeouts.connect)
+            try:
+                reply = await client.get("/models", cast_to=httpx2.Response)
+            except openai.OpenAIError as error:
+                raise self._error(error) from error
+            self._served = self._choose_model(reply.content)
             self._model = str(self._served["id"])
         return self._served
 
@@ -152,16 +160,18 @@ class OpenAICompatiblePolicy:
         root = self.base_url.rstrip("/").removesuffix("/v1")
         body = {"model": (await self.served_model())["id"], "messages": list(messages)}
         try:
-            content, _ = await self._send(f"{root}/tokenize", body)
-            tokens = msgspec.json.decode(content).get("tokens")
-        except (PolicyRequestError, msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+            reply = await self._connections.get().client.post(f"{root}/tokenize", body=body, cast_to=httpx2.Response)
+            tokens = msgspec.json.decode(reply.content).get("tokens")
+        except (openai.NotFoundError, openai.BadRequestError, msgspec.DecodeError, UnicodeDecodeError, AttributeError):
             return None
+        except openai.OpenAIError as error:
+            raise self._error(error) from error
         return tokens if isinstance(tokens, list) else None
 
     async def aclose(self) -> None:
         """Close the connections that belong to the running event loop."""
-        if sender := self._senders.pop():
-            await sender.close()
+        if connection := self._connections.pop():
+            await connection.close()
 
     def _body(self, sampling: SamplingParams, gives_ids: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -178,21 +188,14 @@ class OpenAICompatiblePolicy:
             body["return_token_ids"] = True
         return {**body, **self._extra_body}
 
-    async def _send(self, url: str, body: dict[str, Any] | None = None) -> tuple[bytes, int]:
-        """The reply's body, and how many times the request was sent again; without a body it is a GET request."""
+    async def _post(self, connection: _Connection, url: str, body: dict[str, Any]) -> tuple[bytes, int]:
+        """The reply's body, and how many times the request was sent again."""
         try:
-            data = None if body is None else msgspec.json.encode(body)
-            return await self._senders.get().send(url, data)
+            return await connection.sender.post(url, msgspec.json.encode(body))
         except StatusError as error:
             raise self._refusal(error.status, _words(error.content), error.wait) from error
-        except aiohttp.ConnectionTimeoutError as error:
-            raise self._unreachable(TimeoutError(f"none within {self._timeouts.connect:g} s")) from error
         except TimeoutError as error:
-            within = self._timeouts.within(posted=body is not None)
-            raise PolicyUnreachableError(
-                f"{self.base_url} did not answer in time ({within:g} s)",
-                hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
-            ) from error
+            raise self._silence(error, f" ({self._timeouts.read:g} s for a completion)") from error
         except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
 
@@ -219,10 +222,28 @@ class OpenAICompatiblePolicy:
             hint="Name one of these with --model.",
         )
 
+    def _error(self, error: openai.OpenAIError) -> PolicyError:
+        """A failure of the `openai` client in this package's words."""
+        if isinstance(error, openai.APITimeoutError):
+            return self._silence(error)
+        if isinstance(error, openai.APIConnectionError):
+            return self._unreachable(error)
+        if isinstance(error, openai.APIStatusError):
+            return self._refusal(error.status_code, _words(error.response.content))
+        return PolicyError(f"{self.base_url}: {error}")
+
     def _unreachable(self, error: Exception) -> PolicyUnreachableError:
         return PolicyUnreachableError(
             f"no connection to {self.base_url}: {_root_cause(error)}",
             hint="Is the server running? Check --base-url with `memagent doctor`.",
+        )
+
+    def _silence(self, error: Exception, allowed: str = "") -> PolicyUnreachableError:
+        if isinstance(_root_cause(error), aiohttp.ConnectionTimeoutError | httpx2.ConnectTimeout):
+            return self._unreachable(TimeoutError(f"none within {self._timeouts.connect:g} s"))
+        return PolicyUnreachableError(
+            f"{self.base_url} did not answer in time{allowed}",
+            hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
         )
 
     def _refusal(self, status: int, words: str, wait: float | None = None) -> PolicyError:
@@ -251,20 +272,35 @@ class OpenAICompatiblePolicy:
             hint="Is this an OpenAI-compatible API? --base-url usually ends in /v1.",
         )
 
-    def _sender(self) -> Sender:
-        headers = {
-            "Authorization": f"Bearer {self._api_key}",
-            "Content-Type": "application/json",
-            "OpenAI-Organization": os.environ.get("OPENAI_ORG_ID"),
-            "OpenAI-Project": os.environ.get("OPENAI_PROJECT_ID"),
-        }
-        return Sender(
+    def _connect(self) -> _Connection:
+        client = openai.AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=self._api_key,
+            timeout=httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect),
+            max_retries=self._max_retries,
+        )
+        sender = Sender(
             self.base_url,
-            {name: value for name, value in headers.items() if value},
+            # The client marks headers that it leaves out by objects that are no text.
+            {k: v for k, v in (*client.auth_headers.items(), *client.default_headers.items()) if isinstance(v, str)},
             connections=self.max_concurrency,
             timeouts=self._timeouts,
             max_retries=self._max_retries,
         )
+        return _Connection(client, sender, asyncio.Semaphore(self.max_concurrency))
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """One event loop's clients and its bound on requests in flight."""
+
+    client: openai.AsyncOpenAI
+    sender: Sender
+    slots: asyncio.Semaphore
+
+    async def close(self) -> None:
+        await self.client.close()
+        await self.sender.close()
 
 
 def _is_vllm(served: Mapping[str, Any]) -> bool:

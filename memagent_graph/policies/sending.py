@@ -1,4 +1,4 @@
-"""Requests on their way to a server: one pool of connections, time-outs, and repetition where it can help.
+"""Completion requests on their way: one pool of connections, time-outs, and repetition where it can help.
 
 A read spends as much processor time here as in all the rest, so requests go through aiohttp itself; the layers of the
 `openai` client above it cost about four times as much per request as aiohttp does (`benchmarks/throughput.py`).
@@ -54,18 +54,14 @@ class Timeouts:
     connect: float
     read: float
 
-    def within(self, *, posted: bool) -> float:
-        """What one attempt may take: a POST request the time to read; a GET request that to connect, twice."""
-        return self.read if posted else 2 * self.connect
-
 
 class Sender:
-    """Sends bodies of JSON, on the event loop in which it was made.
+    """POSTs bodies of JSON, on the event loop in which it was made.
 
     Args:
         base_url: where the requests will go; it decides on TLS and on the environment's proxy.
         headers: sent with every request.
-        connections: how many may be open at once; `slots` has as many.
+        connections: how many may be open at once.
         timeouts: for the connection, and for one attempt as a whole.
         max_retries: how often a failed request is sent again.
     """
@@ -73,36 +69,31 @@ class Sender:
     def __init__(
         self, base_url: str, headers: Mapping[str, str], *, connections: int, timeouts: Timeouts, max_retries: int
     ) -> None:
-        self.slots = asyncio.Semaphore(connections)
         self._timeouts = timeouts
         self._max_retries = max_retries
         secure = urlsplit(base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, ssl=httpx2.create_ssl_context() if secure else True),
             headers=headers,
+            timeout=aiohttp.ClientTimeout(total=timeouts.read, sock_connect=timeouts.connect),
             cookie_jar=aiohttp.DummyCookieJar(),
             proxy=_proxy_for(base_url),
         )
         self._unclosed = weakref.finalize(self, _abandon, self._session, asyncio.get_running_loop())
 
-    async def send(self, url: str, body: bytes | None = None) -> tuple[bytes, int]:
+    async def post(self, url: str, body: bytes) -> tuple[bytes, int]:
         """The reply's body, and how many times the request was sent again before it came.
-
-        With a body it is a POST request; without, a GET request.
 
         Raises:
             StatusError: the server refused, finally.
             aiohttp.ClientError: no connection, or it broke.
             TimeoutError: no connection, or no whole reply, in time.
         """
-        method = "GET" if body is None else "POST"
-        total = self._timeouts.within(posted=body is not None)
-        limits = aiohttp.ClientTimeout(total=total, sock_connect=self._timeouts.connect)
         retries = 0
         while True:
             wait = None
             try:
-                async with self._session.request(method, url, data=body, timeout=limits) as reply:
+                async with self._session.post(url, data=body) as reply:
                     content = await reply.read()
                     if reply.status < 300:
                         return content, retries
