@@ -19,7 +19,6 @@ from safetensors.numpy import load_file, save_file
 
 from memagent_training.forward.layouts import TokenRow
 from memagent_training.serving.policy_sync import (
-    FolderLogProbs,
     How,
     PolicySync,
     Probe,
@@ -27,6 +26,7 @@ from memagent_training.serving.policy_sync import (
     RemoteServer,
     SyncError,
     SyncSettings,
+    folder_logprobs,
 )
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.probe import ProbeLogProbs, Standing, find_fault, largest_gap
@@ -640,7 +640,7 @@ def test_a_folder_gives_the_log_probs_of_its_weights(llama) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    found = FolderLogProbs()(llama, ROWS)
+    found = folder_logprobs(llama, ROWS)
     model = AutoModelForCausalLM.from_pretrained(llama)
     for row, scores in zip(ROWS, found, strict=True):
         ids = [*row.prompt_ids_P, *row.completion_ids_T]
@@ -659,15 +659,15 @@ def test_adapters_by_themselves_give_those_of_the_merged_weights(llama, tmp_path
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(llama), settings)
     adapted.save_pretrained(str(tmp_path / "adapter"))
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
-    there, here = FolderLogProbs()(tmp_path / "adapter", ROWS), FolderLogProbs()(tmp_path / "merged", ROWS)
+    there, here = folder_logprobs(tmp_path / "adapter", ROWS), folder_logprobs(tmp_path / "merged", ROWS)
     assert [*there[0], *there[1]] == pytest.approx([*here[0], *here[1]], abs=1e-5)
-    assert there[0] != pytest.approx(FolderLogProbs()(llama, ROWS)[0], abs=1e-3)
+    assert there[0] != pytest.approx(folder_logprobs(llama, ROWS)[0], abs=1e-3)
 
 
 def test_a_folder_that_transformers_cannot_load_is_told(base) -> None:
     (base / "config.json").write_text('{"model_type": "no such"}')
     with pytest.raises(TrainingError, match="cannot be loaded to verify"):
-        FolderLogProbs()(base, ROWS)
+        folder_logprobs(base, ROWS)
 
 
 # The server's own side

@@ -71,7 +71,7 @@ class Serving:
         """Stop the server, if it is ours, and close what readers hold."""
         await self._policy.aclose()
         if self._own is not None:
-            await asyncio.to_thread(self._own.stop)
+            await asyncio.to_thread(self._own.kill)
         self.run_log.close()
 
     def policy_folder(self, iteration: int) -> Path:

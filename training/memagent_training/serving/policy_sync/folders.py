@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -100,8 +101,9 @@ class Likeness:
     @classmethod
     def of(cls, folder: Path) -> Likeness:
         """Of a folder with whole weights."""
-        config = {key: value for key, value in _config(folder).to_dict().items() if key not in _IRRELEVANT}
-        return cls(folder, config, _shapes(folder))
+        config = _config(folder).to_dict().items()
+        said = {key: value for key, value in config if value is not None and key not in _IRRELEVANT}
+        return cls(folder, said, _shapes(folder))
 
 
 def vocabulary_and_window(folder: Path) -> tuple[int, int | None]:
@@ -121,11 +123,9 @@ def require_alike(new: Likeness, served: Likeness) -> None:
     Raises:
         TrainingError: configurations, tensor names or shapes differ; says which.
     """
-    keys = sorted(new.config.keys() | served.config.keys())
-    pairs = [(key, new.config.get(key), served.config.get(key)) for key in keys]
-    differing = [f"{key} is {one!r}, not {other!r}" for key, one, other in pairs if one != other]
+    differing = _differences(new.config, served.config)
     if served.shapes and not differing:  # without safetensors there is nothing to compare
-        differing = _different_tensors(new.shapes, served.shapes)
+        differing = _differences(new.shapes, served.shapes)
     if differing:
         more = f", and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise TrainingError(
@@ -188,11 +188,11 @@ def _require_fitting(adapters: PolicyFolder, base: Shapes, hint: str) -> None:
         raise SyncError(f"wrong base model: it has none of the modules that {adapters.adapter} adapts", hint=hint)
 
 
-def _different_tensors(new: Shapes, old: Shapes) -> list[str]:
+def _differences(new: Mapping[str, object], old: Mapping[str, object]) -> list[str]:
     different = [f"it lacks {name}" for name in sorted(old.keys() - new.keys())]
     different += [f"it has {name}" for name in sorted(new.keys() - old.keys())]
     common = sorted(new.keys() & old.keys())
-    return different + [f"{name} is {new[name]}, not {old[name]}" for name in common if new[name] != old[name]]
+    return different + [f"{name} is {new[name]!r}, not {old[name]!r}" for name in common if new[name] != old[name]]
 
 
 def _shapes(folder: Path) -> Shapes:
@@ -224,5 +224,5 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path} cannot be read: {error}", hint="Was it written to its end?") from error
     if not isinstance(read, dict):
-        raise TrainingError(f"{path} is no JSON object", hint="Was it written by peft?")
+        raise TrainingError(f"{path} is not a JSON object", hint="Was it written by peft?")
     return read

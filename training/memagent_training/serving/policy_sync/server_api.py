@@ -137,19 +137,15 @@ class ServerAPI:
                 session.request(method, f"{self.root_url}{path}", json=body) as reply,
             ):
                 content, status = await reply.read(), reply.status
-        except aiohttp.ConnectionTimeoutError as error:
+        except (aiohttp.ClientError, ValueError) as error:  # one that takes too long to connect, too
             raise UnreachableError(
-                f"no connection to {self.root_url} in time", hint="Is the server running, and is this its address?"
+                f"no connection to {self.root_url}: {error or type(error).__name__}",
+                hint="Is the server running, and is this its address?",
             ) from error
         except TimeoutError as error:
             raise NoAnswerError(
                 f"{self.root_url}{path} did not answer within {self._timeout:g} s",
                 hint="Is the server overloaded? Let its readers finish, or allow more time (SyncSettings.timeout).",
-            ) from error
-        except (aiohttp.ClientError, ValueError) as error:
-            raise UnreachableError(
-                f"no connection to {self.root_url}: {error or type(error).__name__}",
-                hint="Is the server running, and is this its address?",
             ) from error
         if status < 300:
             return _decoded(content)

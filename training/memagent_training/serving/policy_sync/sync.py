@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from memagent_training.serving.policy_sync import folders
 from memagent_training.serving.policy_sync.folders import Likeness, PolicyFolder
 from memagent_training.serving.policy_sync.probe import Probe, ProbeLogProbs, Reading, Standing, find_fault, largest_gap
-from memagent_training.serving.policy_sync.reference import FolderLogProbs, ReferenceLogProbs
+from memagent_training.serving.policy_sync.reference import ReferenceLogProbs, folder_logprobs
 from memagent_training.serving.policy_sync.served import How, Served, SyncError
 from memagent_training.serving.policy_sync.server_api import NoAnswerError, NotServedError, ServerAPI, UnreachableError
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
@@ -78,7 +78,7 @@ class PolicySync:
     Args:
         server: whose weights are swapped. After a reload or a restart, an own server's `model` is the new folder.
         settings: how.
-        reference: the trainer's log-probs; by default from the policy's files, loaded with transformers.
+        reference: the trainer's log-probs; by default `folder_logprobs`.
         probe: what is compared; by default random prompts.
     """
 
@@ -87,12 +87,12 @@ class PolicySync:
         server: VLLMServer | RemoteServer,
         *,
         settings: SyncSettings | None = None,
-        reference: ReferenceLogProbs | None = None,
+        reference: ReferenceLogProbs = folder_logprobs,
         probe: Probe | None = None,
     ) -> None:
         self.settings = settings or SyncSettings()
         self.server = server
-        self.reference = reference or FolderLogProbs()
+        self.reference = reference
         self._own = server if isinstance(server, VLLMServer) else None
         self._api = ServerAPI(
             server.base_url.rstrip("/").removesuffix("/v1"),
