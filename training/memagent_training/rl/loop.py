@@ -24,7 +24,7 @@ from memagent_training.rl.loop_journal import CollectionRecord, Journal, Measure
 from memagent_training.rl.measuring import measure
 from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
 from memagent_training.rl.policy_serving import Serving
-from memagent_training.rl.rl_job import JOURNAL, PreparedLoop, RLJob, prepare, write_record
+from memagent_training.rl.rl_job import JOURNAL, PreparedLoop, RLJob, prepare
 from memagent_training.rl.watching import Phase, Watcher
 from memagent_training.serving.vllm_server import find_vllm_python
 
@@ -64,7 +64,7 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
     try:
         trainer = OnlineTrainer(
             prepared.base.source,
-            source,
+            source.groups_of,
             prepared.config,
             steps_per_iteration=prepared.steps_per_iteration,
             save_policy=source.export,
@@ -74,7 +74,7 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
         trainer.remove_callback(PrinterCallback)
         is_main = trainer.accelerator.is_main_process
         if is_main:
-            write_record(prepared)
+            output.write_record(job.out, prepared.record)
         reason = f"all {job.iterations} iterations are done"
         newest = checkpoints.newest
         if newest is not None or checkpoints.passed_over:
@@ -240,18 +240,8 @@ class _Told(TrainerCallback):
 
 def _metrics(record: CollectionRecord, measurements: list[Measurement], times: Mapping[str, float]) -> dict[str, float]:
     """For the training log."""
-    tokens = record.prompt_tokens + record.completion_tokens
-    metrics = {
-        **times,
-        "collect/reward": record.reward,
-        "collect/groups": record.groups,
-        "collect/all_right": record.all_right,
-        "collect/other_uniform": record.other_uniform,
-        "collect/failed": record.failed,
-        "collect/stage": record.stage,
-        "collect/cached_fraction": record.cached_tokens / max(record.prompt_tokens, 1),
-        "collect/tokens_per_second": tokens / max(record.seconds, 1e-9),
-    }
+    told = ("reward", "groups", "all_right", "other_uniform", "failed", "stage", "cached_fraction", "tokens_per_second")
+    metrics = {**times, **{f"collect/{name}": getattr(record, name) for name in told}}
     for length, value in record.by_length.items():
         metrics[f"collect/reward_{length}"] = value.reward
     for each in measurements:
