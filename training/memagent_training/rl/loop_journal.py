@@ -107,7 +107,10 @@ class Measurement:
         return self.temperature == other.temperature and asked == others
 
 
-_KINDS: Final = {"collected": CollectionRecord, "measured": Measurement}
+_KINDS: Final[dict[str, type[CollectionRecord | Measurement]]] = {
+    "collected": CollectionRecord,
+    "measured": Measurement,
+}
 
 
 @dataclass

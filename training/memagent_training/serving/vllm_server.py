@@ -153,7 +153,13 @@ class VLLMServer:
         """
         if self.is_running:
             raise VLLMServerError(f"the server on port {self.port} is running already; stop it first")
-        command = [sys.executable, _WATCHDOG, str(os.getpid()), find_vllm_python(), *self._arguments()]
+        command: list[str | Path] = [
+            sys.executable,
+            _WATCHDOG,
+            str(os.getpid()),
+            find_vllm_python(),
+            *self._arguments(),
+        ]
         self._scratch = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
         environment = (
             os.environ
