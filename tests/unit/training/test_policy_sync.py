@@ -182,7 +182,7 @@ class FakeVLLM:
             return self._error(400, f"The lora adapter '{name}' has already been loaded.")
         if not path.is_dir():  # noqa: ASYNC240
             return self._error(404, f"Loading lora {name} failed: No adapter found for {path}")
-        rank = PolicyFolder.find(path).adapter_rank
+        rank = PolicyFolder.find(path).adapter_settings["r"]
         if rank > RANK:
             return self._error(500, f"LoRA rank {rank} is greater than max_lora_rank {RANK}.")
         self.adapters[name] = 0.0 if "adapter" in self.broken else added_by(path)
@@ -536,10 +536,9 @@ async def test_an_endpoint_that_is_not_there_names_how_to_start_the_server(base,
 
 async def test_a_rank_that_is_too_large_names_the_option(fake, base, tmp_path) -> None:
     policy = write_adapter(tmp_path / "1", base, 0.5, rank=16)
-    with pytest.raises(TrainingError, match=r"rank 16 is greater than max_lora_rank 8.*larger --max-lora-rank"):
-        await remote(fake, model=base).sync(policy, "1")
-    with pytest.raises(TrainingError, match=r"takes 8 at most.*max_lora_rank=16"):
-        await own(fake, base, max_lora_rank=8).sync(policy, "1")
+    for sync in (remote(fake, model=base), own(fake, base, max_lora_rank=8)):
+        with pytest.raises(TrainingError, match=r"rank 16 is greater than max_lora_rank 8.*larger --max-lora-rank"):
+            await sync.sync(policy, "1")
 
 
 async def test_adapters_that_the_server_cannot_see_name_the_paths(fake, base, tmp_path) -> None:

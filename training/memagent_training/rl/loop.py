@@ -79,7 +79,8 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
         newest = checkpoints.newest
         if newest is not None or checkpoints.passed_over:
             watcher.resumes(newest, checkpoints.passed_over)
-        source.tell_measurements()
+        for measurement in source.journal.measurements:  # of an earlier call
+            watcher.measured(measurement)
         try:
             trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
         except EndOfLoop as end:
@@ -123,21 +124,15 @@ class _Source:
         folder = self.serving.policy_folder(iteration)
         save_policy(trainer, self._prepared.base, folder, lora_rank=self._job.lora_rank, merged=False)
 
-    def tell_measurements(self) -> None:
-        """Tell what an earlier call measured."""
-        for measurement in self.journal.measurements:
-            self._watcher.measured(measurement)
-
     def groups_of(self, iteration: int) -> CollectedIteration:
-        """See `GroupSource`."""
+        """What an iteration is trained on: a `GroupSource`."""
         times: dict[str, float] = {}
         record = self.journal.of_iteration(iteration)
         if record is None and self._ahead is not None:
             record = self._timed(times, iteration, Phase.COLLECT, self._awaited())
-        follower = iteration + 1 if self._job.steps_behind else None
-        wants_follower = (
-            follower is not None and follower < self._job.iterations and self.journal.of_iteration(follower) is None
-        )
+        follower = iteration + 1
+        wants_follower = self._job.steps_behind and follower < self._job.iterations
+        wants_follower = wants_follower and self.journal.of_iteration(follower) is None
         if record is None or wants_follower or self._is_due(iteration):
             served = self._timed(times, iteration, Phase.SYNC, self.serving.serve(iteration))
             self._watcher.serves(iteration, served)
@@ -146,8 +141,10 @@ class _Source:
         if record is None:
             record = self._timed(times, iteration, Phase.COLLECT, self._collector.collect(iteration, iteration))
         check_rewards(self.journal.records, self._job.collapse)
-        self._tell_records()
-        if wants_follower and follower is not None:
+        for each in self.journal.records[self._told :]:
+            self._watcher.collected(each)
+        self._told = len(self.journal.records)
+        if wants_follower:
             run_sync(self._begun_ahead(follower, iteration))
         self._begins(iteration, Phase.TRAIN)
         return CollectedIteration(
@@ -214,11 +211,6 @@ class _Source:
             return run_sync(work)
         finally:
             times[f"{phase.value}/seconds"] = times.get(f"{phase.value}/seconds", 0.0) + time.monotonic() - began
-
-    def _tell_records(self) -> None:
-        for record in self.journal.records[self._told :]:
-            self._watcher.collected(record)
-        self._told = len(self.journal.records)
 
 
 class _Told(TrainerCallback):

@@ -72,12 +72,6 @@ class PolicyFolder:
         """The folder or hub id of the weights that the adapters belong to."""
         return str(self.adapter_settings.get("base_model_name_or_path") or "")
 
-    @property
-    def adapter_rank(self) -> int:
-        """The largest rank of the adapters."""
-        settings = self.adapter_settings
-        return max(int(rank) for rank in (settings.get("r", 0), *(settings.get("rank_pattern") or {}).values()))
-
     def adapter_name(self, version: str) -> str:
         """A server's name for the adapters of a version.
 

@@ -249,12 +249,6 @@ class PolicySync:
     async def _load_adapter(self, folder: PolicyFolder, version: str) -> str:
         assert folder.adapter is not None  # noqa: S101  else this way is not tried
         await asyncio.to_thread(folders.require_same_base, folder, self._base, self._like)
-        most = self._own.max_lora_rank if self._own is not None else None
-        if most is not None and folder.adapter_rank > most:
-            raise SyncError(
-                f"adapters of rank {folder.adapter_rank}, and the server takes {most} at most",
-                hint=f"Start it with max_lora_rank={folder.adapter_rank}.",
-            )
         name = folder.adapter_name(version)
         await self._api.load_adapter(name, self._on_server(folder.adapter))
         self._adapters = [*(each for each in self._adapters if each != name), name]
