@@ -58,7 +58,14 @@ class Collector:
             stage = self._prepared.curriculum.stage(self._journal.records)
             began = time.monotonic()
             found = await self._serving.reading(version, partial(self._read, number, stage))
-            groups, refusal = await asyncio.to_thread(self._usable, number, stage, found.group_of)
+            groups: list[RolloutGroup] = []
+            refusal: ReplayError | None = None
+            try:
+                groups = (
+                    await asyncio.to_thread(self._load, number, stage, found.group_of) if found.group_of else groups
+                )
+            except ReplayError as error:
+                refusal = error
             self._loaded = (number, groups)
             advantage = self._prepared.config.advantage_settings  # penalties and step rewards teach something, too
             teaching = sum(reason_to_drop(group, advantage) is None for group in groups)
@@ -121,15 +128,6 @@ class Collector:
             return loaded[1]
         return self._load(record.number, record.stage, record.group_of)
 
-    def _usable(
-        self, number: int, stage: int, group_of: Mapping[str, str]
-    ) -> tuple[list[RolloutGroup], ReplayError | None]:
-        """What a collection found that can be trained on, or why nothing of it can."""
-        try:
-            return (self._load(number, stage, group_of) if group_of else []), None
-        except ReplayError as error:
-            return [], error
-
     def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
         """A collection's groups as the run log has them."""
         replay = load_groups(
@@ -156,7 +154,7 @@ def _collection(number: int) -> str:
 
 
 def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
-    """The oldest that read any of it: a collection that was cut short may go on with newer weights."""
+    """The oldest that read any of it: a collection that was cut short may continue with newer weights."""
     logged = (
         each.policy_version for group in groups for rollout in group.rollouts_G for each in rollout.conversations_K
     )

@@ -1,4 +1,4 @@
-"""Collect, train, sync, until there is nothing more to learn: what is killed goes on where it was."""
+"""Collect, train, sync, until there is nothing more to learn: what is killed continues where it was."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Finished:
 
 
 def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
-    """Run a loop to its end, or go on with one. To be called on every rank.
+    """Run a loop to its end, or continue one. To be called on every rank.
 
     Raises:
         TrainingError: something cannot be had, or the policy collapsed (`CollapsedError`); checkpoints, journal, and
@@ -214,7 +214,7 @@ class _Source:
 
 
 class _Told(TrainerCallback):
-    """Passes on what the trainer tells."""
+    """Passes on what the trainer logs."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
@@ -232,8 +232,17 @@ class _Told(TrainerCallback):
 
 def _metrics(record: CollectionRecord, measurements: list[Measurement], times: Mapping[str, float]) -> dict[str, float]:
     """For the training log."""
-    told = ("reward", "groups", "all_right", "other_uniform", "failed", "stage", "cached_fraction", "tokens_per_second")
-    metrics = {**times, **{f"collect/{name}": getattr(record, name) for name in told}}
+    names = (
+        "reward",
+        "groups",
+        "all_right",
+        "other_uniform",
+        "failed",
+        "stage",
+        "cached_fraction",
+        "tokens_per_second",
+    )
+    metrics = {**times, **{f"collect/{name}": getattr(record, name) for name in names}}
     for length, value in record.by_length.items():
         metrics[f"collect/reward_{length}"] = value.reward
     for each in measurements:

@@ -139,7 +139,7 @@ class Journal:
                 raise ValueError(f"its last line begins with {torn[: len(_BEGINNING)]!r}")
         except (ValueError, KeyError, TypeError) as error:
             raise TrainingError(
-                f"{self.path} is no journal of a loop: {error!r}", hint="Begin again in another folder."
+                f"{self.path} is not a journal of a loop: {error!r}", hint="Begin again in another folder."
             ) from error
         if torn:  # only now: another program's file stays as it is
             with self.path.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""How far a loop is, in numbers: what it told, and when. How that looks is up to `loop_view`."""
+"""How far a loop is, in numbers: what it reported, and when. How that looks is up to `loop_view`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memagent_training.rl.watching import Phase, Watcher
 from memagent_training.serving.policy_sync import Served
 
 _RECENT: Final = 10
-"""Iterations from which the time left is foretold: documents grow longer, and so do iterations."""
+"""Iterations from which the time left is estimated: documents grow longer, and so do iterations."""
 
 
 @dataclass(eq=False)

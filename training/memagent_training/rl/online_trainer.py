@@ -1,4 +1,4 @@
-"""The trainer of a loop: one training over all iterations, whose groups are collected while it goes on.
+"""The trainer of a loop: one training over all iterations, whose groups are collected while it runs.
 
 Optimizer, learning rate and checkpoints are those of a single training. Before the first step of an iteration the
 source is asked for its groups, on the main process; the others wait for them.
@@ -40,7 +40,7 @@ class CollectedIteration:
     """For the training log, beside the first step's."""
 
 
-class EndOfLoop(Exception):  # noqa: N818  it is no error
+class EndOfLoop(Exception):  # noqa: N818  it is not an error
     """The source has nothing more to train on; says why."""
 
 
@@ -125,7 +125,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         """Not once an iteration: it is among the metrics."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """The Trainer's alone: checkpoints lie between two iterations, and the next one's log-probs are computed anew.
+        """The Trainer's alone: checkpoints lie between two iterations, and the next one's log-probs are computed again.
 
         Raises:
             TrainingError: This one does not.

@@ -139,7 +139,7 @@ class PreparedLoop:
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """What decides the weights, but for how long the loop goes on."""
+        """What decides the weights, but for how long the loop runs."""
         job = self.job
         reading = {"read_with": _read_with(self.base.profile)} if self.base.profile else {}
         collecting = {name: value for name, value in asdict(job.collect).items() if name != "concurrency"}
@@ -256,7 +256,7 @@ def _config(job: RLJob) -> MultiConvDAPOConfig:
                 f"{name} cannot be set this way", hint="The loop has options of its own for it: see memagent rl --help."
             )
     machine = {"ddp_timeout": _PATIENCE}
-    # A server of ours tells them so. At temperature 1 it is all one, and nothing that decides the weights.
+    # A server of ours gives them so. At temperature 1 both are the same, and it decides nothing of the weights.
     own_server = {"logged_after_temperature": True} if job.base_url is None and job.temperature != 1 else {}
     config = make_config(
         job.preset, {**machine, **own_server, **job.settings, **decided, "max_steps": job.iterations}, job.out
@@ -279,6 +279,6 @@ def _check_lengths(task: Task, job: RLJob) -> None:
             task.sample(length, HELD_OUT)
         except EvaluationError as error:
             raise TrainingError(
-                f"the task {task.name} has too few questions to go on asking new ones: {error.message}",
+                f"the task {task.name} has too few questions to keep asking new ones: {error.message}",
                 hint="Choose one whose questions are made, such as niah_multikey_2.",
             ) from error

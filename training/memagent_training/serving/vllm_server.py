@@ -247,7 +247,7 @@ class VLLMServer:
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
         if self.max_lora_rank is not None:
-            # Two at once: readers of one version go on while the next one's begin.
+            # Two at once: readers of one version continue while the next one's begin.
             arguments += ["--enable-lora", "--max-loras", "2"]
             arguments += ["--max-lora-rank", str(_admitted_rank(self.max_lora_rank))]
         return [*arguments, *self.options]
@@ -268,7 +268,7 @@ class VLLMServer:
 
 
 def _admitted_rank(rank: int) -> int:
-    """The smallest of the ranks that vLLM can be told that admits adapters of `rank`."""
+    """The smallest of the ranks that vLLM takes that admits adapters of `rank`."""
     admitted = next((each for each in _LORA_RANKS if each >= rank), None)
     if rank < 1 or admitted is None:
         raise VLLMServerError(f"adapters of rank {rank} cannot be served", hint=f"Give 1 to {_LORA_RANKS[-1]}.")

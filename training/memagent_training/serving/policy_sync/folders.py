@@ -6,11 +6,12 @@ No weights are loaded: names and shapes stand in the headers of safetensors file
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from memagent_graph.policies.model_info import weights_version
 from memagent_training.job.training_output import ADAPTER_FOLDER
@@ -59,7 +60,11 @@ class PolicyFolder:
     def adapter_settings(self) -> dict[str, Any]:
         """The adapters' configuration."""
         assert self.adapter is not None  # noqa: S101  asked for adapters only
-        settings = _json(self.adapter / _ADAPTER_CONFIG)
+        path = self.adapter / _ADAPTER_CONFIG
+        try:
+            settings = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except (OSError, ValueError) as error:
+            raise TrainingError(f"{path} cannot be read: {error}", hint="Was it written to its end?") from error
         if settings.get("peft_type") != "LORA":
             raise SyncError(
                 f"the adapters in {self.adapter} are {settings.get('peft_type')}, and vLLM loads LoRA only",
@@ -75,7 +80,7 @@ class PolicyFolder:
     def adapter_name(self, version: str) -> str:
         """A server's name for the adapters of a version.
 
-        It tells their content, too: the prefix cache goes by names, and would take other adapters of the same name
+        It names their content, too: the prefix cache goes by names, and would take other adapters of the same name
         for these even after they were unloaded.
         """
         assert self.adapter is not None  # noqa: S101  asked for adapters only
@@ -210,13 +215,3 @@ def _config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder).get_text_config()
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise TrainingError(f"{folder / 'config.json'} cannot be understood: {error}", hint="Check it.") from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        read = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{path} cannot be read: {error}", hint="Was it written to its end?") from error
-    if not isinstance(read, dict):
-        raise TrainingError(f"{path} is not a JSON object", hint="Was it written by peft?")
-    return read

@@ -71,7 +71,7 @@ class SyncSettings:
 class PolicySync:
     """Brings versions of one policy into one server.
 
-    Readers of an older version may go on while adapters are loaded. Whole weights change under everyone who reads:
+    Readers of an older version may continue while adapters are loaded. Whole weights change under everyone who reads:
     conversations that are sent during such a swap carry the old version although the new weights may write them. So
     readers say so while they are at work (`reading`), and a swap that would change their weights is refused.
 
