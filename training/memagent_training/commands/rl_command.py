@@ -32,6 +32,7 @@ from memagent_training.commands.training_process import (
     require_extra,
     show_policy,
 )
+from memagent_training.training_errors import TrainingError
 
 if TYPE_CHECKING:
     from memagent_training.rl import Finished, RLJob
@@ -190,7 +191,6 @@ def _model(request: RL) -> str:
         return request.model or "embedded"
     from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
     from memagent_graph.policies.named import PolicyRequest, make_policy  # noqa: PLC0415
-    from memagent_training.training_errors import TrainingError  # noqa: PLC0415
 
     policy = make_policy(request.policy, PolicyRequest(model=request.model))
     if not isinstance(policy, LocalPolicy):
@@ -202,8 +202,6 @@ def _model(request: RL) -> str:
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
-    from memagent_training.training_errors import TrainingError  # noqa: PLC0415
-
     try:
         found = tuple(dict.fromkeys(float(each) for each in text.split(",") if each.strip()))
     except ValueError:
@@ -217,8 +215,6 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 def _words(options: Sequence[str]) -> tuple[str, ...]:
     """The server's options one by one, as a shell would take them apart."""
-    from memagent_training.training_errors import TrainingError  # noqa: PLC0415
-
     try:
         return tuple(word for each in options for word in shlex.split(each))
     except ValueError as error:

@@ -90,8 +90,8 @@ class Collector:
             self._journal.collected(record)
             if refusal is not None:  # only now: another collection follows when the loop is resumed
                 raise refusal
-            for name, error in list(found.failed.items())[:1]:
-                log.warning("%d questions failed, %s of them: %s", len(found.failed), name, error)
+            for name, failure in list(found.failed.items())[:1]:
+                log.warning("%d questions failed, %s of them: %s", len(found.failed), name, failure)
             if record.is_enough:
                 return record
             self._check_supply(record)

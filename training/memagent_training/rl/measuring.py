@@ -30,7 +30,8 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
     """
     job = prepared.job
     slots = asyncio.Semaphore(job.collect.concurrency)
-    answer_format = prepared.profile.prompts.answer_format if prepared.profile else AnswerFormat.BOXED
+    profile = prepared.profile
+    answer_format = profile.prompts.answer_format if profile else AnswerFormat.BOXED
     began = time.monotonic()
 
     async def score_of(sample: Sample) -> float | None:

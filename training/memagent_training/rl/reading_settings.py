@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
@@ -45,12 +44,9 @@ class ReadingSettings:
             return None
         own = load_profile(base.folder) if self.profile is None else require_profile(self.profile)
         began = own or Profile(Budget(), load_prompts())
-        prompts = changed_prompts(began.prompts, **self._chosen(_WORDING))
+        prompts = changed_prompts(began.prompts, **{name: getattr(self, name) for name in _WORDING})
         window = min(began.budget.context_window, base.window or Budget().context_window)
-        chosen = self._chosen(each.name for each in fields(Budget))
+        chosen = {each.name: value for each in fields(Budget) if (value := getattr(self, each.name)) is not None}
         budget = replace(began.budget, **({"context_window": window} | chosen))
         budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
         return Profile(budget, prompts, self.boundary or began.boundary, began.on_invented)
-
-    def _chosen(self, names: Iterable[str]) -> dict[str, Any]:
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
