@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -245,7 +246,10 @@ def _check_folder(prepared: PreparedLoop) -> None:
 
 def _holds_loop(out: Path) -> bool:
     """Whether anything was collected there: a new loop would take runs of the same names for its own."""
-    return (out / JOURNAL).exists() or ((out / RUN_LOG).exists() and RunLog(out / RUN_LOG).counts()[0] > 0)
+    if (out / JOURNAL).exists() or not (out / RUN_LOG).exists():
+        return (out / JOURNAL).exists()
+    with closing(RunLog(out / RUN_LOG)) as log:
+        return log.counts()[0] > 0
 
 
 def _config(job: RLJob) -> MultiConvDAPOConfig:

@@ -211,11 +211,10 @@ class PolicySync:
             return None
         if self._verified is not None and self._verified[0] == self._model:
             return Standing(reading.logprobs.given, self._verified[1])
-        if self._model != self.server.model_name or self._base is None or not self._base.is_dir():
+        base = self._base if self._model == self.server.model_name else None
+        if base is None or not any(base.glob("*.safetensors")):
             return None
-        if not any(self._base.glob("*.safetensors")):
-            return None
-        return Standing(reading.logprobs.given, (await self._expected(self._base, reading)).given)
+        return Standing(reading.logprobs.given, (await self._expected(base, reading)).given)
 
     async def _chosen_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
