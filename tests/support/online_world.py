@@ -126,7 +126,7 @@ def make_training(
 
     trainer = OnlineTrainer(
         str(folder / "model"),
-        source,
+        source.groups_of,
         config_of(output, steps, **changes),
         steps_per_iteration=steps,
         save_policy=save_policy,

@@ -176,7 +176,7 @@ def test_a_policy_by_name_is_trained_from_the_weights_that_it_runs_on(loop, tmp_
 def test_the_loop_is_watched_by_a_dashboard(loop, more) -> None:
     memagent("--iterations", "42", *more)
     assert isinstance(loop.watcher, Dashboard)
-    assert loop.watcher.progress.iterations == 42
+    assert loop.watcher.iterations == 42
     loop.watcher.measured(MEASUREMENT)
 
 

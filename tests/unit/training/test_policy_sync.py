@@ -19,7 +19,6 @@ from safetensors.numpy import load_file, save_file
 
 from memagent_training.forward.layouts import TokenRow
 from memagent_training.serving.policy_sync import (
-    FolderLogProbs,
     How,
     PolicySync,
     Probe,
@@ -27,6 +26,7 @@ from memagent_training.serving.policy_sync import (
     RemoteServer,
     SyncError,
     SyncSettings,
+    folder_logprobs,
 )
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.probe import ProbeLogProbs, Standing, find_fault, largest_gap
@@ -182,7 +182,7 @@ class FakeVLLM:
             return self._error(400, f"The lora adapter '{name}' has already been loaded.")
         if not path.is_dir():  # noqa: ASYNC240
             return self._error(404, f"Loading lora {name} failed: No adapter found for {path}")
-        rank = PolicyFolder.find(path).adapter_rank
+        rank = PolicyFolder.find(path).adapter_settings["r"]
         if rank > RANK:
             return self._error(500, f"LoRA rank {rank} is greater than max_lora_rank {RANK}.")
         self.adapters[name] = 0.0 if "adapter" in self.broken else added_by(path)
@@ -536,10 +536,9 @@ async def test_an_endpoint_that_is_not_there_names_how_to_start_the_server(base,
 
 async def test_a_rank_that_is_too_large_names_the_option(fake, base, tmp_path) -> None:
     policy = write_adapter(tmp_path / "1", base, 0.5, rank=16)
-    with pytest.raises(TrainingError, match=r"rank 16 is greater than max_lora_rank 8.*larger --max-lora-rank"):
-        await remote(fake, model=base).sync(policy, "1")
-    with pytest.raises(TrainingError, match=r"takes 8 at most.*max_lora_rank=16"):
-        await own(fake, base, max_lora_rank=8).sync(policy, "1")
+    for sync in (remote(fake, model=base), own(fake, base, max_lora_rank=8)):
+        with pytest.raises(TrainingError, match=r"rank 16 is greater than max_lora_rank 8.*larger --max-lora-rank"):
+            await sync.sync(policy, "1")
 
 
 async def test_adapters_that_the_server_cannot_see_name_the_paths(fake, base, tmp_path) -> None:
@@ -640,7 +639,7 @@ def test_a_folder_gives_the_log_probs_of_its_weights(llama) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    found = FolderLogProbs()(llama, ROWS)
+    found = folder_logprobs(llama, ROWS)
     model = AutoModelForCausalLM.from_pretrained(llama)
     for row, scores in zip(ROWS, found, strict=True):
         ids = [*row.prompt_ids_P, *row.completion_ids_T]
@@ -659,15 +658,15 @@ def test_adapters_by_themselves_give_those_of_the_merged_weights(llama, tmp_path
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(llama), settings)
     adapted.save_pretrained(str(tmp_path / "adapter"))
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
-    there, here = FolderLogProbs()(tmp_path / "adapter", ROWS), FolderLogProbs()(tmp_path / "merged", ROWS)
+    there, here = folder_logprobs(tmp_path / "adapter", ROWS), folder_logprobs(tmp_path / "merged", ROWS)
     assert [*there[0], *there[1]] == pytest.approx([*here[0], *here[1]], abs=1e-5)
-    assert there[0] != pytest.approx(FolderLogProbs()(llama, ROWS)[0], abs=1e-3)
+    assert there[0] != pytest.approx(folder_logprobs(llama, ROWS)[0], abs=1e-3)
 
 
 def test_a_folder_that_transformers_cannot_load_is_told(base) -> None:
     (base / "config.json").write_text('{"model_type": "no such"}')
     with pytest.raises(TrainingError, match="cannot be loaded to verify"):
-        FolderLogProbs()(base, ROWS)
+        folder_logprobs(base, ROWS)
 
 
 # The server's own side

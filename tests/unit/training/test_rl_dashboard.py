@@ -31,8 +31,8 @@ METRICS = {
 class Clock:
     """Stands still until it is moved."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now
@@ -73,20 +73,20 @@ def an_iteration(dashboard: Dashboard, clock: Clock, iteration: int, *, reward: 
     dashboard.saved(2 * iteration + 2)
 
 
-def a_loop(*, iterations: int = 10, done: int = 3) -> tuple[LoopProgress, float]:
+def a_loop(*, iterations: int = 10, done: int = 3, clock: Clock | None = None) -> Dashboard:
     """A loop that has just begun to collect for the iteration after `done` ones."""
-    clock = Clock()
+    clock = clock or Clock()
     dashboard = Dashboard(iterations, quiet=True, clock=clock)
     for iteration in range(done):
         an_iteration(dashboard, clock, iteration, reward=(0.2, 0.32, 0.4)[iteration])
     dashboard.begins(done, Phase.COLLECT)
     clock.now += 7
-    return dashboard.progress, clock.now
+    return dashboard
 
 
-def seen(progress: LoopProgress, now: float, width: int = 120, encoding: str = "utf-8") -> str:
+def seen(progress: LoopProgress, width: int = 120, encoding: str = "utf-8") -> str:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    Console(file=file, width=width).print(rendered(progress, now, width))
+    Console(file=file, width=width).print(rendered(progress, width))
     file.seek(0)
     return file.read()
 
@@ -95,7 +95,7 @@ def seen(progress: LoopProgress, now: float, width: int = 120, encoding: str = "
 
 
 def test_the_view_says_where_the_loop_is_and_how_long_it_will_take() -> None:
-    shown = seen(*a_loop())
+    shown = seen(a_loop())
     assert "iteration 4 of 10" in shown
     assert "collecting for 0:00:07" in shown
     assert "0:05:07 gone, about 0:11:33 left" in shown
@@ -105,13 +105,13 @@ def test_the_view_says_where_the_loop_is_and_how_long_it_will_take() -> None:
 
 @pytest.mark.parametrize(("how", "words"), [(How.ADAPTER, "as adapters"), (How.RESTART, "by a restart of the server")])
 def test_the_view_says_how_weights_came_into_the_server(how, words) -> None:
-    progress, now = a_loop()
+    progress = a_loop()
     progress.serves(0, served(0, how))
-    assert f"the weights before any training, {words}" in seen(progress, now)
+    assert f"the weights before any training, {words}" in seen(progress)
 
 
 def test_the_view_shows_rewards_over_iterations_and_by_length() -> None:
-    shown = seen(*a_loop())
+    shown = seen(a_loop())
     assert re.search(r"reward +0\.400 +▁▅█ +0\.200 to 0\.400", shown)
     assert re.search(r"\b500 +0\.500 +96\b", shown) and re.search(r"\b1,000 +0\.300 +96\b", shown)
     assert (
@@ -121,23 +121,23 @@ def test_the_view_shows_rewards_over_iterations_and_by_length() -> None:
 
 
 def test_the_view_has_the_newest_measurement_beside_the_one_before_any_training() -> None:
-    shown = seen(*a_loop())
+    shown = seen(a_loop())
     assert re.search(r"length +temperature +before any training +after 2 iterations", shown)
     assert re.search(r"500 +0 +25\.0 % \[10\.2, 49\.5\] +37\.5 % \[18\.5, 61\.4\]", shown)
     assert "after 1 iteration " not in shown
 
 
 def test_measurements_at_several_temperatures_have_a_row_each_and_say_what_failed() -> None:
-    progress, now = a_loop()
+    progress = a_loop()
     progress.measured(measurement(0, 8, temperature=1.0))
     progress.measured(measurement(2, 12, temperature=1.0, failed=3))
-    shown = seen(progress, now)
+    shown = seen(progress)
     assert re.search(r"500 +1 +50\.0 %.* +75\.0 %", shown)
     assert re.search(r"failed +1 +3\b", shown)
 
 
 def test_the_view_shows_what_the_trainer_logged() -> None:
-    shown = seen(*a_loop())
+    shown = seen(a_loop())
     assert "training, step 6" in shown
     for name, value in (
         ("loss", "0.0123"), ("gradient norm", "0.456"), ("learning rate", "1e-06"), ("entropy", "0.789"),
@@ -149,7 +149,7 @@ def test_the_view_shows_what_the_trainer_logged() -> None:
 
 
 def test_time_is_shown_by_phase_with_its_share() -> None:
-    shown = seen(*a_loop())
+    shown = seen(a_loop())
     for phase, time, share in (
         ("sync", "0:00:06", 2), ("measure", "0:00:54", 18), ("collect", "0:02:37", 51), ("train", "0:01:30", 29)
     ):  # fmt: skip
@@ -158,18 +158,18 @@ def test_time_is_shown_by_phase_with_its_share() -> None:
 
 @pytest.mark.parametrize("name", [None, *METRICS])
 def test_what_is_not_logged_is_not_shown(name) -> None:
-    progress, now = a_loop()
+    progress = a_loop()
     progress.trained(6, {} if name is None else {each: METRICS[each] for each in METRICS if each != name})
-    shown = seen(progress, now)
+    shown = seen(progress)
     assert ("training, step" in shown) == (name is not None)
     assert ("entropy" in shown) == (name not in {None, "entropy"})
     assert ("4,500" in shown) == (name not in {None, "tokens/forwarded", "step_time"})
 
 
 def test_a_metric_that_is_no_number_is_shown_as_none_or_left_out() -> None:
-    progress, now = a_loop()
+    progress = a_loop()
     progress.trained(6, {**METRICS, "loss": float("nan"), "entropy": None, "step_time": 0.0})
-    shown = seen(progress, now)
+    shown = seen(progress)
     assert re.search(r"loss +nan", shown)
     assert "entropy" not in shown
 
@@ -177,46 +177,53 @@ def test_a_metric_that_is_no_number_is_shown_as_none_or_left_out() -> None:
 @settings(max_examples=40)
 @given(st.integers(1, 300))
 def test_the_view_fits_any_width(width) -> None:
-    assert max(map(len, seen(*a_loop(), width=width).splitlines())) <= width
+    assert max(map(len, seen(a_loop(), width=width).splitlines())) <= width
 
 
 @pytest.mark.parametrize("width", [40, 78, 79, 103, 104, 250])
 def test_the_view_leaves_nothing_out_where_it_is_narrow(width) -> None:
-    shown = seen(*a_loop(), width=width)
+    shown = seen(a_loop(), width=width)
     for words in ("4 of 10", "accuracy", "37.5", "latest", "training", "gradient", "sync", "0.400"):
         assert words in shown, words
 
 
 def test_a_wide_terminal_needs_fewer_lines() -> None:
-    heights = [len(seen(*a_loop(), width=width).splitlines()) for width in (60, 90, 120)]
+    heights = [len(seen(a_loop(), width=width).splitlines()) for width in (60, 90, 120)]
     assert heights == sorted(heights, reverse=True)
     assert heights[-1] <= 24 and len(set(heights)) == 3
 
 
 def test_a_terminal_without_unicode_gets_the_view_too() -> None:
-    shown = seen(*a_loop(), encoding="ascii")
+    shown = seen(a_loop(), encoding="ascii")
     assert shown.isascii()
     assert re.search(r"reward +0\.400 +_\+#", shown)
 
 
 def test_before_anything_is_told_the_loop_is_starting() -> None:
-    assert seen(LoopProgress(5, 0.0), 3.0).split() == ["starting", "0:00:03", "gone"]
+    clock = Clock()
+    progress = LoopProgress(5, clock)
+    clock.now = 3.0
+    assert seen(progress).split() == ["starting", "0:00:03", "gone"]
 
 
 def test_before_an_iteration_is_over_nothing_is_foretold() -> None:
-    progress = LoopProgress(5, 0.0)
-    progress.begins(0, Phase.SYNC, 3.0)
-    shown = seen(progress, 4.0)
+    clock = Clock()
+    progress = LoopProgress(5, clock)
+    progress.begins(0, Phase.SYNC)
+    clock.now += 1
+    shown = seen(progress)
     assert "iteration 1 of 5" in shown and "left" not in shown
     assert "waiting for the server, and bringing the weights into it, for 0:00:01" in shown
 
 
 def test_after_the_last_iteration_none_is_named_that_there_is_not() -> None:
-    progress, now = a_loop(iterations=3, done=3)
-    shown = seen(progress, now)
+    clock = Clock()
+    progress = a_loop(iterations=3, done=3, clock=clock)
+    shown = seen(progress)
     assert "all 3 iterations are trained" in shown and "left" not in shown
-    progress.ends(now, "all 3 iterations are done")
-    shown = seen(progress, now + 1000)
+    progress.ends("all 3 iterations are done")
+    clock.now += 1000
+    shown = seen(progress)
     assert "ended: all 3 iterations are done; 0:05:07 gone" in shown and "left" not in shown
 
 
@@ -224,28 +231,32 @@ def test_after_the_last_iteration_none_is_named_that_there_is_not() -> None:
 
 
 def test_the_first_iteration_which_waited_for_the_server_foretells_only_until_there_is_another() -> None:
-    progress = LoopProgress(12, 0.0)
-    progress.begins(0, Phase.SYNC, 0.0)
-    progress.begins(1, Phase.SYNC, 500.0)
-    assert progress.left(500.0) == 11 * 500
-    progress.begins(2, Phase.SYNC, 600.0)
-    assert progress.left(600.0) == 10 * 100
-    assert progress.left(640.0) == 10 * 100 - 40
-    assert progress.left(900.0) == 9 * 100, "an iteration that takes longer than others shortens none of them"
+    clock = Clock()
+    progress = LoopProgress(12, clock)
+    for iteration, now, left in ((0, 0.0, None), (1, 500.0, 11 * 500), (2, 600.0, 10 * 100)):
+        clock.now = now
+        progress.begins(iteration, Phase.SYNC)
+        assert progress.left == left
+    clock.now = 640.0
+    assert progress.left == 10 * 100 - 40
+    clock.now = 900.0
+    assert progress.left == 9 * 100, "an iteration that takes longer than others shortens none of them"
 
 
 def test_a_loop_that_goes_on_counts_the_time_of_its_own_iterations_alone() -> None:
-    progress = LoopProgress(100, 0.0)
+    clock = Clock()
+    progress = LoopProgress(100, clock)
     for number in range(50):
         progress.collected(record(number))
-    progress.begins(50, Phase.SYNC, 10.0)
-    progress.begins(51, Phase.SYNC, 30.0)
-    assert progress.left(30.0) == 49 * 20
+    progress.begins(50, Phase.SYNC)
+    clock.now += 20
+    progress.begins(51, Phase.SYNC)
+    assert progress.left == 49 * 20
     assert len(progress.rewards) == 50
 
 
 def test_of_several_collections_for_an_iteration_the_last_counts() -> None:
-    progress = LoopProgress(100, 0.0)
+    progress = LoopProgress(100)
     progress.collected(record(0, number=0, reward=0.2, is_enough=False))
     progress.collected(record(0, number=1, reward=0.3))
     assert progress.rewards == [pytest.approx(0.3)]
@@ -253,16 +264,18 @@ def test_of_several_collections_for_an_iteration_the_last_counts() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(Phase), st.floats(0, 1e4)), min_size=1, max_size=30))
 def test_every_second_since_the_first_phase_belongs_to_a_phase(calls) -> None:
-    progress, now, iteration = LoopProgress(100, 5.0), 5.0, 0
+    clock, iteration = Clock(5.0), 0
+    progress = LoopProgress(100, clock)
     for step, phase, seconds in calls:
         iteration += step
-        progress.begins(iteration, phase, now)
-        now += seconds
-    assert sum(progress.times(now).values()) == pytest.approx(now - 5)
-    by_iteration = [sum(progress.times(now, each).values()) for each in range(iteration + 1)]
-    assert sum(by_iteration) == pytest.approx(now - 5)
-    progress.ends(now)
-    assert sum(progress.times(now + 99).values()) == pytest.approx(now - 5)
+        progress.begins(iteration, phase)
+        clock.now += seconds
+    passed = pytest.approx(clock.now - 5)
+    assert sum(progress.times().values()) == passed
+    assert sum(sum(progress.times(each).values()) for each in range(iteration + 1)) == passed
+    progress.ends()
+    clock.now += 99
+    assert sum(progress.times().values()) == passed
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=200), st.integers(1, 60))
@@ -392,4 +405,4 @@ def test_measurements_may_come_from_another_thread() -> None:
             other.start()
         for other in others:
             other.join()
-    assert len(dashboard.progress.measurements) == 20
+    assert len(dashboard.measurements) == 20

@@ -18,10 +18,11 @@ from memagent_graph import MemAgentError, RunLog
 from memagent_graph.errors import EvaluationError
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.job.collect import CollectSettings
+from memagent_training.job.training_output import write_record
 from memagent_training.rl import RLJob
 from memagent_training.rl.curriculum import HELD_OUT
 from memagent_training.rl.loop_journal import Journal
-from memagent_training.rl.rl_job import MeasureSettings, prepare, write_record
+from memagent_training.rl.rl_job import MeasureSettings, prepare
 from memagent_training.training_errors import TrainingError
 
 
@@ -51,11 +52,11 @@ def setting(**changes: Any) -> dict[str, Any]:
         ({"evidence_share": 1.5}, r"step_reward_share is 1.5.*0 to 1"),
         ({"model": "nowhere"}, r"no model 'nowhere'"),
         ({"preset": "dap"}, r"no preset 'dap'"),
-        (setting(seed=1), r"seed cannot be set so.*options of its own"),
-        (setting(temperature=1.0), r"temperature cannot be set so"),
-        (setting(max_steps=9), r"max_steps cannot be set so"),
-        (setting(num_train_epochs=2), r"num_train_epochs cannot be set so"),
-        (setting(step_reward_share=0.5), r"step_reward_share cannot be set so"),
+        (setting(seed=1), r"seed cannot be set this way.*options of its own"),
+        (setting(temperature=1.0), r"temperature cannot be set this way"),
+        (setting(max_steps=9), r"max_steps cannot be set this way"),
+        (setting(num_train_epochs=2), r"num_train_epochs cannot be set this way"),
+        (setting(step_reward_share=0.5), r"step_reward_share cannot be set this way"),
         (setting(learning_rat=1e-4), r"learning_rate"),
         (setting(warmup_steps=3), r"warms up over 3 optimizer steps, and the training has 3.*warmup_steps lower"),
         ({"temperature": 0.7, "base_url": "http://x/v1"}, r"before temperature.*importance_cap"),
@@ -161,7 +162,7 @@ def begun(out: Path, **changes: Any) -> RLJob:
     """A loop that collected once and was killed."""
     job = small_job(out, iterations=3, **changes)
     prepared = prepare(job)
-    write_record(prepared)
+    write_record(out, prepared.record)
     Journal(out / "journal.jsonl").collected(record())
     return job
 
@@ -236,7 +237,7 @@ def test_a_folder_with_a_loop_is_refused_without_resume(tmp_path: Path) -> None:
 def test_so_is_one_that_was_killed_before_its_first_collection_was_whole(tmp_path: Path) -> None:
     """Another loop would take the runs for its own: they have the names that it would give."""
     job = small_job(tmp_path)
-    write_record(prepare(job))
+    write_record(job.out, prepare(job).record)
     log = RunLog(tmp_path / "runs.sqlite")
     prepare(job)  # there is nothing in it
     document: Any = {"key": "sha256:" + "0" * 64, "name": "book", "size": 10, "media_type": "text/plain"}

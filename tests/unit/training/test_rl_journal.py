@@ -117,7 +117,7 @@ def test_the_first_line_can_be_torn(tmp_path: Path) -> None:
 def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(content)
-    with pytest.raises(TrainingError, match=r"no journal of a loop.*another folder"):
+    with pytest.raises(TrainingError, match=r"not a journal of a loop.*another folder"):
         Journal(path)
     assert path.read_bytes() == content
 

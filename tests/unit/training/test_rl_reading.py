@@ -22,10 +22,11 @@ from memagent_graph.prompts import AnswerFormat, load_prompts
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.saved_policy import _complete
+from memagent_training.job.training_output import write_record
 from memagent_training.rl.loop_journal import Journal
 from memagent_training.rl.policy_serving import Serving
 from memagent_training.rl.reading_settings import ReadingSettings
-from memagent_training.rl.rl_job import prepare, write_record
+from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
 
 
@@ -52,7 +53,7 @@ async def test_a_loop_reads_without_the_rule_for_invented_words(tmp_path: Path) 
     prepared = prepare(small_job(tmp_path / "rl", model="embedded", base_url="http://127.0.0.1:9/v1"))
     own = load_profile(prepared.base.folder)
     assert own is not None and own.on_invented is UpdateRule.KEEP_PREVIOUS
-    context = await Serving(prepared)._reader(1.0, run_log=False).aprepare()
+    context = await Serving(prepared).reader(1.0).aprepare()
     assert context.rules.invented is UpdateRule.ACCEPT
 
 
@@ -136,7 +137,7 @@ async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> N
 
 def test_going_on_with_another_way_of_reading_is_refused(tmp_path: Path) -> None:
     job = small_job(tmp_path / "rl", reading=ReadingSettings(chunk_tokens=128))
-    write_record(prepare(job))
+    write_record(job.out, prepare(job).record)
     Journal(job.out / "journal.jsonl").collected(record())
     prepare(replace(job, resume=True))
     with pytest.raises(TrainingError, match=r"read_with|chunk_tokens"):

@@ -38,7 +38,7 @@ class Server:
         self.is_running = self.answers = True
         self.starts += 1
 
-    def stop(self) -> None:
+    def kill(self) -> None:
         self.is_running = self.answers = False
 
 
@@ -105,7 +105,7 @@ async def test_a_server_that_dies_time_and_again_ends_it(serving: Serving) -> No
     await serving.serve(0)
 
     async def work() -> None:
-        server.stop()
+        server.kill()
         raise PolicyUnreachableError("no answer")
 
     with pytest.raises(PolicyUnreachableError):
@@ -138,7 +138,7 @@ async def test_a_server_that_dies_of_its_start_is_started_once_more(
     def restart() -> None:
         start()
         if server.starts <= deaths:
-            server.stop()
+            server.kill()
             raise VLLMServerError("the vLLM server ended while starting")
 
     monkeypatch.setattr(server, "restart", restart)

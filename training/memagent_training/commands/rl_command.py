@@ -26,10 +26,13 @@ from memagent_training.commands.training_process import (
     OptionNames,
     Settings,
     failures_told,
+    from_options,
     is_main_process,
     leave_the_others,
     require_extra,
+    show_policy,
 )
+from memagent_training.training_errors import TrainingError
 
 if TYPE_CHECKING:
     from memagent_training.rl import Finished, RLJob
@@ -46,8 +49,6 @@ _CODES: Final = {
     "VLLMNotInstalledError": ExitCode.SETTINGS,
     "VLLMServerError": ExitCode.POLICY,
 }
-_TALKATIVE: Final = ("httpx", "httpx2", "openai", "accelerate", "datasets", "trl")
-"""Libraries whose log below warnings says nothing that the dashboard does not."""
 _WARNING: Final = r"(transformers|trl|torch|accelerate|peft|datasets|huggingface_hub)\b"
 """Modules about whose warnings a user can do nothing: they are about how trainer and libraries call each other."""
 
@@ -161,57 +162,26 @@ def _job(request: RL) -> RLJob:
     reward: Any = chosen_reward(request.reward)  # a user's own takes a Sample and its ReadResult here
     # The environment's key is for somebody else's server alone.
     key = request.api_key if request.base_url is None else request.api_key or os.environ.get("OPENAI_API_KEY")
-    return RLJob(
+    measure = MeasureSettings(
+        every=request.measure_every,
+        lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),
+        count=request.measure_count,
+        temperatures=_temperatures(request.measure_temperatures),
+    )
+    return from_options(
+        RLJob,
+        request,
         tasks=tuple(dict.fromkeys(request.task)),
         lengths=parse_lengths(request.lengths),
-        out=request.out,
         model=_model(request),
-        preset=request.preset,
         settings=parse_settings(request.settings or ()),
-        iterations=request.iterations,
-        collect=CollectSettings(
-            rollouts=request.rollouts,
-            groups=request.groups,
-            max_questions=request.max_questions,
-            concurrency=request.concurrency,
-        ),
-        temperature=request.temperature,
+        collect=from_options(CollectSettings, request),
         reward=reward,
-        evidence_share=request.evidence_share,
-        steps_behind=request.steps_behind,
-        advance_at=request.advance_at,
-        strategy=request.strategy,
-        reading=ReadingSettings(
-            profile=request.profile,
-            layout=request.layout,
-            answer_format=request.answer_format,
-            update_template=request.update_template,
-            answer_template=request.answer_template,
-            empty_memory=request.empty_memory,
-            context_window=request.context_window,
-            question_tokens=request.question_tokens,
-            memory_tokens=request.memory_tokens,
-            chunk_tokens=request.chunk_tokens,
-            answer_tokens=request.answer_tokens,
-            boundary=request.boundary,
-        ),
-        measure=MeasureSettings(
-            every=request.measure_every,
-            lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),
-            count=request.measure_count,
-            temperatures=_temperatures(request.measure_temperatures),
-        ),
-        small=request.small,
-        haystack=request.haystack,
-        seed=request.seed,
-        base_url=request.base_url,
-        served_name=request.served_name,
+        reading=from_options(ReadingSettings, request),
+        measure=measure,
         api_key=key,
         server_options=_words(request.server_option or ()),
-        server_timeout=request.server_timeout,
-        sync_tolerance=request.sync_tolerance,
         lora_rank=request.lora,
-        resume=request.resume,
     )
 
 
@@ -221,7 +191,6 @@ def _model(request: RL) -> str:
         return request.model or "embedded"
     from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
     from memagent_graph.policies.named import PolicyRequest, make_policy  # noqa: PLC0415
-    from memagent_training.training_errors import TrainingError  # noqa: PLC0415
 
     policy = make_policy(request.policy, PolicyRequest(model=request.model))
     if not isinstance(policy, LocalPolicy):
@@ -233,8 +202,6 @@ def _model(request: RL) -> str:
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
-    from memagent_training.training_errors import TrainingError  # noqa: PLC0415
-
     try:
         found = tuple(dict.fromkeys(float(each) for each in text.split(",") if each.strip()))
     except ValueError:
@@ -248,8 +215,6 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 def _words(options: Sequence[str]) -> tuple[str, ...]:
     """The server's options one by one, as a shell would take them apart."""
-    from memagent_training.training_errors import TrainingError  # noqa: PLC0415
-
     try:
         return tuple(word for each in options for word in shlex.split(each))
     except ValueError as error:
@@ -290,19 +255,16 @@ def _calm_libraries() -> Iterator[None]:
     import transformers.utils.logging as transformers_log  # noqa: PLC0415
 
     had_bars, verbosity = transformers_log.is_progress_bar_enabled(), transformers_log.get_verbosity()
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
-    levels = [logger.level for logger in loggers]
+    disabled = logging.root.manager.disable
     transformers_log.disable_progress_bar()
     transformers_log.set_verbosity_error()
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
+    logging.disable(logging.INFO)  # it says nothing that the dashboard does not
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=_WARNING)
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)
         transformers_log.set_verbosity(verbosity)
         if had_bars:
             transformers_log.enable_progress_bar()
@@ -320,12 +282,8 @@ def _show(finished: Finished, *, as_json: bool) -> None:
             }
         )
         return
-    steps = f"{finished.steps:,} step{'' if finished.steps == 1 else 's'}"
-    typer.echo(f"{finished.reason}; trained for {steps}; the policy is in {finished.policy}", err=True)
-    if finished.best is not None:
-        typer.echo(f"the policy that was measured best is in {finished.best}", err=True)
-    typer.echo(f'read with it: memagent read DOCUMENT --question "..." --model {finished.policy}', err=True)
-    typer.echo(str(finished.policy))
+    best = () if finished.best is None else (f"the policy that was measured best is in {finished.best}",)
+    show_policy(finished.policy, finished.steps, *best, why=f"{finished.reason}; ")
 
 
 def register(app: typer.Typer) -> None:

@@ -21,9 +21,11 @@ from memagent_training.commands.training_process import (
     Settings,
     as_options,
     failures_told,
+    from_options,
     is_main_process,
     leave_the_others,
     require_extra,
+    show_policy,
 )
 
 if TYPE_CHECKING:
@@ -125,24 +127,16 @@ def _job(request: Train) -> TrainingJob:
     versions, step_reward = request.policy_versions, request.step_reward
     # Gold answers may be there for the step reward alone, beside a logged reward.
     is_default = request.reward == "reward" and step_reward is not None
-    return TrainingJob(
-        runs=request.runs,
-        model=request.model,
-        out=request.out,
-        preset=request.preset,
+    return from_options(
+        TrainingJob,
+        request,
         settings=parse_settings(request.settings or ()),
         reward=chosen_reward(request.reward, None if is_default else gold),
         step_reward=None if step_reward is None else chosen_step_reward(step_reward, gold),
         groups=None if request.groups is None else read_groups(request.groups),
         whole_groups=not request.partial_groups,
-        max_tokens=request.max_tokens,
         policy_versions=None if versions is None else [each.strip() for each in versions.split(",")],
-        max_staleness=request.max_staleness,
-        tokenizer=request.tokenizer,
-        template=request.template,
-        trust_tokenizer=request.trust_tokenizer,
         lora_rank=request.lora,
-        resume=request.resume,
     )
 
 
@@ -198,12 +192,8 @@ def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
             {"folder": str(policy.folder), "adapter": adapter, "steps": policy.steps, "metrics": dict(policy.metrics)}
         )
         return
-    steps = f"{policy.steps:,} step{'' if policy.steps == 1 else 's'}"
-    typer.echo(f"trained for {steps}; the policy is in {policy.folder}", err=True)
-    if policy.adapter is not None:
-        typer.echo(f"its adapters by themselves, to serve beside the base model, are in {policy.adapter}", err=True)
-    typer.echo(f'read with it: memagent read DOCUMENT --question "..." --model {policy.folder}', err=True)
-    typer.echo(str(policy.folder))
+    beside = "its adapters by themselves, to serve beside the base model, are in"
+    show_policy(policy.folder, policy.steps, *(() if policy.adapter is None else (f"{beside} {policy.adapter}",)))
 
 
 def _as_options(text: str) -> str:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import os
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Final, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, exit_code
 from memagent_graph.errors import MemAgentError, MissingExtraError
+
+Made = TypeVar("Made")
 
 PATIENCE: Final = 15.0
 """Seconds that a machine's other processes wait with a failure. Nearly always the first one has failed, too, and says
@@ -28,6 +32,21 @@ Settings = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="A setting in place of the preset's. Repeatable."),
 ]
 LoRARank = Annotated[int | None, typer.Option(min=1, help="Train adapters of this rank, not all weights.")]
+
+
+def from_options(kind: Callable[..., Made], options: Any, **others: Any) -> Made:
+    """Make a dataclass of a command's options of the same names, and of `others` where they are not its values."""
+    names = inspect.signature(kind).parameters.keys() - others.keys()
+    return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **others)
+
+
+def show_policy(folder: Path, steps: int, *more: str, why: str = "") -> None:
+    """Say where a trained policy is and how to read with it; its folder alone is on standard output."""
+    number = f"{steps:,} step{'' if steps == 1 else 's'}"
+    first = f"{why}trained for {number}; the policy is in {folder}"
+    for line in (first, *more, f'read with it: memagent read DOCUMENT --question "..." --model {folder}'):
+        typer.echo(line, err=True)
+    typer.echo(str(folder))
 
 
 def require_extra() -> None:

@@ -8,7 +8,7 @@
 3. `online_trainer`: some optimizer steps on these groups, in one training from the first iteration to the last.
 
 What each iteration was trained on stands in the `loop_journal` before it is trained on, and the weights after it in a
-checkpoint: whatever is killed, the loop goes on from these two, with every group trained on once.
+checkpoint: whatever is killed, the loop continues from these two, with every group trained on once.
 """
 
 from memagent_training.rl.loop import Finished, run

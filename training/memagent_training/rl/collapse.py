@@ -1,4 +1,4 @@
-"""When going on would only make a policy worse: said early, and with what to do."""
+"""When more training would only make a policy worse: said early, and with what to do."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Final
 
 from memagent_training.rl.loop_journal import CollectionRecord
 from memagent_training.training_errors import TrainingError
+
+_OTHERWISE: Final = (
+    "Begin a loop in another folder from an earlier policy (`best` in this one, if any was measured) with "
+)
 
 
 class CollapsedError(TrainingError):
@@ -33,7 +38,7 @@ class CollapseSettings:
 
 
 def check_rewards(records: Sequence[CollectionRecord], settings: CollapseSettings) -> None:
-    """Refuse to go on after rewards fell. Stages are compared with themselves: longer documents earn less at first.
+    """Refuse to continue after rewards fell. Stages are compared with themselves: longer documents earn less at first.
 
     Raises:
         CollapsedError: The newest average is too far below the best one before.
@@ -46,22 +51,19 @@ def check_rewards(records: Sequence[CollectionRecord], settings: CollapseSetting
         raise CollapsedError(
             f"the policy collapsed: the mean reward of the last {settings.window} collections is {averages[-1]:.3f}, "
             f"and it was {max(averages):.3f} before",
-            hint="Begin a loop in another folder from an earlier policy (`best` in this one, if any was measured) with "
-            "a lower learning rate, or smaller steps (fewer an iteration, max_grad_norm, beta).",
+            hint=f"{_OTHERWISE}a lower learning rate, or smaller steps (fewer an iteration, max_grad_norm, beta).",
         )
 
 
 def check_metrics(metrics: Mapping[str, float], step: int) -> None:
-    """Refuse to go on with numbers that are none.
+    """Refuse to continue with numbers that are not finite.
 
     Raises:
         CollapsedError: Loss or gradient are not finite.
     """
     for name in ("loss", "grad_norm"):
-        value = metrics.get(name)
-        if value is not None and not math.isfinite(value):
+        if not math.isfinite(metrics.get(name, 0.0)):
             raise CollapsedError(
-                f"training broke down at step {step}: {name} is {value}",
-                hint="Begin a loop in another folder from an earlier policy (`best` in this one, if any was measured) "
-                "with a lower learning rate or max_grad_norm.",
+                f"training broke down at step {step}: {name} is {metrics[name]}",
+                hint=f"{_OTHERWISE}a lower learning rate or max_grad_norm.",
             )

@@ -1,4 +1,4 @@
-"""Collect what an iteration is trained on, tell the journal, and find it again when the loop is gone on with."""
+"""Collect what an iteration is trained on, enter it in the journal, and find it again when the loop is resumed."""
 
 from __future__ import annotations
 
@@ -58,13 +58,22 @@ class Collector:
             stage = self._prepared.curriculum.stage(self._journal.records)
             began = time.monotonic()
             found = await self._serving.reading(version, partial(self._read, number, stage))
-            groups, refusal = await asyncio.to_thread(self._usable, number, stage, found.group_of)
+            groups: list[RolloutGroup] = []
+            refusal: ReplayError | None = None
+            try:
+                groups = (
+                    await asyncio.to_thread(self._load, number, stage, found.group_of) if found.group_of else groups
+                )
+            except ReplayError as error:
+                refusal = error
             self._loaded = (number, groups)
+            advantage = self._prepared.config.advantage_settings  # penalties and step rewards teach something, too
+            teaching = sum(reason_to_drop(group, advantage) is None for group in groups)
             uniform = [group for group in (*found.groups, *found.uniform) if not group.has_variance]
             record = CollectionRecord(
                 number=number,
                 iteration=iteration,
-                is_enough=self._teaching(groups) >= self._prepared.steps_per_iteration,
+                is_enough=teaching >= self._prepared.steps_per_iteration,
                 version=_oldest_version(groups, version),
                 stage=stage,
                 group_of=found.group_of,
@@ -79,10 +88,10 @@ class Collector:
                 seconds=time.monotonic() - began,
             )
             self._journal.collected(record)
-            if refusal is not None:  # only now: another collection follows when the loop is gone on with
+            if refusal is not None:  # only now: another collection follows when the loop is resumed
                 raise refusal
-            for name, error in list(found.failed.items())[:1]:
-                log.warning("%d questions failed, %s of them: %s", len(found.failed), name, error)
+            for name, failure in list(found.failed.items())[:1]:
+                log.warning("%d questions failed, %s of them: %s", len(found.failed), name, failure)
             if record.is_enough:
                 return record
             self._check_supply(record)
@@ -119,15 +128,6 @@ class Collector:
             return loaded[1]
         return self._load(record.number, record.stage, record.group_of)
 
-    def _usable(
-        self, number: int, stage: int, group_of: Mapping[str, str]
-    ) -> tuple[list[RolloutGroup], ReplayError | None]:
-        """What a collection found that can be trained on, or why nothing of it can."""
-        try:
-            return (self._load(number, stage, group_of) if group_of else []), None
-        except ReplayError as error:
-            return [], error
-
     def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
         """A collection's groups as the run log has them."""
         replay = load_groups(
@@ -142,19 +142,9 @@ class Collector:
             log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.summary()))
         return replay.require_groups()
 
-    def _teaching(self, groups: Sequence[RolloutGroup]) -> int:
-        """How many of these groups have something to teach; penalties and step rewards count, too."""
-        settings = self._prepared.config.advantage_settings
-        return sum(reason_to_drop(group, settings) is None for group in groups)
-
     def _evidence(self, number: int, stage: int, group_of: Mapping[str, str]) -> EvidenceInMemory:
-        asked = {int(name.rpartition("-")[2]): name for name in set(group_of.values())}
-        questions = self._prepared.curriculum.questions(number, stage)
-        gold_of = {
-            asked[place]: sample.gold
-            for place, sample in enumerate(islice(questions, max(asked) + 1))
-            if place in asked
-        }
+        questions = islice(self._prepared.curriculum.questions(number, stage), self._prepared.job.collect.max_questions)
+        gold_of = {f"{_collection(number)}-{place}": sample.gold for place, sample in enumerate(questions)}
         answers: Mapping[str, tuple[str, ...]] = {run: gold_of[group] for run, group in group_of.items()}
         return EvidenceInMemory(GoldAnswers(answers), alternatives=False, store=self._serving.rollouts.store)
 
@@ -164,7 +154,7 @@ def _collection(number: int) -> str:
 
 
 def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
-    """The oldest that read any of it: a collection that was cut short may go on with newer weights."""
+    """The oldest that read any of it: a collection that was cut short may continue with newer weights."""
     logged = (
         each.policy_version for group in groups for rollout in group.rollouts_G for each in rollout.conversations_K
     )

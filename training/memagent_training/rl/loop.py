@@ -1,15 +1,13 @@
-"""Collect, train, sync, until there is nothing more to learn: what is killed goes on where it was."""
+"""Collect, train, sync, until there is nothing more to learn: what is killed continues where it was."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PrinterCallback, TrainerCallback
 
@@ -21,14 +19,15 @@ from memagent_training.rl.best_policy import BestPolicy
 from memagent_training.rl.collapse import check_metrics, check_rewards
 from memagent_training.rl.collecting import Collector
 from memagent_training.rl.loop_journal import CollectionRecord, Journal, Measurement
+from memagent_training.rl.loop_progress import LoopProgress
 from memagent_training.rl.measuring import measure
 from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
 from memagent_training.rl.policy_serving import Serving
-from memagent_training.rl.rl_job import JOURNAL, PreparedLoop, RLJob, prepare, write_record
+from memagent_training.rl.rl_job import JOURNAL, PreparedLoop, RLJob, prepare
 from memagent_training.rl.watching import Phase, Watcher
 from memagent_training.serving.vllm_server import find_vllm_python
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Finished:
 
 
 def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
-    """Run a loop to its end, or go on with one. To be called on every rank.
+    """Run a loop to its end, or continue one. To be called on every rank.
 
     Raises:
         TrainingError: something cannot be had, or the policy collapsed (`CollapsedError`); checkpoints, journal, and
@@ -64,7 +63,7 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
     try:
         trainer = OnlineTrainer(
             prepared.base.source,
-            source,
+            source.groups_of,
             prepared.config,
             steps_per_iteration=prepared.steps_per_iteration,
             save_policy=source.export,
@@ -74,12 +73,13 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
         trainer.remove_callback(PrinterCallback)
         is_main = trainer.accelerator.is_main_process
         if is_main:
-            write_record(prepared)
+            output.write_record(job.out, prepared.record)
         reason = f"all {job.iterations} iterations are done"
         newest = checkpoints.newest
         if newest is not None or checkpoints.passed_over:
             watcher.resumes(newest, checkpoints.passed_over)
-        source.tell_measurements()
+        for measurement in source.journal.measurements:  # of an earlier call
+            watcher.measured(measurement)
         try:
             trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
         except EndOfLoop as end:
@@ -109,7 +109,8 @@ class _Source:
         self._ahead: asyncio.Task[CollectionRecord] | None = None
         """The next iteration's collection, on the background loop."""
         self._told = 0
-        self._phase: tuple[int, Phase] | None = None
+        self._spent = LoopProgress(self._job.iterations)
+        """The time of each phase, for the training log."""
         self._collector = Collector(prepared, serving, journal)
         self.best = BestPolicy(prepared)
 
@@ -123,48 +124,44 @@ class _Source:
         folder = self.serving.policy_folder(iteration)
         save_policy(trainer, self._prepared.base, folder, lora_rank=self._job.lora_rank, merged=False)
 
-    def tell_measurements(self) -> None:
-        """Tell what an earlier call measured."""
-        for measurement in self.journal.measurements:
-            self._watcher.measured(measurement)
-
     def groups_of(self, iteration: int) -> CollectedIteration:
-        """See `GroupSource`."""
-        times: dict[str, float] = {}
+        """What an iteration is trained on: a `GroupSource`."""
         record = self.journal.of_iteration(iteration)
         if record is None and self._ahead is not None:
-            record = self._timed(times, iteration, Phase.COLLECT, self._awaited())
-        follower = iteration + 1 if self._job.steps_behind else None
-        wants_follower = (
-            follower is not None and follower < self._job.iterations and self.journal.of_iteration(follower) is None
-        )
+            record = self._during(iteration, Phase.COLLECT, self._awaited())
+        follower = iteration + 1
+        wants_follower = self._job.steps_behind and follower < self._job.iterations
+        wants_follower = wants_follower and self.journal.of_iteration(follower) is None
         if record is None or wants_follower or self._is_due(iteration):
-            served = self._timed(times, iteration, Phase.SYNC, self.serving.serve(iteration))
-            self._watcher.serves(iteration, served)
+            self._serve(iteration)
         if self._is_due(iteration):
-            self._timed(times, iteration, Phase.MEASURE, self._measure(iteration))
+            self._during(iteration, Phase.MEASURE, self._measure(iteration))
         if record is None:
-            record = self._timed(times, iteration, Phase.COLLECT, self._collector.collect(iteration, iteration))
+            record = self._during(iteration, Phase.COLLECT, self._collector.collect(iteration, iteration))
         check_rewards(self.journal.records, self._job.collapse)
-        self._tell_records()
-        if wants_follower and follower is not None:
+        for each in self.journal.records[self._told :]:
+            self._watcher.collected(each)
+        self._told = len(self.journal.records)
+        if wants_follower:
             run_sync(self._begun_ahead(follower, iteration))
+        metrics = _metrics(record, self.journal.measurements_before(iteration), self._spent.times(iteration))
         self._begins(iteration, Phase.TRAIN)
         return CollectedIteration(
             groups=self._collector.groups(record),
             policy_versions=[self.serving.version(each) for each in range(max(iteration - 1, 0), iteration + 1)],
-            metrics=_metrics(record, self.journal.measurements_before(iteration), times),
+            metrics=metrics,
         )
 
     def measure_at_end(self, iteration: int) -> None:
         """Measure the finished weights, if any were to be measured."""
         if self._job.measure.every and not self.journal.measurements_before(iteration):
-            self._begins(iteration, Phase.SYNC)
-            self._watcher.serves(iteration, run_sync(self.serving.serve(iteration)))
-            self._begins(iteration, Phase.MEASURE)
-            run_sync(self._measure(iteration))
+            self._serve(iteration)
+            self._during(iteration, Phase.MEASURE, self._measure(iteration))
 
     # One phase each
+
+    def _serve(self, iteration: int) -> None:
+        self._watcher.serves(iteration, self._during(iteration, Phase.SYNC, self.serving.serve(iteration)))
 
     def _is_due(self, iteration: int) -> bool:
         every = self._job.measure.every
@@ -203,26 +200,17 @@ class _Source:
     # Time
 
     def _begins(self, iteration: int, phase: Phase) -> None:
-        if (iteration, phase) != self._phase:
-            self._phase = (iteration, phase)
+        if (iteration, phase) != (self._spent.iteration, self._spent.phase):
+            self._spent.begins(iteration, phase)
             self._watcher.begins(iteration, phase)
 
-    def _timed(self, times: dict[str, float], iteration: int, phase: Phase, work: Coroutine[Any, Any, Any]) -> Any:
+    def _during(self, iteration: int, phase: Phase, work: Coroutine[Any, Any, T]) -> T:
         self._begins(iteration, phase)
-        began = time.monotonic()
-        try:
-            return run_sync(work)
-        finally:
-            times[f"{phase.value}/seconds"] = times.get(f"{phase.value}/seconds", 0.0) + time.monotonic() - began
-
-    def _tell_records(self) -> None:
-        for record in self.journal.records[self._told :]:
-            self._watcher.collected(record)
-        self._told = len(self.journal.records)
+        return run_sync(work)
 
 
 class _Told(TrainerCallback):
-    """Passes on what the trainer tells."""
+    """Passes on what the trainer logs."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
@@ -238,20 +226,22 @@ class _Told(TrainerCallback):
         self._watcher.saved(state.global_step)
 
 
-def _metrics(record: CollectionRecord, measurements: list[Measurement], times: Mapping[str, float]) -> dict[str, float]:
+def _metrics(
+    record: CollectionRecord, measurements: list[Measurement], times: Mapping[Phase, float]
+) -> dict[str, float]:
     """For the training log."""
-    tokens = record.prompt_tokens + record.completion_tokens
-    metrics = {
-        **times,
-        "collect/reward": record.reward,
-        "collect/groups": record.groups,
-        "collect/all_right": record.all_right,
-        "collect/other_uniform": record.other_uniform,
-        "collect/failed": record.failed,
-        "collect/stage": record.stage,
-        "collect/cached_fraction": record.cached_tokens / max(record.prompt_tokens, 1),
-        "collect/tokens_per_second": tokens / max(record.seconds, 1e-9),
-    }
+    names = (
+        "reward",
+        "groups",
+        "all_right",
+        "other_uniform",
+        "failed",
+        "stage",
+        "cached_fraction",
+        "tokens_per_second",
+    )
+    metrics = {f"collect/{name}": getattr(record, name) for name in names}
+    metrics |= {f"{phase}/seconds": seconds for phase, seconds in times.items() if seconds}
     for length, value in record.by_length.items():
         metrics[f"collect/reward_{length}"] = value.reward
     for each in measurements:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from memagent_graph.evaluation.statistics import Estimate
 from memagent_training.training_errors import TrainingError
 
@@ -71,6 +73,16 @@ class CollectionRecord:
         """Groups that are trained on."""
         return len(set(self.group_of.values()))
 
+    @property
+    def cached_fraction(self) -> float:
+        """The part of the prompts' tokens that the server had in its prefix cache."""
+        return self.cached_tokens / max(self.prompt_tokens, 1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Prompts and completions; 0 where all was taken from the run log."""
+        return (self.prompt_tokens + self.completion_tokens) / max(self.seconds, 1e-9)
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -93,6 +105,12 @@ class Measurement:
         """Whether the same was asked in the same way, so that their means can be compared."""
         asked, others = ({length: each.n for length, each in of.accuracy.items()} for of in (self, other))
         return self.temperature == other.temperature and asked == others
+
+
+_KINDS: Final[dict[str, type[CollectionRecord | Measurement]]] = {
+    "collected": CollectionRecord,
+    "measured": Measurement,
+}
 
 
 @dataclass
@@ -119,11 +137,11 @@ class Journal:
                 self._enter(json.loads(line))
             if torn[: len(_BEGINNING)] != _BEGINNING[: len(torn)]:
                 raise ValueError(f"its last line begins with {torn[: len(_BEGINNING)]!r}")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise TrainingError(
-                f"{self.path} is no journal of a loop: {error!r}", hint="Begin anew in another folder."
+                f"{self.path} is not a journal of a loop: {error!r}", hint="Begin again in another folder."
             ) from error
-        if torn:  # only now: a file that is none stays as it is
+        if torn:  # only now: another program's file stays as it is
             with self.path.open("r+b") as file:
                 file.truncate(len(whole))
 
@@ -153,15 +171,10 @@ class Journal:
             self._enter(json.loads(line))
 
     def _enter(self, entry: dict[str, Any]) -> None:
-        kind = entry.pop("kind")
-        if kind == "collected":
-            by_length = {int(length): LengthReward(**value) for length, value in entry.pop("by_length").items()}
-            record = CollectionRecord(by_length=by_length, **entry)
-            if record.number != len(self.records):
-                raise ValueError(f"collection {record.number} follows {len(self.records) - 1}")
-            self.records.append(record)
-        elif kind == "measured":
-            accuracy = {int(length): Estimate(**value) for length, value in entry.pop("accuracy").items()}
-            self.measurements.append(Measurement(accuracy=accuracy, **entry))
+        value = msgspec.convert(entry, _KINDS[entry["kind"]], str_keys=True)
+        if isinstance(value, Measurement):
+            self.measurements.append(value)
+        elif value.number == len(self.records):
+            self.records.append(value)
         else:
-            raise ValueError(f"an entry of the kind {kind!r}")
+            raise ValueError(f"collection {value.number} follows {len(self.records) - 1}")

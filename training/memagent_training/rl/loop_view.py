@@ -55,7 +55,7 @@ _SHOWN: Final = (
 """How a metric is called, the trainer's name for it, and the form of its value."""
 
 
-def iteration_line(progress: LoopProgress, iteration: int, now: float) -> str:
+def iteration_line(progress: LoopProgress, iteration: int) -> str:
     """What came of an iteration."""
     parts = []
     record = progress.records.get(iteration)
@@ -63,9 +63,9 @@ def iteration_line(progress: LoopProgress, iteration: int, now: float) -> str:
         lengths = ", ".join(f"{length:,}: {each.reward:.3f}" for length, each in sorted(record.by_length.items()))
         parts += [f"reward {record.reward:.3f} ({lengths})", _groups(record)]
     parts.append(", ".join(f"{name} {value}" for name, value in _training_rows(progress)))
-    times = progress.times(now, iteration)
+    times = progress.times(iteration)
     parts.append(", ".join(f"{phase.value} {_duration(seconds)}" for phase, seconds in times.items() if seconds))
-    left = progress.left(now)
+    left = progress.left
     parts.append("" if left is None else f"about {_duration(left)} left")
     return f"iteration {iteration + 1} of {progress.iterations}: {'; '.join(filter(None, parts))}"
 
@@ -80,15 +80,15 @@ def measurement_line(measurement: Measurement) -> str:
     )
 
 
-def rendered(progress: LoopProgress, now: float, width: int) -> RenderableType:
+def rendered(progress: LoopProgress, width: int) -> RenderableType:
     """The view of a loop, for so many columns; what matters most stands first, since a low terminal shows no more."""
-    parts: list[RenderableType] = [_headline(progress, now, width), *_state_lines(progress, now)]
+    parts: list[RenderableType] = [_headline(progress, width), *_state_lines(progress)]
     if progress.latest is not None:
         parts += [Text(), _reward(progress), Text(_groups(progress.latest) + _speed(progress.latest), style="dim")]
-    accuracy, training, times = _accuracy(progress), _training(progress), _time(progress, now)
-    rewards = _rewards_by_length(progress)
-    if not progress.has_begun:
+    if progress.iteration is None:
         return Group(*parts)
+    accuracy, rewards, times = _accuracy(progress), _rewards_by_length(progress), _time(progress)
+    training = _table(f"training, step {progress.step}", [] if progress.step is None else _training_rows(progress))
     if width >= _WIDE:
         left = _stacked([accuracy, _beside([rewards, times])])
         parts += [Text(), _beside([left, training])]
@@ -111,7 +111,7 @@ def _stacked(tables: Sequence[RenderableType | None]) -> Group:
     return Group(*lines[1:])
 
 
-def _headline(progress: LoopProgress, now: float, width: int) -> RenderableType:
+def _headline(progress: LoopProgress, width: int) -> RenderableType:
     done = progress.iteration or 0
     total = progress.iterations
     if progress.ended is not None:
@@ -122,32 +122,32 @@ def _headline(progress: LoopProgress, now: float, width: int) -> RenderableType:
         title = f"all {total} iterations are trained"
     else:
         title = f"iteration {done + 1} of {total}"
-    left = progress.left(now)
-    told = f"{_duration(progress.elapsed(now))} gone" + ("" if left is None else f", about {_duration(left)} left")
+    left = progress.left
+    times = f"{_duration(progress.elapsed)} gone" + ("" if left is None else f", about {_duration(left)} left")
     if width < _MEDIUM or progress.ended is not None:
-        return Text.assemble((title, "bold"), "; ", told)
+        return Text.assemble((title, "bold"), "; ", times)
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(Text(title, style="bold"), ProgressBar(total=total, completed=done, width=20), Text(told))
+    grid.add_row(Text(title, style="bold"), ProgressBar(total=total, completed=done, width=20), Text(times))
     return grid
 
 
-def _state_lines(progress: LoopProgress, now: float) -> Iterator[Text]:
+def _state_lines(progress: LoopProgress) -> Iterator[Text]:
     """What is being done, which weights are served, and what is on disk."""
     if progress.phase is not None:
         is_first = progress.phase is Phase.SYNC and progress.served is None  # the loop's own server then starts
         doing = _WAITING if is_first else _DOING[progress.phase]
-        yield Text(f"{doing} for {_duration(progress.in_phase(now))}", style="cyan")
-    told = []
+        yield Text(f"{doing} for {_duration(progress.in_phase)}", style="cyan")
+    facts = []
     if progress.served is not None:
         iteration, served = progress.served
-        told.append(
+        facts.append(
             f"served: the weights {_after(iteration)}, {_CAME_BY[served.how]} in {served.seconds:.1f} s, "
             f"log-probs within {served.gap:.1g}"
         )
     if progress.saved_step is not None:
-        told.append(f"last checkpoint: step {progress.saved_step}")
-    if told:
-        yield Text("; ".join(told), style="dim")
+        facts.append(f"last checkpoint: step {progress.saved_step}")
+    if facts:
+        yield Text("; ".join(facts), style="dim")
 
 
 def _reward(progress: LoopProgress) -> RenderableType:
@@ -161,51 +161,31 @@ def _reward(progress: LoopProgress) -> RenderableType:
 
 
 def _accuracy(progress: LoopProgress) -> Table | None:
-    """The newest measurement of each temperature beside the first."""
-    if not progress.measurements:
-        return None
-    pairs = {temperature: progress.first_and_latest(temperature) for temperature in progress.temperatures}
-    newest = max((latest.iteration for _, latest in pairs.values() if latest is not None), default=0)
-    table = _table("accuracy on held-out questions")
-    table.add_column("length", justify="right")
-    table.add_column("temperature", justify="right")
-    if any(first is not None for first, _ in pairs.values()):
-        table.add_column(_after(0))
-    if newest:
-        table.add_column(_after(newest))
-    for temperature, pair in pairs.items():
-        shown = [each for each, column in zip(pair, (_after(0), _after(newest)), strict=True) if _has(table, column)]
-        for length in sorted({length for each in pair if each is not None for length in each.accuracy}):
-            cells = ["" if each is None else str(each.accuracy.get(length, "")) for each in shown]
-            table.add_row(f"{length:,}", f"{temperature:g}", *cells)
-        failed = [each.failed if each is not None else 0 for each in shown]
+    """The newest measurements beside those before any training."""
+    iterations = {iteration for iteration, _ in progress.measurements}
+    shown = sorted(iterations & {0, max(iterations, default=0)})
+    rows: list[tuple[str, ...]] = []
+    for temperature in sorted({temperature for _, temperature in progress.measurements}):
+        found = [progress.measurements.get((iteration, temperature)) for iteration in shown]
+        for length in sorted({length for each in found if each is not None for length in each.accuracy}):
+            cells = ["" if each is None else str(each.accuracy.get(length, "")) for each in found]
+            rows.append((f"{length:,}", f"{temperature:g}", *cells))
+        failed = ["" if each is None or not each.failed else str(each.failed) for each in found]
         if any(failed):
-            table.add_row("failed", f"{temperature:g}", *(str(each or "") for each in failed))
-    return table
-
-
-def _has(table: Table, column: str) -> bool:
-    return any(each.header == column for each in table.columns)
+            rows.append(("failed", f"{temperature:g}", *failed))
+    return _table("accuracy on held-out questions", rows, ("length", "temperature", *map(_after, shown)))
 
 
 def _rewards_by_length(progress: LoopProgress) -> Table | None:
-    record = progress.latest
-    if record is None:
-        return None
-    table = _table("latest collection")
-    for header in ("length", "reward", "reads"):
-        table.add_column(header, justify="right")
-    for length, each in sorted(record.by_length.items()):
-        table.add_row(f"{length:,}", f"{each.reward:.3f}", f"{each.reads:,}")
-    return table
+    lengths = progress.latest.by_length if progress.latest is not None else {}
+    rows = [(f"{length:,}", f"{each.reward:.3f}", f"{each.reads:,}") for length, each in sorted(lengths.items())]
+    return _table("latest collection", rows, ("length", "reward", "reads"))
 
 
 def _speed(record: CollectionRecord) -> str:
-    tokens = record.prompt_tokens + record.completion_tokens
-    if not tokens or record.seconds <= 0:  # all taken from the log
+    if not record.tokens_per_second:
         return ""
-    cached = record.cached_tokens / max(record.prompt_tokens, 1)
-    return f"; {tokens / record.seconds:,.0f} tokens/s, {cached:.0%} of prompts cached"
+    return f"; {record.tokens_per_second:,.0f} tokens/s, {record.cached_fraction:.0%} of prompts cached"
 
 
 def _groups(record: CollectionRecord) -> str:
@@ -213,47 +193,32 @@ def _groups(record: CollectionRecord) -> str:
     return f"{record.groups} groups with variance, {others}"
 
 
-def _training(progress: LoopProgress) -> Table | None:
-    rows = list(_training_rows(progress))
-    if progress.step is None or not rows:
-        return None
-    table = _table(f"training, step {progress.step}")
-    table.show_header = False
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
-
-
-def _training_rows(progress: LoopProgress) -> Iterator[tuple[str, str]]:
+def _training_rows(progress: LoopProgress) -> list[tuple[str, str]]:
     """Names and values of what the trainer logged of the newest step; what it did not log is left out."""
     rate = progress.training_tokens_per_second
-    if rate is not None:
-        yield "tokens/s", f"{rate:,.0f}"
-    for label, name, form in _SHOWN:
-        value = progress.metric(name)
-        if value is not None:
-            yield label, f"{value:{form}}"
+    logged = ((label, progress.metrics.get(name), form) for label, name, form in _SHOWN)
+    shown = (("tokens/s", rate, ",.0f"), *logged)
+    return [(label, f"{value:{form}}") for label, value, form in shown if value is not None]
 
 
-def _time(progress: LoopProgress, now: float) -> Table:
-    times = progress.times(now)
-    total = sum(times.values())
-    table = _table("time")
-    table.show_header = False
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(justify="right")
-    for phase, seconds in times.items():
-        table.add_row(phase.value, _duration(seconds), f"{seconds / total if total else 0:.0%}")
+def _time(progress: LoopProgress) -> Table | None:
+    times = progress.times()
+    total = sum(times.values()) or 1.0
+    return _table("time", [(phase, _duration(seconds), f"{seconds / total:.0%}") for phase, seconds in times.items()])
+
+
+def _table(title: str, rows: Sequence[Sequence[str]], headers: Sequence[str] = ()) -> Table | None:
+    """Rows of numbers; without headers, the first column holds their names. None where there are no rows."""
+    if not rows:
+        return None
+    heading = Text(title, style="bold")
+    table = Table(title=heading, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.show_header = bool(headers)
+    for place, header in enumerate(headers or [""] * len(rows[0])):
+        table.add_column(header, justify="right" if headers or place else "left")
+    for row in rows:
+        table.add_row(*row)
     return table
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=Text(title, style="bold"), title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableEr
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.scorers import score
 from memagent_graph.evaluation.statistics import estimate
+from memagent_graph.prompts import AnswerFormat
 from memagent_training.rl.curriculum import HELD_OUT
 from memagent_training.rl.loop_journal import Measurement
-from memagent_training.rl.rl_job import PreparedLoop, answer_format_of
+from memagent_training.rl.rl_job import PreparedLoop
 
 
 async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, temperature: float) -> Measurement:
@@ -29,7 +30,8 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
     """
     job = prepared.job
     slots = asyncio.Semaphore(job.collect.concurrency)
-    answer_format = answer_format_of(prepared.base)
+    profile = prepared.profile
+    answer_format = profile.prompts.answer_format if profile else AnswerFormat.BOXED
     began = time.monotonic()
 
     async def score_of(sample: Sample) -> float | None:

@@ -1,4 +1,4 @@
-"""The trainer of a loop: one training over all iterations, whose groups are collected while it goes on.
+"""The trainer of a loop: one training over all iterations, whose groups are collected while it runs.
 
 Optimizer, learning rate and checkpoints are those of a single training. Before the first step of an iteration the
 source is asked for its groups, on the main process; the others wait for them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
@@ -40,23 +40,13 @@ class CollectedIteration:
     """For the training log, beside the first step's."""
 
 
-class EndOfLoop(Exception):  # noqa: N818  it is no error
+class EndOfLoop(Exception):  # noqa: N818  it is not an error
     """The source has nothing more to train on; says why."""
 
 
-class GroupSource(Protocol):
-    """Where an iteration's groups come from. Only the main process asks."""
-
-    def groups_of(self, iteration: int) -> CollectedIteration:
-        """The groups of an iteration, as many as it has optimizer steps at least.
-
-        Args:
-            iteration: counted from 0; the weights that it begins with are in its policy's folder.
-
-        Raises:
-            EndOfLoop: there are none.
-        """
-        ...
+GroupSource: TypeAlias = Callable[[int], CollectedIteration]
+"""The groups of an iteration, counted from 0, as many as it has optimizer steps at least; its weights are in its
+policy's folder by then. Only the main process asks. Raises EndOfLoop where there are none."""
 
 
 class OnlineTrainer(MultiConvDAPOTrainer):
@@ -115,29 +105,27 @@ class OnlineTrainer(MultiConvDAPOTrainer):
 
     def _asked(self, iteration: int) -> CollectedIteration:
         """What the source has, on every process; the others must hear of an error, too, or would wait for ever."""
-        told: list[CollectedIteration | Exception | None] = [None]
-        defect: Exception | None = None
+        told: list[Any] = [None]
         if self.accelerator.is_main_process:
             try:
-                told = [self._source.groups_of(iteration)]
+                told = [self._source(iteration)]
             except (EndOfLoop, MemAgentError) as error:
                 told = [error]
-            except Exception as error:  # noqa: BLE001  raised below
-                defect = error
-                told = [TrainingError(f"Iteration {iteration} has no groups: the main process failed with {error!r}")]
+            except Exception as error:
+                broken = f"Iteration {iteration} has no groups: the main process failed with {error!r}"
+                broadcast_object_list([TrainingError(broken)])
+                raise
         broadcast_object_list(told)
-        if defect is not None:
-            raise defect
-        if not isinstance(told[0], CollectedIteration):
-            assert told[0] is not None  # noqa: S101  the main process told something
+        if isinstance(told[0], Exception):
             raise told[0]
-        return told[0]
+        collected: CollectedIteration = told[0]
+        return collected
 
     def _tell_gap(self, gap: LogProbGap) -> None:
         """Not once an iteration: it is among the metrics."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """The Trainer's alone: checkpoints lie between two iterations, and the next one's log-probs are computed anew.
+        """The Trainer's alone: checkpoints lie between two iterations, and the next one's log-probs are computed again.
 
         Raises:
             TrainingError: This one does not.

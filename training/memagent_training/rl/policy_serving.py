@@ -7,11 +7,10 @@ import logging
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, SamplingParams, UpdateRule, UpdateRules
 from memagent_graph.errors import PolicyUnreachableError
-from memagent_graph.policies.profile import load_profile
 from memagent_graph.run_log import RunLog
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
 from memagent_training.serving.policy_sync import PolicySync, RemoteServer, Served, SyncSettings
@@ -28,8 +27,6 @@ _LOGPROBS_AFTER_TEMPERATURE: Final = ("--logprobs-mode", "processed_logprobs")
 """What was sampled from, whatever the temperature."""
 _RESTARTS: Final = 3
 """How often one piece of work is begun again after the server died."""
-_STARTS: Final = 2
-"""How often a server is started that dies of it."""
 
 
 class Serving:
@@ -62,7 +59,7 @@ class Serving:
             server.model_name, base_url=server.base_url, api_key=job.api_key, max_concurrency=job.collect.concurrency
         )
         self.run_log = RunLog(job.out / RUN_LOG)
-        self.rollouts = self._reader(job.temperature, self.run_log, logprobs=True)
+        self.rollouts = self.reader(job.temperature, self.run_log, logprobs=True)
         """Reads for training, at its temperature, and logs."""
         self.served: Served | None = None
         """The newest version, once there is one."""
@@ -71,7 +68,7 @@ class Serving:
         """Stop the server, if it is ours, and close what readers hold."""
         await self._policy.aclose()
         if self._own is not None:
-            await asyncio.to_thread(self._own.stop)
+            await asyncio.to_thread(self._own.kill)
         self.run_log.close()
 
     def policy_folder(self, iteration: int) -> Path:
@@ -99,9 +96,8 @@ class Serving:
         try:
             self.served = await self._sync.sync(folder, version)
         except TrainingError:
-            if self._own is None or await self._is_well(self._own):
+            if not await self._revive():  # otherwise it died meanwhile
                 raise
-            await self._revive()  # it died meanwhile
             self.served = await self._sync.sync(folder, version)
         self._policy.serve(self.served.model, self.served.version)
         for folder in self._folder.iterdir():  # a newer one may be there, and even be in the making
@@ -125,43 +121,39 @@ class Serving:
                 async with self._sync.reading(self.served):
                     return await work()
             except PolicyUnreachableError as error:
-                if self._own is None or attempt == _RESTARTS or await self._is_well(self._own):
+                if attempt == _RESTARTS or await self._own_if_dead() is None:
                     raise
                 log.warning("the server died (%s); it is started again", error.message)
             await self.serve(iteration)
         raise AssertionError("the last attempt returns or raises")
 
-    def reader(self, temperature: float) -> MemAgent:
-        """A reader that keeps no log, to measure with."""
-        return self._reader(temperature, run_log=False)
-
-    async def _revive(self) -> None:
-        if self._own is None or await self._is_well(self._own):
-            return
-        for attempt in range(_STARTS):
-            try:
-                await asyncio.to_thread(self._own.restart)
-                return
-            except VLLMServerError as error:
-                if attempt + 1 == _STARTS:
-                    raise
-                log.warning("the server did not come up (%s); it is started once more", error.message.splitlines()[0])
-
-    @staticmethod
-    async def _is_well(server: VLLMServer) -> bool:
-        """Whether it answers: for a moment after its death, and where only its engine died, it still runs."""
-        return server.is_running and await asyncio.to_thread(server.is_healthy)
-
-    def _reader(self, temperature: float, run_log: RunLog | bool, logprobs: bool | None = None) -> MemAgent:
-        base, strategy = self._prepared.base, self._prepared.job.strategy
-        chosen: dict[str, Any] = {} if strategy is None else {"strategy": strategy}
+    def reader(self, temperature: float, run_log: RunLog | bool = False, logprobs: bool | None = None) -> MemAgent:
+        """A reader of the newest version; without a log, to measure with."""
         return MemAgent(
             self._policy,
-            profile=base.profile or load_profile(base.folder),
-            tokenizer=base.folder,
+            profile=self._prepared.profile,
+            tokenizer=self._prepared.base.folder,
             sampling=SamplingParams(temperature=temperature, logprobs=logprobs),
             rules=UpdateRules(invented=UpdateRule.ACCEPT),  # rewards are for what the policy wrote itself
             run_log=run_log,
             store=self._prepared.job.out / "documents",
-            **chosen,
+            strategy=self._prepared.job.strategy,
         )
+
+    async def _revive(self) -> bool:
+        """Start our server if it is dead; whether it was."""
+        server = await self._own_if_dead()
+        if server is None:
+            return False
+        try:
+            await asyncio.to_thread(server.restart)
+        except VLLMServerError as error:
+            log.warning("the server did not come up (%s); it is started once more", error.message.splitlines()[0])
+            await asyncio.to_thread(server.restart)
+        return True
+
+    async def _own_if_dead(self) -> VLLMServer | None:
+        """Our server if it does not answer: for a moment after its death, and where only its engine died, it runs."""
+        if self._own is None or (self._own.is_running and await asyncio.to_thread(self._own.is_healthy)):
+            return None
+        return self._own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Final
 
 from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
@@ -11,6 +12,8 @@ from memagent_graph.policies.profile import Profile, load_profile, require_profi
 from memagent_graph.prompts import changed_prompts, load_prompts
 from memagent_graph.tokenizers import Tokenizer
 from memagent_training.job.base_model import BaseModel
+
+_WORDING: Final = ("layout", "answer_format", "update_template", "answer_template", "empty_memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +42,11 @@ class ReadingSettings:
         """
         if self == ReadingSettings():
             return None
-        began = self._began(base)
-        prompts = changed_prompts(
-            began.prompts,
-            layout=self.layout,
-            answer_format=self.answer_format,
-            update_template=self.update_template,
-            answer_template=self.answer_template,
-            empty_memory=self.empty_memory,
-        )
+        own = load_profile(base.folder) if self.profile is None else require_profile(self.profile)
+        began = own or Profile(Budget(), load_prompts())
+        prompts = changed_prompts(began.prompts, **{name: getattr(self, name) for name in _WORDING})
+        window = min(began.budget.context_window, base.window or Budget().context_window)
         chosen = {each.name: value for each in fields(Budget) if (value := getattr(self, each.name)) is not None}
-        budget = replace(began.budget, **chosen)
+        budget = replace(began.budget, **({"context_window": window} | chosen))
         budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
         return Profile(budget, prompts, self.boundary or began.boundary, began.on_invented)
-
-    def _began(self, base: BaseModel) -> Profile:
-        own = load_profile(base.folder) if self.profile is None else require_profile(self.profile)
-        window = base.window or Budget().context_window
-        found = own or Profile(Budget(), load_prompts())
-        return replace(found, budget=replace(found.budget, context_window=min(found.budget.context_window, window)))

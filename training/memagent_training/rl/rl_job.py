@@ -1,9 +1,9 @@
-"""What is wished of a loop, and all that can be refused before anything is served or trained."""
+"""The settings of a loop, and all that can be refused before anything is served or trained."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -15,7 +15,6 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.samples import Task
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.policies.profile import Profile, load_profile
-from memagent_graph.prompts import AnswerFormat
 from memagent_graph.run_log import RunLog
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.data.reward_functions import RewardFunction
@@ -64,7 +63,7 @@ class MeasureSettings:
 
 @dataclass(frozen=True, slots=True)
 class RLJob:
-    """What is wished of a loop."""
+    """The settings of a loop."""
 
     tasks: tuple[str, ...]
     """Names of evaluation tasks, of which each question has one."""
@@ -129,6 +128,11 @@ class PreparedLoop:
         return -(-self.job.collect.groups // self.config.groups_per_step)
 
     @property
+    def profile(self) -> Profile | None:
+        """What the policy reads with; None has the reader's defaults."""
+        return self.base.profile or load_profile(self.base.folder)
+
+    @property
     def measured_lengths(self) -> tuple[int, ...]:
         """Lengths of the held-out questions."""
         lengths = self.job.lengths
@@ -136,13 +140,13 @@ class PreparedLoop:
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """What decides the weights, but for how long the loop goes on."""
+        """What decides the weights, but for how long the loop runs."""
         job = self.job
-        profile = self.base.profile
-        reading = {"read_with": _read_with(profile)} if profile else {}
+        reading = {"read_with": _read_with(self.base.profile)} if self.base.profile else {}
         collecting = {name: value for name, value in asdict(job.collect).items() if name != "concurrency"}
         strategy = {} if job.strategy is None else {"strategy": job.strategy}
         schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
+        by_their_names = ("evidence_share", "steps_behind", "advance_at", "small")
         return {
             "settings": {**decisive(self.config), **schedule},
             "model": {"weights": self.base.version, "lora_rank": job.lora_rank},
@@ -152,10 +156,7 @@ class PreparedLoop:
                 "lengths": list(job.lengths),
                 "reward": job.reward if isinstance(job.reward, str) else "a function",
                 "sampled_at": job.temperature,
-                "evidence_share": job.evidence_share,
-                "steps_behind": job.steps_behind,
-                "advance_at": job.advance_at,
-                "small": job.small,
+                **{name: getattr(job, name) for name in by_their_names},
                 "haystack": None if job.haystack is None else str(job.haystack),
                 "loop_seed": job.seed,
                 **strategy,
@@ -168,12 +169,6 @@ def _read_with(profile: Profile) -> dict[str, int | str]:
     """All but the rule for invented words, which loops do not heed."""
     values = {name: value for name, value in profile.values.items() if name != "on_invented"}
     return {**values, "prompts": profile.prompts.fingerprint}
-
-
-def answer_format_of(base: BaseModel) -> AnswerFormat:
-    """How the policy is asked for its answer."""
-    profile = base.profile or load_profile(base.folder)
-    return profile.prompts.answer_format if profile else AnswerFormat.BOXED
 
 
 def prepare(job: RLJob) -> PreparedLoop:
@@ -251,7 +246,10 @@ def _check_folder(prepared: PreparedLoop) -> None:
 
 def _holds_loop(out: Path) -> bool:
     """Whether anything was collected there: a new loop would take runs of the same names for its own."""
-    return (out / JOURNAL).exists() or ((out / RUN_LOG).exists() and RunLog(out / RUN_LOG).counts()[0] > 0)
+    if (out / JOURNAL).exists() or not (out / RUN_LOG).exists():
+        return (out / JOURNAL).exists()
+    with closing(RunLog(out / RUN_LOG)) as log:
+        return log.counts()[0] > 0
 
 
 def _config(job: RLJob) -> MultiConvDAPOConfig:
@@ -259,16 +257,16 @@ def _config(job: RLJob) -> MultiConvDAPOConfig:
     for name in (*decided, "max_steps", "num_train_epochs"):
         if name in job.settings:
             raise TrainingError(
-                f"{name} cannot be set so", hint="The loop has options of its own for it: see memagent rl --help."
+                f"{name} cannot be set this way", hint="The loop has options of its own for it: see memagent rl --help."
             )
     machine = {"ddp_timeout": _PATIENCE}
-    # A server of ours tells them so. At temperature 1 it is all one, and nothing that decides the weights.
+    # A server of ours gives them so. At temperature 1 both are the same, and it decides nothing of the weights.
     own_server = {"logged_after_temperature": True} if job.base_url is None and job.temperature != 1 else {}
     config = make_config(
         job.preset, {**machine, **own_server, **job.settings, **decided, "max_steps": job.iterations}, job.out
     )
     config.disable_tqdm = True  # the loop shows its own progress
-    config.logging_nan_inf_filter = False  # or a loss that is no number would not be told
+    config.logging_nan_inf_filter = False  # or a loss that is not a number would not be reported
     if job.steps_behind and config.importance_cap is None:
         raise TrainingError(
             "rollouts one version behind are trained on without importance weights",
@@ -285,12 +283,6 @@ def _check_lengths(task: Task, job: RLJob) -> None:
             task.sample(length, HELD_OUT)
         except EvaluationError as error:
             raise TrainingError(
-                f"the task {task.name} has too few questions to go on asking new ones: {error.message}",
+                f"the task {task.name} has too few questions to keep asking new ones: {error.message}",
                 hint="Choose one whose questions are made, such as niah_multikey_2.",
             ) from error
-
-
-def write_record(prepared: PreparedLoop) -> None:
-    """Keep what decides the weights beside the loop."""
-    record = json.loads(json.dumps(prepared.record))
-    output.write_record(prepared.job.out, record)

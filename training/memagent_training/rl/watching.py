@@ -1,4 +1,4 @@
-"""What a loop tells while it goes on."""
+"""What a loop reports while it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Watcher:
     """
 
     def resumes(self, checkpoint: Path | None, passed_over: Sequence[Path]) -> None:
-        """The loop goes on from a checkpoint, if there is a whole one; newer ones were not written to their end."""
+        """The loop continues from a checkpoint, if there is a whole one; newer ones were not written to their end."""
 
     def begins(self, iteration: int, phase: Phase) -> None:
         """A phase of an iteration begins; the one before has ended."""

@@ -16,8 +16,8 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from memagent_training.serving.session_watchdog import end_session
@@ -70,7 +70,7 @@ def find_vllm_python() -> Path:
     python = Path(chosen) if chosen else _CHECKOUT / ".venv-vllm" / "bin" / "python"
     if not python.is_file():
         raise VLLMNotInstalledError(
-            f"MEMAGENT_VLLM_PYTHON names {python}, which is no file" if chosen else "vLLM is not installed here",
+            f"MEMAGENT_VLLM_PYTHON names {python}, which is not a file" if chosen else "vLLM is not installed here",
             hint="Install vLLM (on CPUs: make vllm in a checkout), or name its interpreter in MEMAGENT_VLLM_PYTHON.",
         )
     return python
@@ -82,65 +82,52 @@ def server_environment(devices: Path = Path("/dev")) -> Mapping[str, str]:
     return SERVER_ENVIRONMENT if has_accelerator else {**SERVER_ENVIRONMENT, **CPU_ENVIRONMENT}
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(eq=False)
 class VLLMServer:
     """One vLLM server process tree over one model folder; a context manager.
 
     The port is chosen once, at construction, so that `restart` comes back under the same URL. The server dies
     with the process that started it, however that one dies. Restarts append to the log file.
-
-    Args:
-        model: folder with config.json, weights and tokenizer.
-        log_file: where stdout and stderr of the server go.
-        model_name: the name that requests use.
-        max_model_len: context window in tokens; None takes the model's own.
-        api_key: what requests must present as a bearer token; None admits everyone.
-        dtype: of the weights; float32 makes log-probs comparable with the trainer's.
-        max_lora_rank: the largest rank of adapters that are loaded while it runs; None admits no adapters.
-        dev_mode: whether weights can be reloaded and caches dropped while it runs. Everyone on this machine can then.
-        options: further command-line options.
-        environment: further environment variables, over `SERVER_ENVIRONMENT` and, without an accelerator,
-            `CPU_ENVIRONMENT`.
-        startup_timeout: seconds to wait for the first healthy answer.
     """
 
-    def __init__(
-        self,
-        model: Path,
-        *,
-        log_file: Path,
-        model_name: str = "policy",
-        max_model_len: int | None = None,
-        api_key: str | None = None,
-        dtype: str = "float32",
-        max_lora_rank: int | None = None,
-        dev_mode: bool = False,
-        options: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-        startup_timeout: float = 240.0,
-    ) -> None:
-        self.model = model
-        self.log_file = log_file
-        self.model_name = model_name
-        self.max_model_len = max_model_len
-        self.api_key = api_key
-        self.dtype = dtype
-        self.max_lora_rank = max_lora_rank
-        self.dev_mode = dev_mode
-        self.options = tuple(options)
-        self.environment = dict(environment or {})
-        self.startup_timeout = startup_timeout
-        self.port = _free_port()
-        self._watchdog: subprocess.Popen[bytes] | None = None
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+    model: Path
+    """Folder with config.json, weights and tokenizer."""
+    _: KW_ONLY
+    log_file: Path
+    """Where stdout and stderr of the server go."""
+    model_name: str = "policy"
+    """The name that requests use."""
+    max_model_len: int | None = None
+    """Context window in tokens; None takes the model's own."""
+    api_key: str | None = None
+    """What requests must present as a bearer token; None admits everyone."""
+    dtype: str = "float32"
+    """Of the weights; float32 makes log-probs comparable with the trainer's."""
+    max_lora_rank: int | None = None
+    """The largest rank of adapters that are loaded while it runs; None admits no adapters."""
+    dev_mode: bool = False
+    """Whether weights can be reloaded and caches dropped while it runs. Everyone on this machine can then."""
+    options: Sequence[str] = ()
+    """Further command-line options."""
+    startup_timeout: float = 240.0
+    """Seconds to wait for the first healthy answer."""
+    port: int = field(default_factory=_free_port, init=False)
+    _watchdog: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, init=False)
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @property
     def root_url(self) -> str:
@@ -166,20 +153,23 @@ class VLLMServer:
         """
         if self.is_running:
             raise VLLMServerError(f"the server on port {self.port} is running already; stop it first")
-        command = [
+        command: list[str | Path] = [
             sys.executable,
-            str(_WATCHDOG),
+            _WATCHDOG,
             str(os.getpid()),
-            str(find_vllm_python()),
+            find_vllm_python(),
             *self._arguments(),
         ]
         self._scratch = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
-        environment = os.environ | server_environment() | {"TMPDIR": self._scratch.name}
-        environment |= {
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(int(self.max_lora_rank is not None)),
-            "VLLM_SERVER_DEV_MODE": str(int(self.dev_mode)),
-        }
-        environment |= self.environment
+        environment = (
+            os.environ
+            | server_environment()
+            | {
+                "TMPDIR": self._scratch.name,
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(int(self.max_lora_rank is not None)),
+                "VLLM_SERVER_DEV_MODE": str(int(self.dev_mode)),
+            }
+        )
         if self.api_key is not None:
             environment["VLLM_API_KEY"] = self.api_key
         begin = time.monotonic()
@@ -209,15 +199,11 @@ class VLLMServer:
         try:
             end_session(self._watchdog.pid)
         except TimeoutError as error:
-            raise VLLMServerError(f"{error}{self._log_tail_for_message()}") from error
+            raise VLLMServerError(f"{error}{self._log_tail()}") from error
         self._watchdog.wait()
         self._watchdog = None
         if self._scratch is not None:
             self._scratch.cleanup()
-
-    def stop(self) -> None:
-        """Stop the server, if it runs; it has no state to save, so this is `kill`."""
-        self.kill()
 
     def restart(self, model: Path | None = None) -> None:
         """Stop what is left and start again under the same URL, with an empty prefix cache and no adapters.
@@ -225,7 +211,7 @@ class VLLMServer:
         Args:
             model: the folder to serve from now on; None keeps it. Where the start fails, the old one is kept.
         """
-        self.stop()
+        self.kill()
         old, self.model = self.model, model or self.model
         try:
             self.start()
@@ -251,21 +237,8 @@ class VLLMServer:
                 totals[name] = totals.get(name, 0.0) + float(value)
         return totals
 
-    def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:
-        """Return the last lines of the log."""
-        if not self.log_file.exists():
-            return ""
-        return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
-
     def _arguments(self) -> list[str]:
-        arguments = [
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-        ]
+        arguments = ["-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(self.port)]
         arguments += ["--model", str(self.model), "--served-model-name", self.model_name]
         arguments += ["--dtype", self.dtype, "--enforce-eager", "--block-size", "32", "--seed", "0"]
         arguments += ["--enable-prompt-tokens-details", "--generation-config", "vllm"]
@@ -274,7 +247,7 @@ class VLLMServer:
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
         if self.max_lora_rank is not None:
-            # Two at once: readers of one version go on while the next one's begin.
+            # Two at once: readers of one version continue while the next one's begin.
             arguments += ["--enable-lora", "--max-loras", "2"]
             arguments += ["--max-lora-rank", str(_admitted_rank(self.max_lora_rank))]
         return [*arguments, *self.options]
@@ -282,27 +255,21 @@ class VLLMServer:
     def _wait_until_healthy(self, deadline: float) -> None:
         while not self.is_healthy():
             if not self.is_running:
-                raise VLLMServerError(f"the vLLM server ended while starting{self._log_tail_for_message()}")
+                raise VLLMServerError(f"the vLLM server ended while starting{self._log_tail()}")
             if time.monotonic() > deadline:
                 message = f"the vLLM server did not answer within {self.startup_timeout:.0f} s"
                 hint = "Let it take longer (startup_timeout), if its log says that it is still loading."
-                raise VLLMServerError(message + self._log_tail_for_message(), hint=hint)
+                raise VLLMServerError(message + self._log_tail(), hint=hint)
             time.sleep(_POLL_SECONDS)
 
-    def _log_tail_for_message(self) -> str:
-        return f"; the last lines of {self.log_file}:\n{self.log_tail()}"
+    def _log_tail(self) -> str:
+        lines = self.log_file.read_text(errors="replace").splitlines() if self.log_file.exists() else []
+        return "\n".join([f"; the last lines of {self.log_file}:", *lines[-_LOG_TAIL_LINES:]])
 
 
 def _admitted_rank(rank: int) -> int:
-    """The smallest of the ranks that vLLM can be told that admits adapters of `rank`."""
+    """The smallest of the ranks that vLLM takes that admits adapters of `rank`."""
     admitted = next((each for each in _LORA_RANKS if each >= rank), None)
     if rank < 1 or admitted is None:
         raise VLLMServerError(f"adapters of rank {rank} cannot be served", hint=f"Give 1 to {_LORA_RANKS[-1]}.")
     return admitted
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -16,12 +16,11 @@ model, and dies of a path that it cannot read.
 """
 
 from memagent_training.serving.policy_sync.probe import Probe, ProbeRow
-from memagent_training.serving.policy_sync.reference import FolderLogProbs, ReferenceLogProbs
+from memagent_training.serving.policy_sync.reference import ReferenceLogProbs, folder_logprobs
 from memagent_training.serving.policy_sync.served import How, Served, SyncError
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncSettings
 
 __all__ = [
-    "FolderLogProbs",
     "How",
     "PolicySync",
     "Probe",
@@ -31,4 +30,5 @@ __all__ = [
     "Served",
     "SyncError",
     "SyncSettings",
+    "folder_logprobs",
 ]

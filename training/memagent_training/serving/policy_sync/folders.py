@@ -6,10 +6,12 @@ No weights are loaded: names and shapes stand in the headers of safetensors file
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from memagent_graph.policies.model_info import weights_version
 from memagent_training.job.training_output import ADAPTER_FOLDER
@@ -58,7 +60,11 @@ class PolicyFolder:
     def adapter_settings(self) -> dict[str, Any]:
         """The adapters' configuration."""
         assert self.adapter is not None  # noqa: S101  asked for adapters only
-        settings = _json(self.adapter / _ADAPTER_CONFIG)
+        path = self.adapter / _ADAPTER_CONFIG
+        try:
+            settings = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except (OSError, ValueError) as error:
+            raise TrainingError(f"{path} cannot be read: {error}", hint="Was it written to its end?") from error
         if settings.get("peft_type") != "LORA":
             raise SyncError(
                 f"the adapters in {self.adapter} are {settings.get('peft_type')}, and vLLM loads LoRA only",
@@ -71,16 +77,10 @@ class PolicyFolder:
         """The folder or hub id of the weights that the adapters belong to."""
         return str(self.adapter_settings.get("base_model_name_or_path") or "")
 
-    @property
-    def adapter_rank(self) -> int:
-        """The largest rank of the adapters."""
-        settings = self.adapter_settings
-        return max(int(rank) for rank in (settings.get("r", 0), *(settings.get("rank_pattern") or {}).values()))
-
     def adapter_name(self, version: str) -> str:
         """A server's name for the adapters of a version.
 
-        It tells their content, too: the prefix cache goes by names, and would take other adapters of the same name
+        It names their content, too: the prefix cache goes by names, and would take other adapters of the same name
         for these even after they were unloaded.
         """
         assert self.adapter is not None  # noqa: S101  asked for adapters only
@@ -100,8 +100,9 @@ class Likeness:
     @classmethod
     def of(cls, folder: Path) -> Likeness:
         """Of a folder with whole weights."""
-        config = {key: value for key, value in _config(folder).to_dict().items() if key not in _IRRELEVANT}
-        return cls(folder, config, _shapes(folder))
+        config = _config(folder).to_dict().items()
+        said = {key: value for key, value in config if value is not None and key not in _IRRELEVANT}
+        return cls(folder, said, _shapes(folder))
 
 
 def vocabulary_and_window(folder: Path) -> tuple[int, int | None]:
@@ -121,11 +122,9 @@ def require_alike(new: Likeness, served: Likeness) -> None:
     Raises:
         TrainingError: configurations, tensor names or shapes differ; says which.
     """
-    keys = sorted(new.config.keys() | served.config.keys())
-    pairs = [(key, new.config.get(key), served.config.get(key)) for key in keys]
-    differing = [f"{key} is {one!r}, not {other!r}" for key, one, other in pairs if one != other]
+    differing = _differences(new.config, served.config)
     if served.shapes and not differing:  # without safetensors there is nothing to compare
-        differing = _different_tensors(new.shapes, served.shapes)
+        differing = _differences(new.shapes, served.shapes)
     if differing:
         more = f", and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise TrainingError(
@@ -188,11 +187,11 @@ def _require_fitting(adapters: PolicyFolder, base: Shapes, hint: str) -> None:
         raise SyncError(f"wrong base model: it has none of the modules that {adapters.adapter} adapts", hint=hint)
 
 
-def _different_tensors(new: Shapes, old: Shapes) -> list[str]:
+def _differences(new: Mapping[str, object], old: Mapping[str, object]) -> list[str]:
     different = [f"it lacks {name}" for name in sorted(old.keys() - new.keys())]
     different += [f"it has {name}" for name in sorted(new.keys() - old.keys())]
     common = sorted(new.keys() & old.keys())
-    return different + [f"{name} is {new[name]}, not {old[name]}" for name in common if new[name] != old[name]]
+    return different + [f"{name} is {new[name]!r}, not {old[name]!r}" for name in common if new[name] != old[name]]
 
 
 def _shapes(folder: Path) -> Shapes:
@@ -216,13 +215,3 @@ def _config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder).get_text_config()
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise TrainingError(f"{folder / 'config.json'} cannot be understood: {error}", hint="Check it.") from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        read = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{path} cannot be read: {error}", hint="Was it written to its end?") from error
-    if not isinstance(read, dict):
-        raise TrainingError(f"{path} is no JSON object", hint="Was it written by peft?")
-    return read

@@ -54,7 +54,7 @@ class Reading:
     rows: tuple[ProbeRow, ...]
     logprobs: ProbeLogProbs
     cached_tokens: int
-    """How many prompt tokens it took from its prefix cache, where it tells."""
+    """How many prompt tokens it took from its prefix cache, where it says so."""
 
     def arranged(self, logprobs: Sequence[Sequence[float]]) -> ProbeLogProbs:
         """Another's log-probs of the same rows, in the same order."""
@@ -121,7 +121,7 @@ class Probe:
             except (LookupError, TypeError, ValueError) as error:
                 raise SyncError(
                     f"{api.root_url} gives no log-probs that can be compared: {error!r}",
-                    hint="It must be a vLLM server whose completions tell token ids and log-probs.",
+                    hint="It must be a vLLM server whose completions have token ids and log-probs.",
                 ) from error
             rows.append(ProbeRow(prompt[:1], (*prompt[1:], *ids)))
             given += own
@@ -144,7 +144,7 @@ class Probe:
 
 
 def largest_gap(one: ProbeLogProbs, other: ProbeLogProbs) -> float:
-    """The largest difference; infinite where something is no number."""
+    """The largest difference; infinite where something is not a number."""
     pairs = [*zip(one.given, other.given, strict=True), *zip(one.sampled, other.sampled, strict=True)]
     return max(_distance(*pair) for pair in pairs)
 

@@ -1,4 +1,4 @@
-"""What a swap of weights promises and tells, whoever does it."""
+"""What a swap of weights promises and reports, whoever does it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class How(Enum):
     """The way by which weights come into a server."""
 
     ADAPTER = "adapter"
-    """Adapters beside the served weights. Readers of older ones go on undisturbed."""
+    """Adapters beside the served weights. Readers of older ones continue undisturbed."""
     RELOAD = "reload"
     """Whole weights, in place. Requests wait for a moment."""
     RESTART = "restart"

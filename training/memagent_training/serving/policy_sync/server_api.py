@@ -8,6 +8,7 @@ the port, key or not.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -39,24 +40,22 @@ class NotServedError(SyncError):
     """The server has no model of that name."""
 
 
+@dataclass
 class ServerAPI:
-    """One server's administration.
+    """One server's administration."""
 
-    Args:
-        root_url: without /v1.
-        api_key: what the server wants as a bearer token, if anything.
-        timeout: seconds that one request may take; a pause waits for all requests in flight.
-        trust_env: whether the environment's proxies are used.
-    """
-
-    def __init__(self, root_url: str, api_key: str | None, *, timeout: float, trust_env: bool) -> None:
-        self.root_url = root_url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = timeout
-        self._trust_env = trust_env
+    root_url: str
+    """Without /v1."""
+    api_key: str | None
+    """What the server wants as a bearer token, if anything."""
+    _: KW_ONLY
+    timeout: float
+    """Seconds that one request may take; a pause waits for all requests in flight."""
+    trust_env: bool
+    """Whether the environment's proxies are used."""
 
     async def window(self, model: str) -> int | None:
-        """The context window of a served model, in tokens, where the server tells.
+        """The context window of a served model, in tokens, where the server says it.
 
         Raises:
             NotServedError: it serves no such model; the message names those that it does.
@@ -116,7 +115,7 @@ class ServerAPI:
         Raises:
             SyncError: requests that run on hold parts of it.
         """
-        deadline = asyncio.get_running_loop().time() + min(_BUSY_SECONDS, self._timeout)
+        deadline = asyncio.get_running_loop().time() + min(_BUSY_SECONDS, self.timeout)
         while True:
             reply = await self._request("POST", "/reset_prefix_cache", remedy=_DEV_REMEDY)
             if reply.get("success", True):
@@ -130,26 +129,23 @@ class ServerAPI:
     async def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, remedy: str
     ) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=self._timeout, sock_connect=min(5.0, self._timeout))
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        timeout = aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(5.0, self.timeout))
         try:
             async with (
-                aiohttp.ClientSession(headers=self._headers, timeout=timeout, trust_env=self._trust_env) as session,
+                aiohttp.ClientSession(headers=headers, timeout=timeout, trust_env=self.trust_env) as session,
                 session.request(method, f"{self.root_url}{path}", json=body) as reply,
             ):
                 content, status = await reply.read(), reply.status
-        except aiohttp.ConnectionTimeoutError as error:
-            raise UnreachableError(
-                f"no connection to {self.root_url} in time", hint="Is the server running, and is this its address?"
-            ) from error
-        except TimeoutError as error:
-            raise NoAnswerError(
-                f"{self.root_url}{path} did not answer within {self._timeout:g} s",
-                hint="Is the server overloaded? Let its readers finish, or allow more time (SyncSettings.timeout).",
-            ) from error
-        except (aiohttp.ClientError, ValueError) as error:
+        except (aiohttp.ClientError, ValueError) as error:  # one that takes too long to connect, too
             raise UnreachableError(
                 f"no connection to {self.root_url}: {error or type(error).__name__}",
                 hint="Is the server running, and is this its address?",
+            ) from error
+        except TimeoutError as error:
+            raise NoAnswerError(
+                f"{self.root_url}{path} did not answer within {self.timeout:g} s",
+                hint="Is the server overloaded? Let its readers finish, or allow more time (SyncSettings.timeout).",
             ) from error
         if status < 300:
             return _decoded(content)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from memagent_training.serving.policy_sync import folders
 from memagent_training.serving.policy_sync.folders import Likeness, PolicyFolder
 from memagent_training.serving.policy_sync.probe import Probe, ProbeLogProbs, Reading, Standing, find_fault, largest_gap
-from memagent_training.serving.policy_sync.reference import FolderLogProbs, ReferenceLogProbs
+from memagent_training.serving.policy_sync.reference import ReferenceLogProbs, folder_logprobs
 from memagent_training.serving.policy_sync.served import How, Served, SyncError
 from memagent_training.serving.policy_sync.server_api import NoAnswerError, NotServedError, ServerAPI, UnreachableError
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
@@ -71,14 +71,14 @@ class SyncSettings:
 class PolicySync:
     """Brings versions of one policy into one server.
 
-    Readers of an older version may go on while adapters are loaded. Whole weights change under everyone who reads:
+    Readers of an older version may continue while adapters are loaded. Whole weights change under everyone who reads:
     conversations that are sent during such a swap carry the old version although the new weights may write them. So
     readers say so while they are at work (`reading`), and a swap that would change their weights is refused.
 
     Args:
         server: whose weights are swapped. After a reload or a restart, an own server's `model` is the new folder.
         settings: how.
-        reference: the trainer's log-probs; by default from the policy's files, loaded with transformers.
+        reference: the trainer's log-probs; by default `folder_logprobs`.
         probe: what is compared; by default random prompts.
     """
 
@@ -87,12 +87,12 @@ class PolicySync:
         server: VLLMServer | RemoteServer,
         *,
         settings: SyncSettings | None = None,
-        reference: ReferenceLogProbs | None = None,
+        reference: ReferenceLogProbs = folder_logprobs,
         probe: Probe | None = None,
     ) -> None:
         self.settings = settings or SyncSettings()
         self.server = server
-        self.reference = reference or FolderLogProbs()
+        self.reference = reference
         self._own = server if isinstance(server, VLLMServer) else None
         self._api = ServerAPI(
             server.base_url.rstrip("/").removesuffix("/v1"),
@@ -211,11 +211,10 @@ class PolicySync:
             return None
         if self._verified is not None and self._verified[0] == self._model:
             return Standing(reading.logprobs.given, self._verified[1])
-        if self._model != self.server.model_name or self._base is None or not self._base.is_dir():
+        base = self._base if self._model == self.server.model_name else None
+        if base is None or not any(base.glob("*.safetensors")):
             return None
-        if not any(self._base.glob("*.safetensors")):
-            return None
-        return Standing(reading.logprobs.given, (await self._expected(self._base, reading)).given)
+        return Standing(reading.logprobs.given, (await self._expected(base, reading)).given)
 
     async def _chosen_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
@@ -249,12 +248,6 @@ class PolicySync:
     async def _load_adapter(self, folder: PolicyFolder, version: str) -> str:
         assert folder.adapter is not None  # noqa: S101  else this way is not tried
         await asyncio.to_thread(folders.require_same_base, folder, self._base, self._like)
-        most = self._own.max_lora_rank if self._own is not None else None
-        if most is not None and folder.adapter_rank > most:
-            raise SyncError(
-                f"adapters of rank {folder.adapter_rank}, and the server takes {most} at most",
-                hint=f"Start it with max_lora_rank={folder.adapter_rank}.",
-            )
         name = folder.adapter_name(version)
         await self._api.load_adapter(name, self._on_server(folder.adapter))
         self._adapters = [*(each for each in self._adapters if each != name), name]
