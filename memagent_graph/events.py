@@ -9,12 +9,14 @@ from enum import StrEnum
 
 
 class StopReason(StrEnum):
-    """Why a read ended. All but the first two end in a state that can be resumed."""
+    """Why a read ended. All but the first three end in a state that can be resumed."""
 
     ANSWERED = "answered"
     """The whole document was read and the policy answered."""
+    ENOUGH = "enough"
+    """There was enough to answer from before the document's end, and the policy answered."""
     NO_ANSWER = "no_answer"
-    """The whole document was read and the policy wrote nothing, or refused, when asked for the answer."""
+    """The policy wrote nothing, or refused, when asked for the answer."""
     MAX_CHUNKS = "max_chunks"
     MAX_TOKENS = "max_tokens_total"
     MAX_SECONDS = "max_seconds"
@@ -22,7 +24,7 @@ class StopReason(StrEnum):
     @property
     def resumable(self) -> bool:
         """Whether `resume` can read on from here."""
-        return self not in {StopReason.ANSWERED, StopReason.NO_ANSWER}
+        return self not in {StopReason.ANSWERED, StopReason.ENOUGH, StopReason.NO_ANSWER}
 
 
 class UpdateRule(StrEnum):
@@ -51,6 +53,8 @@ class EventKind(StrEnum):
     """The policy wrote a word that stands nowhere in its prompt, where a rule asks for that."""
     MALFORMED = "malformed"
     """The reply does not have the form that its role asks for."""
+    REPEATED = "repeated"
+    """The policy asked for what had been asked before."""
     RESAMPLED = "resampled"
     """The completion was thrown away and asked for again."""
     REQUEST_RETRIED = "request_retried"

@@ -59,18 +59,20 @@ class Role:
             every reader has, "update" and "answer".
         bound: the part of the budget that bounds the reply, or a number of tokens.
         parse: reads the reply. Answers are found by the reader's answer format.
-        stand_in: the role whose words a policy with words of its own is asked in.
+        stand_in: the role in whose words it is asked where it has none, or a policy understands only its own.
         fills_window: whether its step makes {chunk} as long as the window allows, instead of `chunk_tokens`.
+        greedy: whether it is always sampled at temperature 0, with log-probs.
     """
 
     name: str
     writes: Writes = Writes.MEMORY
     fields: frozenset[str] = frozenset({"memory", "chunk"})
     template: str | Callable[[AnswerFormat], str] = ""
-    bound: Literal["memory_tokens", "answer_tokens"] | int = "memory_tokens"
+    bound: Literal["memory_tokens", "answer_tokens", "question_tokens"] | int = "memory_tokens"
     parse: Parser = whole_text
     stand_in: str | None = None
     fills_window: bool = False
+    greedy: bool = False
 
     @property
     def signature(self) -> str:
@@ -143,6 +145,8 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
                 role.words(prompts.answer_format), f"the role {role.name}", COMMON_FIELDS | role.fields
             )
             template.require(needed=needed, allowed=needed)
+        elif role.stand_in is not None:
+            template = prompts.template(role.stand_in)
         else:
             raise StrategyError(
                 f"the role {role.name!r} has no words", hint="Give it a template, with {prompt} between tags."

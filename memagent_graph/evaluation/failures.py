@@ -10,7 +10,7 @@ from typing import Final
 from memagent_graph.documents import DocumentStore
 from memagent_graph.evaluation.samples import Needle, Sample
 from memagent_graph.evaluation.scorers import contains
-from memagent_graph.events import EventKind, UpdateRule
+from memagent_graph.events import EventKind, StopReason, UpdateRule
 from memagent_graph.policy import strip_reasoning
 from memagent_graph.provenance.evidence import memory_lines
 from memagent_graph.run_log import RunLog
@@ -64,7 +64,7 @@ def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None 
         completions: what the policy wrote at each step before it was cut to the memory's budget, by the steps' ids,
             where that is known.
     """
-    if run.stop_reason not in {"answered", "no_answer"} or not run.updates:
+    if StopReason(run.stop_reason or StopReason.MAX_CHUNKS).resumable or not run.updates:
         return tuple(NeedleLoss(needle, Loss.NOT_APPLICABLE) for needle in sample.needles)
     said = strip_reasoning(run.raw_answer) if run.raw_answer is not None else run.answer
     return tuple(_analyse(needle, run, said or "", completions or {}) for needle in sample.needles)

@@ -51,7 +51,7 @@ class Outcome(StrEnum):
         """What a read's stop reason means here."""
         if stop_reason.resumable:
             return cls.UNFINISHED
-        return cls.ANSWERED if stop_reason is StopReason.ANSWERED else cls.NO_ANSWER
+        return cls.NO_ANSWER if stop_reason is StopReason.NO_ANSWER else cls.ANSWERED
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ class Reply:
     """The newest completion, as it was written."""
     step: str
     """Its id in the trace: what a later step names as its parent."""
+    logprobs: Sequence[float] | None = None
+    """Of the newest completion's tokens (natural log); None where the policy gave none."""
 
 
 class Ask:
@@ -101,6 +103,7 @@ class Ask:
         self._asked = (0.0, 0.0)
         self._begin = time.perf_counter()
         self._raw = self._model = self._finish_reason = ""
+        self._logprobs: Sequence[float] | None = None
         self.id = new_step()
         self.events: list[EventRecord] = []
         self.cost: Counters = no_cost()
@@ -117,7 +120,7 @@ class Ask:
             text, value = await self._answer()
         else:
             text, value = await self._written()
-        return Reply(text, value, self._raw, self.id)
+        return Reply(text, value, self._raw, self.id, self._logprobs)
 
     def record(self, text: str) -> StepRecord:
         """The step as it is stored, once the reply is there."""
@@ -223,11 +226,13 @@ class Ask:
         if completion.retries:
             self.note(EventKind.REQUEST_RETRIED, f"the request was sent {completion.retries + 1} times")
         self._finish_reason, self._model, self._raw = completion.finish_reason.value, completion.model, completion.text
+        self._logprobs = completion.logprobs
         return completion
 
     def _sampling(self, attempt: int) -> SamplingParams:
         """How an attempt is sampled: with the same seed, another would be the same."""
-        return _bounded(self._context.sampling, self._bound, attempt)
+        sampling = _greedy(self._context.sampling) if self._role.greedy else self._context.sampling
+        return _bounded(sampling, self._bound, attempt)
 
     def _usage(self, completion: Completion) -> TokenUsage:
         """The server's count, or ours where it reports none."""
@@ -339,6 +344,11 @@ def as_span(span: ChunkSpan) -> Span:
 def _bounded(sampling: SamplingParams, max_tokens: int, attempt: int) -> SamplingParams:
     seed = None if sampling.seed is None else sampling.seed + attempt
     return replace(sampling, max_tokens=max_tokens, seed=seed)
+
+
+@lru_cache
+def _greedy(sampling: SamplingParams) -> SamplingParams:
+    return replace(sampling, temperature=0.0, top_p=1.0, logprobs=True)
 
 
 @lru_cache

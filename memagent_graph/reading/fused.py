@@ -2,8 +2,8 @@
 
 A superstep of LangGraph costs nearly as much processor time as all else that a chunk needs. It is there so that what
 lies between two steps can be saved and seen. Where nobody does either (no checkpoints, no callbacks, no stream), a loop
-of two nodes is run within one superstep: the second node's step, then the first's, as long as the first's route leads
-to the second. What the graph does is the same, and its drawing is of the graph that runs everywhere else.
+of two nodes is run within one superstep: the second node's step, then the first's, as long as each one's route leads
+to the other. What the graph does is the same, and its drawing is of the graph that runs everywhere else.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class FusedNode(StepNode):
     first: StepNode = field(kw_only=True)
     route: Route = field(kw_only=True)
     """The first node's."""
+    leave: Route | None = field(kw_only=True)
+    """This node's own, where it may leave the loop."""
     reducers: Mapping[str, Callable[[Any, Any], Any]] = field(kw_only=True, repr=False)
     """By channel, for those that have one."""
 
@@ -45,7 +47,7 @@ class FusedNode(StepNode):
         while True:
             self._merge(total, change)
             self._merge(state, change)
-            if context.meter.exceeded(context.limits):
+            if context.meter.exceeded(context.limits) or (self.leave and self.leave(state) != self.first.node):
                 return total
             try:
                 chosen = await self.first.run(state, runtime, config)
@@ -81,6 +83,7 @@ def fuse(graph: StrategyGraph, loop: tuple[str, str]) -> None:
         channels,
         first=choosing,
         route=graph.routes[first],
+        leave=graph.routes.get(second),
         reducers={key: each.operator for key, each in channels.items() if isinstance(each, BinaryOperatorAggregate)},
     )
 

@@ -62,7 +62,7 @@ class StepContext:
     @property
     def branch(self) -> str:
         """The branch that the step belongs to; "" is the trunk."""
-        name: str = self.state.get("branch", "")
+        name: str = self.state.get("branch") or ""
         return name
 
     async def ask(
@@ -73,6 +73,7 @@ class StepContext:
         reads: Sequence[ChunkSpan] = (),
         parents: Iterable[str] | None = None,
         slot: int | None = None,
+        question: str | None = None,
         **fields: str,
     ) -> Reply:
         """Ask the policy in a role; its reply counts by the reader's rules, and is logged.
@@ -84,6 +85,7 @@ class StepContext:
             parents: the ids of the steps whose output the fields hold; the branch's newest step if left out.
             slot: its place among the branch's steps of that role; by default the number of the first chunk it reads,
                 or 0. No two may share one.
+            question: what its template holds as {prompt}; the run's question if left out.
             fields: what the role's template holds besides the question.
 
         Raises:
@@ -108,7 +110,7 @@ class StepContext:
             self.state,
             self.context,
             role,
-            prompts.messages(role.name, self.state["question"], **fields),
+            prompts.messages(role.name, question or self.state["question"], **fields),
             previous=previous,
             node=self.node,
             branch=self.branch,

@@ -1,14 +1,17 @@
-"""Steps for branches side by side: chunks chosen in waves, what each found, and groups of that merged.
+"""Reading side by side: chunks chosen in waves, what each branch found, and groups of that merged as a tree.
 
 A branch reads one chunk, or merges one group, in one superstep. What it found stands in the state under its name, so a
 run that is killed loses no more than the branches that were at work.
+
+A finding is named by the chunk that it comes from, "12", or by the first and the last, "12-15"; one of a later pass has
+the pass before it, "2.12".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, NotRequired
+from typing import Annotated, Any, ClassVar, NotRequired
 
 from langgraph.graph import END
 from langgraph.types import Send
@@ -21,7 +24,8 @@ from memagent_graph.reading.ask import Reply, first_tokens
 from memagent_graph.reading.nodes import Change, Route, StepContext, branch
 from memagent_graph.reading.state import ChunkSpan, ReaderContext, ReaderState, StepRecord, put
 from memagent_graph.reading.steps import answer_from
-from memagent_graph.roles import Parsed
+from memagent_graph.reading.strategy import Strategy, StrategyGraph
+from memagent_graph.roles import Parsed, Role, shipped
 
 _MOST_PLACES = 512
 _LINE_TOKENS = 2
@@ -39,7 +43,7 @@ class SideBySideState(ReaderState):
     """Where the next chunks begin, which were chosen, and what branches found."""
 
     cursor: NotRequired[Cursor]
-    spans: NotRequired[list[ChunkSpan]]
+    spans: NotRequired[list[ChunkSpan] | None]
     findings: NotRequired[Annotated[dict[str, Finding], put]]
     """By branch: a chunk's number, or the name of a merge; those that were merged are gone."""
     groups: NotRequired[list[list[str]]]
@@ -52,6 +56,37 @@ class Branch(SideBySideState):
     branch: str
     span: NotRequired[ChunkSpan]
     group: NotRequired[dict[str, Finding]]
+
+
+class SideBySide(Strategy):
+    """What ways of reading side by side have in common: what branches found is merged, then answered from."""
+
+    state: ClassVar[type] = SideBySideState
+    chooses: ClassVar[str] = "choose_chunks"
+    concludes: ClassVar[str] = "gather"
+
+    def wire_merging(self, graph: StrategyGraph, *, then: str = "answer") -> None:
+        """Add gather -> merge_findings, side by side -> gather -> ... -> `then`, and the answer.
+
+        Args:
+            graph: the strategy's.
+            then: the node that follows once all findings fit into one memory.
+        """
+        graph.add_node("gather", gather)
+        graph.add_node("merge_findings", merge_findings)
+        graph.add_node("answer", answer_from_findings)
+        graph.add_conditional_edges("gather", each_group("merge_findings", then=then), ["merge_findings", then])
+        graph.add_edge("merge_findings", "gather")
+        graph.add_edge("answer", END)
+
+    def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+        """What branches found, merged or not, cut to a memory's budget."""
+        findings = in_order(state.get("findings", {})).values()
+        return first_tokens(context, joined(findings, context), context.budget.memory_tokens), _steps(findings)
+
+    def edited(self, state: Any, record: StepRecord, text: str) -> Change:
+        """What a branch found is replaced."""
+        return {"findings": {record["branch"]: Finding(step=record["id"], text=text)}}
 
 
 class Segment(TypedDict):
@@ -103,7 +138,7 @@ def each_chunk(node: str, then: str) -> Route:
     def each_chunk(state: SideBySideState) -> str | Sequence[Send]:
         if state.get("stop_reason"):
             return END
-        return [branch(node, state, str(span["index"]), span=span) for span in state.get("spans", ())] or then
+        return [branch(node, state, str(span["index"]), span=span) for span in state.get("spans") or ()] or then
 
     return each_chunk
 
@@ -126,26 +161,45 @@ def each_group(node: str, then: str) -> Route:
     return each_group
 
 
-def found(reply: Reply, step: StepContext, *, instead_of: Iterable[str] = ()) -> Change:
-    """The change by which a branch's reply is a finding, in the place of those that it merges; an empty one is none."""
-    finding = Finding(step=reply.step, text=reply.text) if reply.text else None
+def found(reply: Reply, step: StepContext, *, instead_of: Iterable[str] = (), known: str = "") -> Change:
+    """The change by which a branch's reply is a finding.
+
+    Args:
+        reply: what it wrote. A reply that is empty, or says what is `known`, is no finding.
+        step: the branch's step.
+        instead_of: the findings that it merges.
+        known: the memory that was shown.
+    """
+    finding = Finding(step=reply.step, text=reply.text) if reply.text and reply.text != known else None
     return {"findings": {**dict.fromkeys(instead_of), step.branch: finding}}
+
+
+async def merge_findings(state: Branch, step: StepContext) -> Change:
+    """Bring a group of findings together in one."""
+    group = state["group"]
+    texts = joined(group.values(), step.context)
+    return found(await step.ask(MERGE, chunk=texts, parents=_steps(group.values())), step, instead_of=group)
 
 
 async def answer_from_findings(state: SideBySideState, step: StepContext) -> Change:
     """Ask for the answer from all findings that are left."""
     findings = in_order(state.get("findings", {})).values()
-    return await answer_from(joined(findings, step.context), step, [each["step"] for each in findings])
+    return await answer_from(joined(findings, step.context), step, _steps(findings))
 
 
-def edited_finding(record: StepRecord, text: str) -> Change:
-    """The change by which a person replaces what a branch found."""
-    return {"findings": {record["branch"]: Finding(step=record["id"], text=text)}}
+def _steps(findings: Iterable[Finding]) -> list[str]:
+    return [each["step"] for each in findings]
 
 
 def in_order(findings: Mapping[str, Finding]) -> dict[str, Finding]:
-    """Findings in the order of the chunks that they come from."""
-    return {name: findings[name] for name in sorted(findings, key=lambda name: int(name.split("-")[0]))}
+    """Findings in the order of the passes and chunks that they come from."""
+    return {name: findings[name] for name in sorted(findings, key=_place)}
+
+
+def _place(name: str) -> tuple[int, int]:
+    """The pass, counted from 1, and the chunk that a finding's name begins with."""
+    number, _, chunk = name.split("-", maxsplit=1)[0].rpartition(".")
+    return int(number or 1), int(chunk)
 
 
 def _extent(names: Sequence[str]) -> str:
@@ -157,6 +211,9 @@ def unless_none(text: str, prompts: Prompts) -> Parsed:
     """Reads a reply that may say that there is nothing: as an empty memory then."""
     said = text.strip().strip(".\"'()").casefold()
     return Parsed("" if said in {"", "none", prompts.empty_memory.strip("()").casefold()} else text)
+
+
+MERGE = Role("merge", fields=frozenset({"chunk"}), template=shipped("merge"), parse=unless_none, stand_in="update")
 
 
 def joined(findings: Iterable[Finding], context: ReaderContext) -> str:

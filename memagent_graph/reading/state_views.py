@@ -78,7 +78,7 @@ class Progress:
         places = dict.fromkeys(
             self._replayed.place(step.id)
             for step in self.steps[steps:]
-            if step.writes is not Writes.ANSWER and (complete or not step.reads)
+            if (complete if step.reads else step.writes is Writes.MEMORY) and step.writes is not Writes.ANSWER
         )
         return [self._replayed.updates[place] for place in places]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from langgraph.graph import END
 
-from memagent_graph.documents.chunking import start_cursor
+from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import StopReason
 from memagent_graph.reading.ask import Reply
@@ -58,8 +59,16 @@ async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | N
 def answered(reply: Reply, memory: str, step: StepContext) -> Change:
     """The change that ends the run with an answer; `memory` is what it was asked from."""
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
+    if reply.text and step.state.get("enough") and not _is_at_end(step.state):
+        reason = StopReason.ENOUGH
     step.finished(reason, reply.value)
     return {"memory": memory, "answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}
+
+
+def _is_at_end(state: Mapping[str, Any]) -> bool:
+    """Whether a state's next chunk would begin at the document's end."""
+    cursor: Cursor = state.get("cursor") or start_cursor()
+    return bool(cursor["byte"] == state["document"]["size"])
 
 
 def chosen(state: LineState) -> ChunkSpan:
@@ -77,12 +86,26 @@ def chosen(state: LineState) -> ChunkSpan:
     return span
 
 
-def after_read_chunk(read_on: str) -> Route:
-    """The route behind `read_chunk`: to the node that reads the chunk, to the answer, or, at a limit, to the end."""
+def unless_enough(read_on: str, then: str = "answer") -> Route:
+    """The route behind a step that may find that there is enough to answer from."""
+
+    def unless_enough(state: ReaderState) -> str:
+        return then if state.get("enough") else read_on
+
+    return unless_enough
+
+
+def after_read_chunk(read_on: str, then: Callable[[Any], str] = lambda state: "answer") -> Route:
+    """The route behind `read_chunk`: to the node that reads the chunk, at a limit to the end.
+
+    Args:
+        read_on: the node that reads the chosen chunk.
+        then: names, from the state, the node that follows the last chunk.
+    """
 
     def after_read_chunk(state: LineState) -> str:
         if state.get("stop_reason"):
             return END
-        return "answer" if state.get("span") is None else read_on
+        return then(state) if state.get("span") is None else read_on
 
     return after_read_chunk

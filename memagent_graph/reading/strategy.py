@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 from langgraph.channels import BinaryOperatorAggregate, Topic
 from langgraph.graph import START, StateGraph
 from langgraph.types import Overwrite as Reset
+from langgraph.types import Send
 
 from memagent_graph.errors import StrategyError
 from memagent_graph.reading.nodes import Change, Route, RouteNode, Step, StepContext, StepNode
@@ -50,6 +51,10 @@ class Strategy(ABC):
     loop: ClassVar[tuple[str, str] | None] = None
     """Two nodes that follow each other in turn, chunk by chunk, the first with the choice to leave: such a loop is run
     without supersteps where nobody observes the read; see `memagent_graph.reading.fused`."""
+    chooses: ClassVar[str] = "read_chunk"
+    """The node that chooses what is read next. A rule for stopping early looks before it."""
+    concludes: ClassVar[str] = "answer"
+    """The node where a run continues once nothing more is to be read."""
 
     @abstractmethod
     def wire(self, graph: StrategyGraph) -> None:
@@ -59,6 +64,11 @@ class Strategy(ABC):
     def continues_after(self) -> str:
         """The node behind which a run continues that a limit had stopped."""
         return OPEN
+
+    def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+        """The memory that an answer would be asked from now, and the steps that wrote it; None: the newest step."""
+        del context
+        return state.get("memory") or "", None
 
     def edited(self, state: Mapping[str, Any], record: StepRecord, text: str) -> Change:
         """The change of state by which a person replaces the memory that a step wrote.
@@ -91,6 +101,7 @@ class StrategyGraph:
             )
         self.routes: dict[str, Route] = {}
         """The conditional edges, by the node they leave."""
+        self._through: dict[str, str] = {}
         self.add_node(OPEN, self._open_document)
         self.builder.add_edge(START, OPEN)
 
@@ -100,7 +111,7 @@ class StrategyGraph:
 
     def add_edge(self, start: str | list[str], end: str) -> None:
         """Lead from a node to another, or, from several, once all of them are done."""
-        self.builder.add_edge(start, end)
+        self.builder.add_edge(start, self._end(start, end))
 
     def add_conditional_edges(self, start: str, choose: Route, targets: Sequence[str]) -> None:
         """Lead from a node to the one, or to the branches, that `choose` names.
@@ -110,9 +121,31 @@ class StrategyGraph:
             choose: a function of the state; it returns a node's name, END, or a list of `branch(...)`.
             targets: all that it may name.
         """
-        self.routes[start] = choose
         name = getattr(choose, "__name__", start)
-        self.builder.add_conditional_edges(start, RouteNode(choose, name), list(targets))
+        if any(self._end(start, target) != target for target in targets):
+            direct = choose
+
+            def choose(state: Any) -> str | Sequence[str | Send]:
+                found = direct(state)
+                return self._end(start, found) if isinstance(found, str) else found
+
+        self.routes[start] = choose
+        self.builder.add_conditional_edges(
+            start, RouteNode(choose, name), [self._end(start, target) for target in targets]
+        )
+
+    def lead_through(self, node: str, to: str) -> None:
+        """Let every edge to a node lead to another node first, but for those from `OPEN` and from that one.
+
+        Args:
+            node: the node on the way.
+            to: where edges that are added from now on would lead.
+        """
+        self._through[to] = node
+
+    def _end(self, start: str | list[str], end: str) -> str:
+        through = self._through.get(end, end)
+        return end if start in (OPEN, through) else through
 
     async def _open_document(self, state: ReaderState, step: StepContext) -> Change:
         """Begin a run: every channel as if nothing had been read."""
@@ -124,9 +157,6 @@ class StrategyGraph:
 
     def fingerprint(self, strategy: Strategy) -> str:
         """A hash of what the strategy is: name, options that make strategies unequal, roles, state and edges."""
-        options: dict[str, Any] = {}
-        if is_dataclass(strategy):
-            options = {each.name: getattr(strategy, each.name) for each in fields(strategy) if each.compare}
         edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
         waiting = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
         branches = sorted(
@@ -137,7 +167,7 @@ class StrategyGraph:
         channels = sorted(self.builder.channels)
         parts = [
             strategy.name,
-            repr(sorted(options.items())),
+            repr(sorted(_options(strategy).items())),
             *(role.signature for role in strategy.roles),
             *(sorted(self.builder.nodes)),
             *edges,
@@ -168,6 +198,17 @@ def wired(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
             hint="Name a node that its graph has in `continues_after`.",
         )
     return graph, StrategyId(strategy.name, graph.fingerprint(strategy))
+
+
+def _options(strategy: Strategy) -> dict[str, Any]:
+    """The options that make strategies unequal; of a strategy within, its name and its own."""
+    if not is_dataclass(strategy):
+        return {}
+    options = {each.name: getattr(strategy, each.name) for each in fields(strategy) if each.compare}
+    return {
+        name: (value.name, sorted(_options(value).items())) if isinstance(value, Strategy) else value
+        for name, value in options.items()
+    }
 
 
 def _empty(channel: Any) -> Any:

@@ -17,20 +17,53 @@ from support.scripts import part, perfect_reader
 
 EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'own_strategy.py'}:OwnGate"
 SEGMENTS = f"{__file__}:Segments"
-EVERY = ("overwrite", "refine", "map_reduce", EXAMPLE, SEGMENTS)
+EVERY = (
+    "overwrite",
+    "gated",
+    "gated:stop=yes",
+    "refine",
+    "map_reduce",
+    "parallel",
+    "segments:count=3",
+    "reread",
+    "overwrite+converged:every=3",
+    "segments:count=3+converged:every=9",
+    EXAMPLE,
+    SEGMENTS,
+)
+
+
+def short(name: str) -> str:
+    """A strategy's name without the folder that its file is in."""
+    return name.rpartition("/")[2]
+
+
 _FACT = re.compile(r"The key of (\w+) is (\d+)\.|^(\w+) (\d+)$", re.MULTILINE)
 
 
 def reads_perfectly(prompt: str) -> str:
     """A policy that does in each role what it is asked."""
     problem = part(prompt, "problem")
+    if prompt.rstrip().endswith(("KEEP or REWRITE:", "KEEP, REWRITE or STOP:")):
+        memory = perfect_reader(prompt)
+        return "KEEP" if memory in {part(prompt, "memory"), "nothing yet"} else f"REWRITE\n{memory}"
+    if prompt.rstrip().endswith("ANSWER or ASK:"):
+        return "ANSWER" if "castle" in part(prompt, "memory") + problem else "ASK\nWhat is the key of castle?"
+    if "<found>" in prompt:
+        lines = [*part(prompt, "found").splitlines(), *part(prompt, "memory").splitlines()]
+        return "\n".join(line for line in lines if line not in {"nothing yet", "(empty)"}) or "nothing yet"
     if "<parts>" in prompt or "<findings>" in prompt or "one of many parts" in prompt:
         found = _FACT.findall(part(prompt, "parts") + part(prompt, "findings") + part(prompt, "section"))
         lines = [f"{name or again} {key or once}" for name, key, again, once in found if (name or again) in problem]
-        return "\n".join(dict.fromkeys(lines)) or "none"
+        return "\n".join(line for line in dict.fromkeys(lines) if line not in part(prompt, "memory")) or "none"
     if "Reply with yes or no" in prompt:
         return "yes" if any(name in problem for name, *_ in _FACT.findall(part(prompt, "section"))) else "no"
-    return perfect_reader(prompt.replace("draft>", "memory>"))
+    prompt = prompt.replace("draft>", "memory>")
+    memory = part(prompt, "memory")
+    lines = [line for line in memory.splitlines() if line != "nothing yet"]
+    if "<section>" not in prompt and lines:  # of several memories below each other, some may say that they hold nothing
+        prompt = prompt.replace(memory, "\n".join(lines))
+    return perfect_reader(prompt)
 
 
 MERGE = Role(
@@ -51,7 +84,7 @@ class Segments(Strategy):
     """Several segments side by side, each with a memory of its own, which are merged at the end."""
 
     count: int = 3
-    name = "segments"
+    name = "three_segments"
     roles = (UPDATE, MERGE, ANSWER)
     state = SegmentsState
 

@@ -12,7 +12,7 @@ pytest.importorskip("trl")
 
 from support import training_world
 from support.scripts import document_with
-from support.strategies import EVERY, policy_prompt_ids, reads_perfectly
+from support.strategies import EVERY, policy_prompt_ids, reads_perfectly, short
 from test_trainer_equals_reference import Reference, assert_equal
 
 from memagent_graph import Completion, FinishReason, RunLog, ScriptedPolicy
@@ -23,7 +23,7 @@ TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle
 CASE = {"preset": "memagent-paper", "changes": {"layout": "prefix_tree", "token_budget": 400, "max_logprob_gap": 9}}
 
 
-@pytest.mark.parametrize("strategy", EVERY, ids=lambda name: name.rpartition(":")[2])
+@pytest.mark.parametrize("strategy", EVERY, ids=short)
 def test_a_step_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path, strategy: str) -> None:
     noise = random.Random(3)
 

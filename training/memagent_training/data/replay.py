@@ -38,7 +38,7 @@ from memagent_training.training_errors import ReplayError
 Groups: TypeAlias = Mapping[str, str] | Callable[[TrainingRun], str | None]
 """The group of each run, by run id or by a function; a run without one is left out."""
 
-_TRAINABLE: Final = frozenset({StopReason.ANSWERED.value, StopReason.NO_ANSWER.value})
+_TRAINABLE: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
 _HIGHEST_LOGPROB: Final = 1e-3
 """Above 0 by rounding only."""
 _IMMATERIAL_SETTINGS: Final = frozenset(

@@ -1,0 +1,150 @@
+"""Stop early once the answer has settled: any strategy, probed for its answer every so many chunks."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar, Final, NotRequired, get_type_hints
+
+from typing_extensions import TypedDict
+
+from memagent_graph.errors import StrategyError
+from memagent_graph.prompts import Prompts
+from memagent_graph.reading.nodes import Change, StepContext
+from memagent_graph.reading.state import ReaderContext, StepRecord
+from memagent_graph.reading.steps import unless_enough
+from memagent_graph.reading.strategy import Strategy, StrategyGraph
+from memagent_graph.roles import Parsed, Role
+from memagent_graph.trace import Writes
+
+_ABSTAINS: Final = re.compile(
+    r"\b(unknown|unclear|none|n/?a|not (stated|mentioned|given|known|specified|provided|available|in (the )?memory)"
+    r"|(no|insufficient) (answer|information)|(does|do|did) not (hold|say|contain|mention|know)"
+    r"|cannot be|don't know)\b",
+    re.IGNORECASE,
+)
+"""What an answer says that is none, in English."""
+
+
+def _draft(text: str, prompts: Prompts) -> Parsed:
+    return Parsed(text, prompts.extract_answer(text))
+
+
+PROBE = Role(
+    "probe", Writes.DECISION, frozenset({"memory"}), bound="answer_tokens", parse=_draft, stand_in="answer", greedy=True
+)
+"""The answer's words, at temperature 0, for a draft that decides whether to read on."""
+
+
+class ConvergedState(TypedDict):
+    """What a rule for stopping adds to a strategy's state."""
+
+    drafts: NotRequired[list[str]]
+    """The newest answers that probes gave, as many as are compared."""
+    probed_at: NotRequired[int]
+    """How many chunks had been read then."""
+
+
+@dataclass(frozen=True)
+class Converged(Strategy):
+    """A strategy that goes through `probe` on its way to the next chunk (after ACS; it needs no training).
+
+    A probe asks for the answer from memory as it is, at temperature 0. Reading stops once the newest draft is
+    confident, is no abstention, and the newest drafts hardly differ. Probes count in the cost, like all else. An
+    abstention is recognised in English only; in other languages, confidence and stability decide.
+    """
+
+    strategy: Strategy
+    confidence: float = 0.995
+    """The least that exp(mean log-probability of the draft's tokens) must be."""
+    change: float = 0.05
+    """The most that 1 - token F1 of neighbouring drafts may be, on average."""
+    drafts: int = 3
+    """How many drafts are compared; two or more."""
+    every: int = 1
+    """Chunks from one probe to the next."""
+    name: ClassVar[str] = "converged"
+
+    def __post_init__(self) -> None:
+        for option, fits, needed in (
+            ("confidence", 0 < self.confidence <= 1, "above 0 and at most 1"),
+            ("change", 0 <= self.change <= 1, "from 0 to 1"),
+            ("drafts", self.drafts >= 2, "2 or more"),
+            ("every", self.every >= 1, "1 or more"),
+        ):
+            if not fits:
+                raise StrategyError(f"converged:{option}={getattr(self, option)} makes no sense", hint=f"Use {needed}.")
+        inner = self.strategy
+        make: Any = TypedDict
+        channels = (get_type_hints(each, include_extras=True) for each in (inner.state, ConvergedState))
+        state = make("ConvergedState", {name: kind for each in channels for name, kind in each.items()})
+        for attribute, value in {
+            "name": f"{inner.name}+converged",
+            "roles": (*inner.roles, PROBE),
+            "state": state,
+            "chooses": inner.chooses,
+            "concludes": inner.concludes,
+        }.items():
+            object.__setattr__(self, attribute, value)
+
+    def wire(self, graph: StrategyGraph) -> None:
+        """Add the strategy's graph, with a probe on the way to each next chunk."""
+        inner = self.strategy
+        graph.add_node("probe", self._probe)
+        graph.lead_through("probe", to=inner.chooses)
+        inner.wire(graph)
+        if missing := {inner.chooses, inner.concludes} - graph.builder.nodes.keys():
+            raise StrategyError(
+                f"{inner.name} cannot stop early: it has no node {missing.pop()!r}",
+                hint="Name in its `chooses` and `concludes` the nodes that choose what is read, and that come after.",
+            )
+        route = unless_enough(inner.chooses, then=inner.concludes)
+        graph.add_conditional_edges("probe", route, [inner.chooses, inner.concludes])
+
+    @property
+    def continues_after(self) -> str:
+        """As in the strategy."""
+        return self.strategy.continues_after
+
+    def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+        """As in the strategy."""
+        return self.strategy.so_far(state, context)
+
+    def edited(self, state: Mapping[str, Any], record: StepRecord, text: str) -> Change:
+        """As in the strategy; drafts from before the edit no longer count."""
+        return {**self.strategy.edited(state, record, text), "drafts": [], "enough": False}
+
+    async def _probe(self, state: Any, step: StepContext) -> Change:
+        chunks = state.get("chunks_read", 0)
+        if chunks - (state.get("probed_at") or 0) < self.every:
+            return {}
+        memory, parents = self.so_far(state, step.context)
+        if not memory:
+            return {"probed_at": chunks, "drafts": []}
+        reply = await step.ask(PROBE, memory=memory, parents=parents, slot=chunks)
+        if reply.logprobs is None:
+            raise StrategyError(
+                f"{step.context.policy.name} gives no log-probs, and without them a read cannot stop when converged",
+                hint="Read without --stop converged, or serve the model where logprobs are given (vLLM, llama.cpp).",
+            )
+        drafts = [*(state.get("drafts") or []), reply.value or ""][-self.drafts :]
+        confidence = math.exp(sum(reply.logprobs) / len(reply.logprobs)) if reply.logprobs else 0.0
+        return {"probed_at": chunks, "drafts": drafts, "enough": self._is_enough(drafts, confidence)}
+
+    def _is_enough(self, drafts: Sequence[str], confidence: float) -> bool:
+        newest = drafts[-1]
+        if len(drafts) < self.drafts or confidence < self.confidence or not newest or _ABSTAINS.search(newest):
+            return False
+        changes = [1 - _overlap(before, after) for before, after in pairwise(drafts)]
+        return sum(changes) / len(changes) <= self.change
+
+
+def _overlap(one: str, other: str) -> float:
+    """The F1 of two texts' words, whatever their order and their letters' case; 1 for two empty texts."""
+    first, second = Counter(one.casefold().split()), Counter(other.casefold().split())
+    total = first.total() + second.total()
+    return 2 * (first & second).total() / total if total else 1.0

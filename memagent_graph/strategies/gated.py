@@ -1,0 +1,86 @@
+"""An update gate: one call at each chunk decides whether memory stays as it is, is rewritten, or is enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from langgraph.graph import END
+
+from memagent_graph.events import EventKind
+from memagent_graph.prompts import Prompts
+from memagent_graph.reading.nodes import Change, StepContext
+from memagent_graph.reading.state import LineState
+from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk, unless_enough
+from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, shipped
+
+
+class Decision(StrEnum):
+    """The first line of a reply."""
+
+    KEEP = "KEEP"
+    """Memory stays, byte for byte."""
+    REWRITE = "REWRITE"
+    """The lines below it are the whole new memory."""
+    STOP = "STOP"
+    """There is enough to answer from; lines below it, if any, are the whole new memory."""
+
+
+def decision(text: str, prompts: Prompts) -> Parsed | Trouble:
+    """Read a decision, and the memory below it."""
+    del prompts
+    first, _, memory = text.partition("\n")
+    word, memory = first.strip(), memory.strip()
+    if word not in set(Decision):
+        return Trouble(EventKind.MALFORMED, f"the first line is {word[:20]!r}, not {', '.join(Decision)}")
+    if word == Decision.KEEP and memory:
+        return Trouble(EventKind.MALFORMED, "KEEP stands above a new memory")
+    if word == Decision.REWRITE and not memory:
+        return Trouble(EventKind.MALFORMED, "REWRITE stands above no new memory")
+    return Parsed(memory or None, Decision(word))
+
+
+def decision_without_stop(text: str, prompts: Prompts) -> Parsed | Trouble:
+    """Read a decision where reading may not stop."""
+    found = decision(text, prompts)
+    if isinstance(found, Parsed) and found.value is Decision.STOP:
+        return Trouble(EventKind.MALFORMED, "the first line is 'STOP', which may not be said here")
+    return found
+
+
+GATED_UPDATE = Role("gated_update", template=shipped("gated_update"), parse=decision_without_stop)
+GATED_UPDATE_OR_STOP = Role("gated_update_or_stop", template=shipped("gated_update_or_stop"), parse=decision)
+
+
+@dataclass(frozen=True)
+class Gated(Strategy):
+    """read_chunk -> update_or_keep -> read_chunk -> ... -> answer (after GRU-Mem, arXiv 2602.10560).
+
+    A reply outside the grammar is malformed: by the default rules it is asked for again, then memory stays.
+    """
+
+    stop: bool = False
+    """Whether the policy may end the read before the document does. Leave it off where all of it counts."""
+    name: ClassVar[str] = "gated"
+    roles: ClassVar[tuple[Role, ...]] = (GATED_UPDATE, GATED_UPDATE_OR_STOP, ANSWER)
+    state: ClassVar[type] = LineState
+    loop: ClassVar[tuple[str, str]] = ("read_chunk", "update_or_keep")
+
+    def wire(self, graph: StrategyGraph) -> None:
+        """Add the paper's loop, with a way out of it."""
+        graph.add_node("read_chunk", read_chunk)
+        graph.add_node("update_or_keep", self._update_or_keep)
+        graph.add_node("answer", answer)
+        graph.add_edge(OPEN, "read_chunk")
+        graph.add_conditional_edges("read_chunk", after_read_chunk("update_or_keep"), ["update_or_keep", "answer", END])
+        graph.add_conditional_edges("update_or_keep", unless_enough("read_chunk"), ["read_chunk", "answer"])
+        graph.add_edge("answer", END)
+
+    async def _update_or_keep(self, state: LineState, step: StepContext) -> Change:
+        span, memory = chosen(state), state.get("memory") or ""
+        role = GATED_UPDATE_OR_STOP if self.stop else GATED_UPDATE
+        reply = await step.ask(role, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
+        step.has_read(span)
+        return {"memory": reply.text, "enough": reply.value is Decision.STOP}

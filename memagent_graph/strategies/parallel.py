@@ -1,0 +1,109 @@
+"""Chunks read side by side, in several passes: each pass sees the memory that the one before it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NotRequired
+
+from langgraph.graph import END
+from langgraph.types import Send
+
+from memagent_graph.documents.chunking import start_cursor
+from memagent_graph.errors import StrategyError
+from memagent_graph.reading import side_by_side as side
+from memagent_graph.reading.nodes import Change, Route, StepContext, branch
+from memagent_graph.reading.strategy import OPEN, StrategyGraph
+from memagent_graph.roles import ANSWER, Role, shipped
+
+EXTRACT = Role("extract", template=shipped("extract"), parse=side.unless_none, stand_in="update")
+
+
+class ParallelState(side.SideBySideState):
+    """What branches found, and how far the passes are."""
+
+    number: NotRequired[int]
+    """Which pass it is; None is the first, 1."""
+    known: NotRequired[str]
+    """The memory that the passes before it came to."""
+    known_from: NotRequired[list[str]]
+    """The steps that wrote it."""
+
+
+class ParallelBranch(side.Branch):
+    """What a branch that extracts finds in its state."""
+
+    known: str
+    known_from: list[str]
+
+
+@dataclass(frozen=True)
+class Parallel(side.SideBySide):
+    """choose_chunks -> extract, side by side -> ... -> gather -> merge_findings -> ... -> end_pass -> ... -> answer.
+
+    After PI-Mem (arXiv 2608.03048), but for two things: what is merged is a tree under the memory's budget, so that no
+    prompt grows with the document, and findings keep the chunks that they come from.
+    """
+
+    passes: int = 2
+    """The most passes; a pass that finds nothing new is the last."""
+    width: int = 64
+    """Chunks that are chosen at once; the reader's `concurrency` bounds how many are read side by side."""
+    name: ClassVar[str] = "parallel"
+    roles: ClassVar[tuple[Role, ...]] = (EXTRACT, side.MERGE, ANSWER)
+    state: ClassVar[type] = ParallelState
+
+    def __post_init__(self) -> None:
+        for option in ("passes", "width"):
+            if getattr(self, option) < 1:
+                raise StrategyError(f"{option} is {getattr(self, option)}", hint=f"parallel:{option}=1 is the least.")
+
+    def wire(self, graph: StrategyGraph) -> None:
+        """Add a pass, and the way to the next one."""
+        graph.add_node("choose_chunks", self._choose_chunks)
+        graph.add_node("extract", _extract)
+        graph.add_node("end_pass", self._end_pass)
+        self.wire_merging(graph, then="end_pass")
+        graph.add_edge(OPEN, "choose_chunks")
+        graph.add_conditional_edges("choose_chunks", _each_chunk("extract"), ["extract", "gather", END])
+        graph.add_edge("extract", "choose_chunks")
+        graph.add_conditional_edges("end_pass", _after_pass, ["choose_chunks", "answer"])
+
+    async def _choose_chunks(self, state: ParallelState, step: StepContext) -> Change:
+        return await side.choose_chunks(state, step, self.width)
+
+    async def _end_pass(self, state: ParallelState, step: StepContext) -> Change:
+        """Begin the next pass, unless this one was the last that is wanted, or found nothing."""
+        number = state.get("number") or 1
+        findings = side.in_order(state.get("findings", {}))
+        steps = [each["step"] for each in findings.values()]
+        if number >= self.passes or steps == (state.get("known_from") or []) or state.get("enough"):
+            return {"spans": None}
+        known = side.joined(findings.values(), step.context)
+        return {"spans": [], "cursor": start_cursor(), "number": number + 1, "known": known, "known_from": steps}
+
+
+async def _extract(state: ParallelBranch, step: StepContext) -> Change:
+    span, known = state["span"], state["known"]
+    reply = await step.ask(EXTRACT, memory=known, chunk=step.text(span), reads=[span], parents=state["known_from"])
+    step.has_read(span)
+    return side.found(reply, step, known=known)
+
+
+def _each_chunk(node: str) -> Route:
+    """A branch for each chosen chunk, with the memory of the passes before; the merging once there are none."""
+
+    def each_chunk(state: ParallelState) -> str | Sequence[Send]:
+        if state.get("stop_reason"):
+            return END
+        number = state.get("number") or 1
+        before = f"{number}." if number > 1 else ""
+        values = {"known": state.get("known") or "", "known_from": state.get("known_from") or []}
+        spans = state.get("spans") or ()
+        return [branch(node, state, f"{before}{span['index']}", span=span, **values) for span in spans] or "gather"
+
+    return each_chunk
+
+
+def _after_pass(state: ParallelState) -> str:
+    return "answer" if state.get("spans") is None else "choose_chunks"

@@ -1,0 +1,165 @@
+"""Read, ask what is still missing, and read again for that: for facts that only make sense after a later one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NotRequired
+
+from langgraph.graph import END
+
+from memagent_graph.documents.chunking import start_cursor
+from memagent_graph.errors import StrategyError
+from memagent_graph.events import EventKind
+from memagent_graph.prompts import Prompts
+from memagent_graph.reading.nodes import Change, StepContext
+from memagent_graph.reading.state import LineState, ReaderContext
+from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk
+from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.roles import ANSWER, UPDATE, Parsed, Role, Trouble, shipped
+from memagent_graph.trace import Writes
+
+
+def next_question(asked: Sequence[str]) -> Callable[[str, Prompts], Parsed | Trouble]:
+    """A parser of ANSWER, or of ASK above a question; one that is among those `asked` helps nobody."""
+    known = {_plain(each) for each in asked}
+
+    def parse(text: str, prompts: Prompts) -> Parsed | Trouble:
+        del prompts
+        first, _, question = text.partition("\n")
+        word, question = first.strip(), " ".join(question.split())
+        if word == "ANSWER" and not question:
+            return Parsed(text)
+        if word != "ASK" or not question:
+            return Trouble(EventKind.MALFORMED, f"the reply is {text[:30]!r}, not ANSWER, nor ASK above a question")
+        if _plain(question) in known:
+            return Trouble(EventKind.REPEATED, f"{question[:60]!r} was asked before")
+        return Parsed(text, question)
+
+    return parse
+
+
+DECOMPOSE = Role(
+    "decompose",
+    Writes.DECISION,
+    frozenset({"memory"}),
+    shipped("decompose"),
+    bound="question_tokens",
+    parse=next_question(()),
+)
+INTEGRATE = Role(
+    "integrate",
+    fields=frozenset({"memory", "chunk", "subquestion"}),
+    template=shipped("integrate"),
+    stand_in="update",
+)
+
+
+class RereadState(LineState):
+    """How far it is, and what is kept of the first read while the document is read again."""
+
+    branch: NotRequired[str]
+    """The line that reads now: "" for the first time, then "1", "2", ..."""
+    asked: NotRequired[list[str]]
+    """The sub-questions so far; the newest is the one that is read for."""
+    kept: NotRequired[str]
+    """The memory of all reads before this one."""
+    found: NotRequired[str]
+    """What the newest reread came to, once it has ended."""
+
+
+@dataclass(frozen=True)
+class Reread(Strategy):
+    """next_chunk -> update_memory -> ... -> decompose -> next_chunk -> ... -> integrate -> decompose -> ... -> answer.
+
+    After MemReread (arXiv 2605.10268): each sub-question begins with an empty memory. A reply outside the grammar, or a
+    question that was asked before, is asked for again by the rule for malformed replies, then taken as ANSWER.
+    """
+
+    rounds: int = 2
+    """The most rereads."""
+    name: ClassVar[str] = "reread"
+    roles: ClassVar[tuple[Role, ...]] = (UPDATE, DECOMPOSE, INTEGRATE, ANSWER)
+    state: ClassVar[type] = RereadState
+    chooses: ClassVar[str] = "next_chunk"
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise StrategyError(f"rounds is {self.rounds}", hint="reread:rounds=1 is the least; overwrite reads once.")
+
+    def wire(self, graph: StrategyGraph) -> None:
+        """Add the read, and the way back to its beginning."""
+        steps = {"next_chunk": _next_chunk, "update_memory": _update_memory, "integrate": _integrate, "answer": answer}
+        for name, step in {**steps, "decompose": self._decompose}.items():
+            graph.add_node(name, step)
+        for start, end in {OPEN: "next_chunk", "update_memory": "next_chunk", "integrate": "decompose"}.items():
+            graph.add_edge(start, end)
+        ends = ["update_memory", "decompose", "integrate", END]
+        graph.add_conditional_edges("next_chunk", after_read_chunk("update_memory", then=_after_read), ends)
+        graph.add_conditional_edges("decompose", _after_decompose, ["next_chunk", "answer"])
+        graph.add_edge("answer", END)
+
+    def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+        """Nothing while the document is read again: what that comes to is no answer yet."""
+        return ("", None) if state.get("branch") else super().so_far(state, context)
+
+    async def _decompose(self, state: RereadState, step: StepContext) -> Change:
+        asked, memory = state.get("asked") or [], state.get("memory") or ""
+        if len(asked) >= self.rounds:
+            return {"branch": ""}
+        role = replace(DECOMPOSE, parse=next_question((state["question"], *asked)))
+        reply = await step.ask(role, memory=memory, slot=len(asked))
+        if reply.value is None:
+            return {"branch": ""}
+        begin = {"cursor": start_cursor(), "span": None, "memory": "", "found": None}
+        return {**begin, "kept": memory, "asked": [*asked, reply.value], "branch": str(len(asked) + 1)}
+
+
+async def _next_chunk(state: RereadState, step: StepContext) -> Change:
+    change = await read_chunk(state, step)
+    if state.get("branch") and "span" in change and change["span"] is None:
+        # The reread has ended: its memory is what was found, and the trunk's memory is back.
+        return {**change, "branch": "", "found": state.get("memory"), "memory": state.get("kept")}
+    return change
+
+
+async def _update_memory(state: RereadState, step: StepContext) -> Change:
+    span, memory, rereads = chosen(state), state.get("memory") or "", bool(state.get("branch"))
+    question = (state.get("asked") or [""])[-1] if rereads else None
+    reply = await step.ask(
+        UPDATE,
+        question=question,
+        memory=memory,
+        chunk=step.text(span),
+        previous=memory,
+        reads=[span],
+        parents=() if rereads and span["index"] == 0 else None,
+    )
+    step.has_read(span)
+    return {"memory": reply.text}
+
+
+async def _integrate(state: RereadState, step: StepContext) -> Change:
+    asked, memory, tips = state.get("asked") or [], state.get("memory") or "", state.get("tips", {})
+    reply = await step.ask(
+        INTEGRATE,
+        memory=memory,
+        chunk=state.get("found") or "",
+        subquestion=asked[-1],
+        previous=memory,
+        slot=len(asked),
+        parents=[tips[line] for line in ("", str(len(asked))) if line in tips],
+    )
+    return {"memory": reply.text}
+
+
+def _after_read(state: RereadState) -> str:
+    return "decompose" if state.get("found") is None else "integrate"
+
+
+def _after_decompose(state: RereadState) -> str:
+    return "next_chunk" if state.get("branch") else "answer"
+
+
+def _plain(question: str) -> str:
+    return " ".join(question.casefold().split()).rstrip("?. ")

@@ -1,0 +1,91 @@
+"""A document cut into segments that are read side by side, each with a memory of its own; the memories are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NotRequired
+
+from langgraph.graph import END
+from langgraph.types import Send
+
+from memagent_graph.documents.chunking import Cursor
+from memagent_graph.errors import StrategyError
+from memagent_graph.reading import side_by_side as side
+from memagent_graph.reading.nodes import Change, StepContext, branch
+from memagent_graph.reading.state import put
+from memagent_graph.reading.strategy import OPEN, StrategyGraph
+from memagent_graph.roles import ANSWER, UPDATE, Role
+
+
+class SegmentsState(side.SideBySideState):
+    """What the segments' memories are, and where each is read on."""
+
+    segments: NotRequired[list[side.Segment]]
+    cursors: NotRequired[Annotated[dict[str, Cursor], put]]
+    """By segment, named by its first chunk: where its next chunk begins."""
+
+
+@dataclass(frozen=True)
+class Segments(side.SideBySide):
+    """cut_segments -> next_chunks -> read_segment, side by side -> ... -> gather -> merge_findings -> ... -> answer.
+
+    The paper's loop, `count` times at once: as many turns in a row as a segment has chunks.
+    """
+
+    count: int = 8
+    """How many segments; fewer where the document has fewer chunks."""
+    name: ClassVar[str] = "segments"
+    roles: ClassVar[tuple[Role, ...]] = (UPDATE, side.MERGE, ANSWER)
+    state: ClassVar[type] = SegmentsState
+    chooses: ClassVar[str] = "next_chunks"
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise StrategyError(f"count is {self.count}", hint="segments:count=1 is the least.")
+
+    def wire(self, graph: StrategyGraph) -> None:
+        """Add the segments' loop."""
+        graph.add_node("cut_segments", self._cut_segments)
+        graph.add_node("next_chunks", _next_chunks)
+        graph.add_node("read_segment", _read_segment)
+        self.wire_merging(graph)
+        graph.add_edge(OPEN, "cut_segments")
+        graph.add_edge("cut_segments", "next_chunks")
+        graph.add_conditional_edges("next_chunks", _each_segment, ["read_segment", "gather", END])
+        graph.add_edge("read_segment", "next_chunks")
+
+    @property
+    def continues_after(self) -> str:
+        """The document is cut once."""
+        return "cut_segments"
+
+    async def _cut_segments(self, state: SegmentsState, step: StepContext) -> Change:
+        return {"segments": await side.cut_segments(step, self.count)}
+
+
+async def _next_chunks(state: SegmentsState, step: StepContext) -> Change:
+    return step.stopped(reason, state.get("chunks_read", 0)) if (reason := step.limit()) else {}
+
+
+def _each_segment(state: SegmentsState) -> str | Sequence[Send]:
+    if state.get("stop_reason"):
+        return END
+    cursors, findings = state.get("cursors", {}), state.get("findings", {})
+    places = {str(each["cursor"]["index"]): each for each in state["segments"]}
+    return [
+        branch("read_segment", state, name, cursor=cursor, memory=findings[name]["text"] if name in findings else "")
+        for name, segment in places.items()
+        if (cursor := cursors.get(name, segment["cursor"]))["index"] < segment["end"]
+    ] or "gather"
+
+
+async def _read_segment(state: Any, step: StepContext) -> Change:
+    found = await step.next_chunk(state["cursor"])
+    if found is None:
+        raise StrategyError("a segment goes beyond the document's end", hint="Was the stored document changed?")
+    span, cursor = found
+    memory: str = state["memory"]
+    reply = await step.ask(UPDATE, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
+    step.has_read(span)
+    return {**side.found(reply, step), "cursors": {step.branch: cursor}}
