@@ -203,10 +203,10 @@ class RunTools:
 
 
 class _Progress:
-    """How far the reads that answer one request have come, told after each chunk.
+    """How far the reads that answer one request have come, reported with every update. It never falls.
 
     One share from 0 to 1 for all of them, of a total of 1; for a stream whose end is not known, the bytes read, of no
-    known total. It never falls.
+    known total.
 
     Args:
         context: of the request; a client that asked for no progress gets none.
@@ -217,21 +217,21 @@ class _Progress:
     def __init__(self, context: ToolContext, name: str, reads: int) -> None:
         self._context = context
         self._name = plain(name)
-        self._newest: list[MemoryUpdate | None] = [None] * reads
+        self._shares = [0.0] * reads
+        self._bytes = [0] * reads
 
     async def advance(self, read: int, update: MemoryUpdate) -> None:
-        """A read has come one chunk further."""
-        self._newest[read] = update
-        begun = [each for each in self._newest if each is not None]
-        chunk = f"{self._name}: chunk {update.chunk_index}"
-        if len(self._newest) > 1:
-            chunk += f" for question {read + 1} of {len(self._newest)}"
-        if any(each.progress is None for each in begun):
-            read_bytes = sum(each.end_byte for each in begun)
-            await self._context.report_progress(read_bytes, None, f"{chunk}, {read_bytes:,} bytes read")
-            return
-        share = sum(each.progress or 0.0 for each in begun) / len(self._newest)
-        await self._context.report_progress(share, 1.0, f"{chunk}, {share:.0%} read")
+        """A read has come one update further."""
+        self._shares[read] = update.progress or 0.0
+        self._bytes[read] = max(self._bytes[read], update.end_byte)
+        done = "findings merged" if update.chunk_index is None else f"chunk {update.chunk_index}"
+        which = f" for question {read + 1} of {len(self._bytes)}" if len(self._bytes) > 1 else ""
+        if update.progress is None:
+            come, total, read_so_far = float(sum(self._bytes)), None, f"{sum(self._bytes):,} bytes"
+        else:
+            come, total = sum(self._shares) / len(self._shares), 1.0
+            read_so_far = f"{come:.0%}"
+        await self._context.report_progress(come, total, f"{self._name}: {done}{which}, {read_so_far} read")
 
 
 def tightest(ceilings: Limits, wishes: Limits) -> Limits:
