@@ -7,7 +7,7 @@ point in the group "memagent.commands", which names a function `register(app)`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cached_property
 from importlib import import_module
@@ -83,10 +83,10 @@ class CommandGroup(typer.core.TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Commands()
+        self.commands: Any = _Commands()
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(Mapping[str, Any]):
     """Commands by name. Names of other packages' are looked for only where this package has none."""
 
     def __init__(self) -> None:
@@ -108,17 +108,11 @@ class _Commands(MutableMapping[str, Any]):
                 self._loaded[name] = _made_elsewhere(self._added[name])
         return self._loaded[name]
 
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._loaded[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._loaded[name]
-
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*_BUILT_IN, *self._added, *self._loaded)))
+        return iter((*_BUILT_IN, *self._added))
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(_BUILT_IN) + len(self._added)
 
 
 def _made(register: Callable[[typer.Typer], None]) -> Any:

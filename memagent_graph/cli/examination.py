@@ -43,48 +43,32 @@ async def examine(reader: MemAgent) -> AsyncIterator[Finding]:
 
     Stops at the first failure that makes the following checks meaningless.
     """
-    policy = reader.policy
+    policy, subject = reader.policy, "server"
     try:
         if isinstance(policy, OpenAICompatiblePolicy):
             served = await policy.served_model()
             yield Finding("server", Health.GOOD, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
-    except MemAgentError as error:
-        yield _failure("server", error)
-        return
-    yield Finding("model", Health.GOOD, policy.name)
-    yield _window(info)
-    try:
+        yield Finding("model", Health.GOOD, policy.name)
+        yield _window(info)
+        subject = "budget"
         context = await reader.aprepare()
-    except MemAgentError as error:
-        yield _failure("budget", error)
-        return
-    budget = context.budget
-    yield Finding(
-        "budget",
-        Health.GOOD,
-        f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens} "
-        f"in {budget.context_window} tokens",
-    )
-    try:
+        budget = context.budget
+        parts = f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens}"
+        yield Finding("budget", Health.GOOD, f"{parts} in {budget.context_window} tokens")
+        subject = "completion"
         completion = await policy.complete(_ask(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
-    except MemAgentError as error:
-        yield _failure("completion", error)
-        return
-    yield Finding("completion", Health.GOOD, f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}")
-    yield _tokens(completion)
-    try:
+        how = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
+        yield Finding("completion", Health.GOOD, how)
+        yield _tokens(completion)
+        subject = "tokenizer"
         yield await _agreement(context, completion)
     except MemAgentError as error:
-        yield _failure("tokenizer", error)
+        yield Finding(subject, Health.BAD, error.message, error.hint)
 
 
 def _ask(text: str) -> list[Message]:
     return [Message(role="user", content=text)]
-
-
-def _failure(subject: str, error: MemAgentError) -> Finding:
-    return Finding(subject, Health.BAD, error.message, error.hint)
 
 
 def _window(info: ModelInfo) -> Finding:
@@ -95,19 +79,13 @@ def _window(info: ModelInfo) -> Finding:
 
 def _tokens(completion: Completion) -> Finding:
     ids, logprobs = completion.token_ids, completion.logprobs
-    if ids is not None and logprobs is not None and completion.prompt_token_ids is not None:
-        if len(ids) != len(logprobs):
-            return Finding("token ids", Health.BAD, f"{len(ids)} ids but {len(logprobs)} log-probs", "Report this.")
+    given = {"prompt ids": completion.prompt_token_ids, "completion ids": ids, "log-probs": logprobs}
+    absent = [name for name, value in given.items() if value is None]
+    if not absent:
+        if len(ids or ()) != len(logprobs or ()):
+            detail = f"{len(ids or ())} ids but {len(logprobs or ())} log-probs"
+            return Finding("token ids", Health.BAD, detail, "Report this.")
         return Finding("token ids", Health.GOOD, "prompt ids, completion ids and log-probs are returned")
-    absent = [
-        name
-        for name, value in (
-            ("prompt ids", completion.prompt_token_ids),
-            ("completion ids", ids),
-            ("log-probs", logprobs),
-        )
-        if value is None
-    ]
     return Finding(
         "token ids",
         Health.NOTE,
@@ -118,10 +96,8 @@ def _tokens(completion: Completion) -> Finding:
 
 async def _agreement(context: ReaderContext, completion: Completion) -> Finding:
     """Compare our count with the server's: the difference between two prompts has no chat template in it."""
-    if completion.usage is None:
-        return Finding("tokenizer", Health.NOTE, "the server counts no tokens, so nothing can be compared")
-    shorter = await context.policy.complete(_ask("A"), SamplingParams(max_tokens=1))
-    if shorter.usage is None:
+    shorter = await context.policy.complete(_ask("A"), SamplingParams(max_tokens=1)) if completion.usage else None
+    if completion.usage is None or shorter is None or shorter.usage is None:
         return Finding("tokenizer", Health.NOTE, "the server counts no tokens, so nothing can be compared")
     theirs = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
     ours = context.tokenizer.count(_SAMPLE) - context.tokenizer.count("A")
