@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -97,7 +98,7 @@ def _print_view_as_json(view: RunView) -> None:
 
     found = provenance_of(view.trace, view.chunk_text, view.sections)
     plain = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
-    listed = {"lines": found.lines, "evidence": found.evidence, "lost": found.lost}
+    listed: dict[str, Sequence[Any]] = {"lines": found.lines, "evidence": found.evidence, "lost": found.lost}
     listed |= {"rewards": view.rewards, "updates": view.updates}
     print_json(
         {
