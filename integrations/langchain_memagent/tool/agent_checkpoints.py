@@ -2,8 +2,8 @@
 
 It has no checkpointer of its own, so it takes the agent's, and so do its readers; each step is saved before the next
 begins, however the agent was invoked. When an agent that was killed resumes, the tool is called again, and the graph
-goes on: the document is not opened again, answered questions keep their readings, and the others go on at the chunk
-they were at. The questions are read side by side, each in a task of its own.
+continues: the document is not opened again, answered questions keep their readings, and the others continue at
+the chunk they were at. The questions are read side by side, each in a task of its own.
 
 A tool call's checkpoints lie in a namespace of its own. LangGraph would tell several graphs that are called in one
 task apart by the order of their calls; after a crash that may be another order, and one call would go on with the read
