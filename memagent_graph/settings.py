@@ -131,15 +131,8 @@ class ReaderSettings:
             MissingExtraError: a local policy without the extra "local".
             PolicyError: a policy that is not there, or that cannot be loaded.
         """
-        request = PolicyRequest(
-            model=self.model,
-            base_url=self.base_url,
-            api_key=api_key,
-            concurrency=self.concurrency,
-            timeout=self.timeout,
-            retries=self.retries,
-        )
-        return make_policy(self.policy_name, request)
+        known = {each.name: getattr(self, each.name) for each in fields(PolicyRequest) if each.name != "api_key"}
+        return make_policy(self.policy_name, PolicyRequest(**known, api_key=api_key))
 
     def make_reader(
         self,

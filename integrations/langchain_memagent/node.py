@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
@@ -34,7 +34,7 @@ def memagent_node(
 
     It runs as a subgraph: on the parent's checkpointer, store, callbacks and stream (progress comes with
     `subgraphs=True`, `stream_mode="custom"`), under `invoke` and `ainvoke`, and without counting against the parent's
-    recursion limit. When the parent is resumed after an error or a kill, it goes on at the chunk it was at. Every
+    recursion limit. When the parent is resumed after an error or a kill, it continues at the chunk it was at. Every
     execution of the node is a read of its own: side by side, in a loop, and several documents at once by `Send`.
 
     >>> builder.add_node("read", memagent_node(agent, document="report"))  # doctest: +SKIP
@@ -58,53 +58,30 @@ def memagent_node(
     Raises:
         MemAgentError: when it runs: a key is missing in the state; all that `MemAgent.read` raises.
     """
-    wiring = _Wiring(question, document, answer, memory, run_id, evidence, stop_reason, write)
     prepared = PreparedGraph(agent)
     # LangGraph finds subgraphs among the names that a node's function uses.
     subgraph = agent if isinstance(agent, ReaderGraph) else None
 
+    def given(state: Any) -> tuple[Any, str]:
+        return _taken(state, document, "document"), _taken(state, question, "question")
+
+    def changes(state: Any, result: ReadResult) -> dict[str, Any]:
+        """What the node writes. Quotes are looked up in the document's text, so this may take a moment."""
+        plain = {answer: result.answer, memory: result.memory, run_id: result.run_id}
+        plain[stop_reason] = result.stop_reason.value
+        written: dict[str, Any] = {key: value for key, value in plain.items() if key is not None}
+        if evidence is not None:
+            written[evidence] = [asdict(each) for each in result.evidence]
+        return written | dict(write(state, result) if write else {})
+
     def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        result = read(subgraph or prepared.get(), *wiring.given(state), config)
-        return wiring.changes(state, result)
+        return changes(state, read(subgraph or prepared.get(), *given(state), config))
 
     async def arun(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        result = await aread(subgraph or await prepared.aget(), *wiring.given(state), config)
-        return await asyncio.to_thread(wiring.changes, state, result)
+        result = await aread(subgraph or await prepared.aget(), *given(state), config)
+        return await asyncio.to_thread(changes, state, result)
 
     return RunnableLambda(run, arun, name=name)
-
-
-@dataclass(frozen=True)
-class _Wiring:
-    """How the parent's state and the read are connected."""
-
-    question: From
-    document: From
-    answer: str | None
-    memory: str | None
-    run_id: str | None
-    evidence: str | None
-    stop_reason: str | None
-    write: Callable[[Any, ReadResult], Mapping[str, Any]] | None
-
-    def given(self, state: Any) -> tuple[Any, str]:
-        """The document and the question."""
-        return _taken(state, self.document, "document"), _taken(state, self.question, "question")
-
-    def changes(self, state: Any, result: ReadResult) -> dict[str, Any]:
-        """What the node writes. Quotes are looked up in the document's text, so this may take a moment."""
-        changes: dict[str, Any] = {}
-        if self.answer is not None:
-            changes[self.answer] = result.answer
-        if self.memory is not None:
-            changes[self.memory] = result.memory
-        if self.run_id is not None:
-            changes[self.run_id] = result.run_id
-        if self.stop_reason is not None:
-            changes[self.stop_reason] = result.stop_reason.value
-        if self.evidence is not None:
-            changes[self.evidence] = [asdict(each) for each in result.evidence]
-        return changes | dict(self.write(state, result) if self.write else {})
 
 
 def _taken(state: Any, source: From, what: str) -> Any:

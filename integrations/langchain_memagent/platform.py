@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from langchain_core.runnables import RunnableConfig
 
@@ -111,20 +111,9 @@ def _parsed(variable: str, text: str, kind: Any) -> Any:
     """A variable's value as a field's type has it."""
     alternatives = get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
     kind = next(each for each in alternatives if each is not type(None))
-    if get_origin(kind) is Literal:
-        choices: dict[str, Any] = {each: each for each in get_args(kind)}
-    elif kind is bool:
-        choices = _SWITCH
-    else:
-        try:
-            return kind(text)
-        except ValueError as error:
-            expected = "a whole number" if kind is int else "a number"
-            raise _misfit(variable, text, expected) from error
-    if text.lower() not in choices:
-        raise _misfit(variable, text, " or ".join(choices))
-    return choices[text.lower()]
-
-
-def _misfit(variable: str, text: str, expected: str) -> MemAgentError:
-    return MemAgentError(f"{variable} is {text!r} and not {expected}", hint="Correct it, or unset it.")
+    choices: Mapping[str, Any] = _SWITCH if kind is bool else {each: each for each in get_args(kind)}
+    try:
+        return choices[text.lower()] if choices else kind(text)
+    except (KeyError, ValueError) as error:
+        expected = " or ".join(choices) or ("a whole number" if kind is int else "a number")
+        raise MemAgentError(f"{variable} is {text!r} and not {expected}", hint="Correct it, or unset it.") from error

@@ -36,9 +36,9 @@ class _Cut:
 class RollingHistory:
     """Keeps histories within a bound, reading each message at most once.
 
-    The memory of an older part is kept under a hash of its messages. A history that goes on from there is shown with
+    The memory of an older part is kept under a hash of its messages. A history that continues from there is shown with
     the same memory until it has outgrown the bound again; then what came in between is read on into it. Memories live
-    in this process: elsewhere, and after a restart, the older part is read anew.
+    in this process: elsewhere, and after a restart, the older part is read again.
 
     Args:
         agent: the reader.

@@ -1,20 +1,23 @@
 """One read inside someone else's graph or chain: its callbacks, checkpointer and stream, and a `ReadResult` at the end.
 
 `MemAgent.read` runs apart, on checkpoints of its own. Here the reader's graph is called with the caller's config, so
-that a read is a part of the run around it, and goes on at its chunk when that run is resumed.
+that a read is a part of the run around it, and continues at its chunk when that run is resumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig, ensure_config
-from langgraph.types import StateSnapshot
+from langgraph.types import StateSnapshot, StreamMode
 
-from memagent_graph import MemAgent, ReaderGraph, ReadResult, Trace, TraceStep
-from memagent_graph.reading.state_views import result_from_state, trace_steps
+from memagent_graph import MemAgent, MemoryUpdate, ReaderGraph, ReadResult
+from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
+
+PARTS: Final[list[StreamMode]] = ["updates", "values"]
+"""What `FollowedRead` needs of a reader's stream."""
 
 
 class PreparedGraph:
@@ -53,63 +56,66 @@ def read(graph: ReaderGraph, document: Any, question: str, config: RunnableConfi
         DocumentError, BudgetError, PolicyError: as `MemAgent.read`.
     """
     config, followed = ensure_config(config), FollowedRead()
-    given = {"question": question, "document": document}
-    for state in graph.stream(given, config, stream_mode="values"):
-        followed.see(state)
-    if followed.began_later:
-        followed.complete(graph.get_state_history(config))
+    for mode, part in graph.stream({"question": question, "document": document}, config, stream_mode=PARTS):
+        if followed.began_earlier(mode, part):
+            followed.complete(graph.get_state_history(config))
     return followed.result(graph)
 
 
 async def aread(graph: ReaderGraph, document: Any, question: str, config: RunnableConfig | None = None) -> ReadResult:
     """`read` for asynchronous code."""
     config, followed = ensure_config(config), FollowedRead()
-    given = {"question": question, "document": document}
-    async for state in graph.astream(given, config, stream_mode="values"):
-        followed.see(state)
-    if followed.began_later:
-        followed.complete([snapshot async for snapshot in graph.aget_state_history(config)])
+    async for mode, part in graph.astream({"question": question, "document": document}, config, stream_mode=PARTS):
+        if followed.began_earlier(mode, part):
+            followed.complete([snapshot async for snapshot in graph.aget_state_history(config)])
     return followed.result(graph)
 
 
 @dataclass
 class FollowedRead:
-    """What was seen of a read inside another graph as its states came by."""
+    """What was seen of a read inside another graph as its states and changes came by.
 
+    Args:
+        report: is given the run's id and every update as it is made.
+    """
+
+    report: Callable[[str, MemoryUpdate], None] | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
-    steps: dict[str, TraceStep] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
 
-    def see(self, state: Mapping[str, Any]) -> None:
-        """Take the next state."""
-        self.state = state
-        self.steps.update(_steps(state))
+    def began_earlier(self, mode: str, part: Any) -> bool:
+        """Take the next part of the stream.
 
-    @property
-    def trace(self) -> Trace:
-        """What was asked, as far as it was seen."""
-        return Trace(tuple(self.steps.values()), self.state["document"]["size"])
-
-    @property
-    def began_later(self) -> bool:
-        """Whether an earlier execution read the first chunks, or all of them."""
-        return sum(each.chunk_index is not None for each in self.trace.updates) < int(self.state["chunks_read"])
+        Returns:
+            Whether an earlier execution has read chunks, which `complete` is to add before the next part.
+        """
+        if mode == "values":
+            is_first, self.state = not self.state, part
+            if is_first:
+                self.progress = Progress(document_bytes=part["document"]["size"])
+            return is_first and bool(part.get("chunks_read"))
+        for change in part.values() if mode == "updates" else ():
+            before, state = len(self.progress.steps), {"memory": self.state.get("memory", ""), **(change or {})}
+            self.progress.steps += trace_steps(state.get("steps", ()), state)
+            if self.report:
+                for update in self.progress.updates_since(before, complete=bool(state.get("chunks_read"))):
+                    self.report(self.state["run_id"], update)
+        return False
 
     def complete(self, snapshots: Iterable[StateSnapshot]) -> None:
         """Add the chunks that were read earlier.
 
         Behind an edited memory lie two branches; only the one that leads to the newest state counts.
         """
+        steps = self.progress.steps
         wanted: str | None = None
         for snapshot in snapshots:
             if wanted is None or snapshot.config["configurable"]["checkpoint_id"] == wanted:
                 wanted = snapshot.parent_config["configurable"]["checkpoint_id"] if snapshot.parent_config else ""
                 if snapshot.values.get("run_id") == self.state["run_id"]:
-                    self.steps = {**_steps(snapshot.values), **self.steps}
+                    steps = [*trace_steps(snapshot.values.get("steps", ()), snapshot.values), *steps]
+        self.progress = Progress({step.id: step for step in steps}.values(), self.progress.document_bytes)
 
     def result(self, graph: ReaderGraph) -> ReadResult:
         """The whole read, as `MemAgent` would have returned it."""
-        return result_from_state(self.state, self.trace, graph.reader_context)
-
-
-def _steps(state: Mapping[str, Any]) -> dict[str, TraceStep]:
-    return {step.id: step for step in trace_steps(state.get("steps", ()), state)}
+        return result_from_state(self.state, self.progress.trace, graph.reader_context)

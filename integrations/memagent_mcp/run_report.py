@@ -41,20 +41,13 @@ class RunReport(Report):
     def of(cls, timeline: Timeline) -> RunReport:
         """From a timeline."""
         view, totals = timeline.view, timeline.totals
-        return cls(
-            run_id=view.run_id,
-            question=view.question,
+        return cls.taken(
+            view,
+            totals,
             document=view.document["name"],
-            model=view.model,
             began=None if view.began is None else moment(view.began),
-            stop_reason=view.stop_reason,
-            answer=view.answer,
             memory=timeline.memory,
             evidence=quotes(timeline.provenance.evidence, view),
-            chunks=totals.chunks,
-            changes=totals.changes,
-            prompt_tokens=totals.prompt_tokens,
-            completion_tokens=totals.completion_tokens,
             seconds=round(totals.seconds, 3),
         )
 

@@ -15,7 +15,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_graph.timeline.terminal import plain
 from memagent_mcp.client_roots import Roots
-from memagent_mcp.tools import ReadingTools, RunTools
+from memagent_mcp.tools import Tools
 
 MAX_BYTES: Final = 256 * 2**20
 _INSTRUCTIONS = """\
@@ -59,14 +59,10 @@ def make_server(
         FileNotFoundError: a root does not exist.
     """
     server = _Server("memagent", instructions=_INSTRUCTIONS, log_level="WARNING")
-    ceilings = limits or Limits()
     allowed = Roots(roots, max_bytes=max_bytes, trust_client=trust_client_roots)
-    reading = ReadingTools(reader, allowed, ceilings=ceilings)
-    tools: list[Any] = [reading.read_document]
-    if reader.run_log is not None:
-        logged = RunTools(reader, reader.run_log, reading, ceilings=ceilings)
-        tools += [logged.ask_again, logged.list_runs, logged.show_run]
-    for tool in tools:
+    tools = Tools(reader, allowed, ceilings=limits or Limits())
+    of_log: tuple[Any, ...] = (tools.ask_again, tools.list_runs, tools.show_run)
+    for tool in (tools.read_document, *(() if reader.run_log is None else of_log)):
         server.add_tool(
             tool,
             description=inspect.getdoc(tool),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
@@ -35,8 +35,15 @@ class Report(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _encodable(cls, value: Any) -> Any:
-        """Half surrogate pairs, as in file names that are no UTF-8, become U+FFFD: the protocol cannot carry them."""
+        """Half surrogate pairs, as in file names that are not UTF-8, become U+FFFD: the protocol cannot carry them."""
         return _SURROGATES.sub("\ufffd", value) if isinstance(value, str) else value
+
+    @classmethod
+    def taken(cls, *sources: object, **given: Any) -> Self:
+        """The report with what is given; other fields are those of the first source that has one of that name."""
+        for name in cls.model_fields.keys() - given.keys():
+            given[name] = next(getattr(source, name) for source in sources if hasattr(source, name))
+        return cls(**given)
 
 
 class Quote(Report):
@@ -59,15 +66,8 @@ class Quote(Report):
     @classmethod
     def of(cls, evidence: Evidence, view: RunView) -> Quote:
         """From evidence, and the run that it belongs to."""
-        return cls(
-            line=evidence.line,
-            quote=shortened(evidence.quote, _LONGEST_QUOTE),
-            chunk=evidence.chunk_index,
-            start_char=evidence.start_char,
-            end_char=evidence.end_char,
-            section=evidence.section,
-            context=_around(evidence, view),
-        )
+        quote = shortened(evidence.quote, _LONGEST_QUOTE)
+        return cls.taken(evidence, quote=quote, chunk=evidence.chunk_index, context=_around(evidence, view))
 
     def in_words(self) -> str:
         """The quote and its place, in one line; a short one with what stands around it."""
@@ -99,22 +99,17 @@ class Answer(Report):
     completion_tokens: int
     seconds: float
     events: dict[str, int]
-    """What happened on the way that was no plain success, and how often."""
+    """What happened on the way that was not a plain success, and how often."""
 
     @classmethod
     def of(cls, result: ReadResult) -> Answer:
         """From a result. Looks its evidence up in the document's text, which may take a second."""
-        return cls(
-            question=result.question,
-            answer=result.answer,
+        return cls.taken(
+            result,
+            result.usage,
             stop_reason=result.stop_reason.value,
             error=None,
-            memory=result.memory,
             evidence=quotes(result.evidence, result.view()),
-            run_id=result.run_id,
-            chunks_read=result.chunks_read,
-            prompt_tokens=result.usage.prompt_tokens,
-            completion_tokens=result.usage.completion_tokens,
             seconds=round(result.usage.seconds, 3),
             events={kind.value: count for kind, count in count_events(result.events).items()},
         )
@@ -196,16 +191,7 @@ class RunSummary(Report):
     @classmethod
     def of(cls, record: RunRecord, totals: RunTotals) -> RunSummary:
         """From the log's entry."""
-        return cls(
-            run_id=record.run_id,
-            began=moment(record.began),
-            document=record.document["name"],
-            question=record.question,
-            answer=record.answer,
-            stop_reason=record.stop_reason,
-            prompt_tokens=totals.prompt_tokens,
-            completion_tokens=totals.completion_tokens,
-        )
+        return cls.taken(record, totals, began=moment(record.began), document=record.document["name"])
 
     def in_words(self) -> str:
         """The run in one line."""

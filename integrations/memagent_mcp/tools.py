@@ -46,8 +46,8 @@ MaxTokens = Annotated[int | None, Field(ge=1, description="Stop it after so many
 MaxSeconds = Annotated[float | None, Field(gt=0, description="Stop it after so many seconds.")]
 
 
-class ReadingTools:
-    """`read_document` on one reader.
+class Tools:
+    """`read_document` on one reader, and `ask_again`, `list_runs` and `show_run` on its log of runs, if it has one.
 
     Args:
         reader: reads.
@@ -59,6 +59,11 @@ class ReadingTools:
         self._reader = reader
         self._roots = roots
         self._ceilings = ceilings
+
+    @property
+    def _log(self) -> RunLog:
+        assert self._reader.run_log is not None  # noqa: S101  without one, no tool that needs it is offered
+        return self._reader.run_log
 
     async def read_document(
         self,
@@ -79,10 +84,43 @@ class ReadingTools:
         """
         asked = [questions] if isinstance(questions, str) else questions
         document = await self._document(context, path, text)
-        limits = tightest(self._ceilings, Limits(max_chunks, max_tokens, max_seconds))
-        return await undisturbed(self.answers(context, document, asked, limits))
+        return await undisturbed(self._answers(context, document, asked, Limits(max_chunks, max_tokens, max_seconds)))
 
-    async def answers(
+    async def ask_again(
+        self,
+        context: ToolContext,
+        run_id: RunId,
+        question: Annotated[str, Field(description="What to find out now.")],
+        max_chunks: MaxChunks = None,
+        max_tokens: MaxTokens = None,
+        max_seconds: MaxSeconds = None,
+    ) -> Annotated[CallToolResult, Reading]:
+        """Read the document of an earlier run again, with another question.
+
+        The document need not be passed again, nor be where it was. It costs another pass over the whole document.
+        """
+        record = await asyncio.to_thread(self._log.get, run_id)
+        limits = Limits(max_chunks, max_tokens, max_seconds)
+        return await undisturbed(self._answers(context, record.document, [question], limits))
+
+    async def list_runs(
+        self,
+        limit: Annotated[int, Field(ge=1, le=200, description="At most so many, the newest.")] = 20,
+        contains: Annotated[str, Field(description="Only those with this in question or document name.")] = "",
+    ) -> Annotated[CallToolResult, RunListing]:
+        """List what was read before: run ids, documents, questions and answers, newest first."""
+        listing = await asyncio.to_thread(self._listing, limit, contains)
+        return _result(listing, listing.in_words())
+
+    async def show_run(self, run_id: RunId) -> Annotated[CallToolResult, RunReport]:
+        """Show how a run came to its answer: where the memory changed, what in the document supports it, what was lost.
+
+        Use it to check an answer, or to see why there is none.
+        """
+        report, words = await asyncio.to_thread(self._shown, run_id)
+        return _result(report, words)
+
+    async def _answers(
         self, context: ToolContext, document: Document | DocumentRef, questions: Sequence[str], limits: Limits
     ) -> CallToolResult:
         """Read a document with several questions side by side.
@@ -92,6 +130,7 @@ class ReadingTools:
                 reads have ended.
         """
         store, prepared = self._reader.store, await self._reader.aprepare()
+        bounds = tightest(self._ceilings, limits)
         if isinstance(document, Document):
             # Once, and not by each question's read.
             reference = await asyncio.to_thread(store.add, document, replace_undecodable=prepared.replace_undecodable)
@@ -101,7 +140,7 @@ class ReadingTools:
 
         async def one(index: int, question: str) -> Answer:
             try:
-                async with aclosing(self._reader.astream(reference, question, limits=limits)) as parts:
+                async with aclosing(self._reader.astream(reference, question, limits=bounds)) as parts:
                     async for part in parts:
                         if isinstance(part, ReadResult):
                             return await asyncio.to_thread(Answer.of, part)
@@ -144,50 +183,6 @@ class ReadingTools:
         # Not `Document.of`, which would tell whether a file of that name exists.
         return Document.from_text(text)
 
-
-class RunTools:
-    """`ask_again`, `list_runs` and `show_run` on a reader's log of runs."""
-
-    def __init__(self, reader: MemAgent, log: RunLog, reading: ReadingTools, *, ceilings: Limits) -> None:
-        self._reader = reader
-        self._log = log
-        self._reading = reading
-        self._ceilings = ceilings
-
-    async def ask_again(
-        self,
-        context: ToolContext,
-        run_id: RunId,
-        question: Annotated[str, Field(description="What to find out now.")],
-        max_chunks: MaxChunks = None,
-        max_tokens: MaxTokens = None,
-        max_seconds: MaxSeconds = None,
-    ) -> Annotated[CallToolResult, Reading]:
-        """Read the document of an earlier run again, with another question.
-
-        The document need not be passed again, nor be where it was. It costs another pass over the whole document.
-        """
-        record = await asyncio.to_thread(self._log.get, run_id)
-        limits = tightest(self._ceilings, Limits(max_chunks, max_tokens, max_seconds))
-        return await undisturbed(self._reading.answers(context, record.document, [question], limits))
-
-    async def list_runs(
-        self,
-        limit: Annotated[int, Field(ge=1, le=200, description="At most so many, the newest.")] = 20,
-        contains: Annotated[str, Field(description="Only those with this in question or document name.")] = "",
-    ) -> Annotated[CallToolResult, RunListing]:
-        """List what was read before: run ids, documents, questions and answers, newest first."""
-        listing = await asyncio.to_thread(self._listing, limit, contains)
-        return _result(listing, listing.in_words())
-
-    async def show_run(self, run_id: RunId) -> Annotated[CallToolResult, RunReport]:
-        """Show how a run came to its answer: where the memory changed, what in the document supports it, what was lost.
-
-        Use it to check an answer, or to see why there is none.
-        """
-        report, words = await asyncio.to_thread(self._shown, run_id)
-        return _result(report, words)
-
     def _listing(self, limit: int, contains: str) -> RunListing:
         part = contains.casefold()
         every = self._log.runs()
@@ -203,10 +198,10 @@ class RunTools:
 
 
 class _Progress:
-    """How far the reads that answer one request have come, told after each chunk.
+    """How far the reads that answer one request have come, reported with every update. It never falls.
 
     One share from 0 to 1 for all of them, of a total of 1; for a stream whose end is not known, the bytes read, of no
-    known total. It never falls.
+    known total.
 
     Args:
         context: of the request; a client that asked for no progress gets none.
@@ -217,21 +212,21 @@ class _Progress:
     def __init__(self, context: ToolContext, name: str, reads: int) -> None:
         self._context = context
         self._name = plain(name)
-        self._newest: list[MemoryUpdate | None] = [None] * reads
+        self._shares = [0.0] * reads
+        self._bytes = [0] * reads
 
     async def advance(self, read: int, update: MemoryUpdate) -> None:
-        """A read has come one chunk further."""
-        self._newest[read] = update
-        begun = [each for each in self._newest if each is not None]
-        chunk = f"{self._name}: chunk {update.chunk_index}"
-        if len(self._newest) > 1:
-            chunk += f" for question {read + 1} of {len(self._newest)}"
-        if any(each.progress is None for each in begun):
-            read_bytes = sum(each.end_byte for each in begun)
-            await self._context.report_progress(read_bytes, None, f"{chunk}, {read_bytes:,} bytes read")
-            return
-        share = sum(each.progress or 0.0 for each in begun) / len(self._newest)
-        await self._context.report_progress(share, 1.0, f"{chunk}, {share:.0%} read")
+        """A read has come one update further."""
+        self._shares[read] = update.progress or 0.0
+        self._bytes[read] = max(self._bytes[read], update.end_byte)
+        done = "findings merged" if update.chunk_index is None else f"chunk {update.chunk_index}"
+        which = f" for question {read + 1} of {len(self._bytes)}" if len(self._bytes) > 1 else ""
+        if update.progress is None:
+            come, total, read_so_far = float(sum(self._bytes)), None, f"{sum(self._bytes):,} bytes"
+        else:
+            come, total = sum(self._shares) / len(self._shares), 1.0
+            read_so_far = f"{come:.0%}"
+        await self._context.report_progress(come, total, f"{self._name}: {done}{which}, {read_so_far} read")
 
 
 def tightest(ceilings: Limits, wishes: Limits) -> Limits:

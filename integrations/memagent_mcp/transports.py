@@ -77,7 +77,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server((host, port), family=family)
-    except (OSError, UnicodeError) as error:  # UnicodeError: it is no name of a host
+    except (OSError, UnicodeError) as error:  # UnicodeError: it is not the name of a host
         raise MemAgentError(
             f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}",
             hint="Name another with --host and --port; port 0 takes any that is free.",

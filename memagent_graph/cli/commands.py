@@ -7,8 +7,8 @@ point in the group "memagent.commands", which names a function `register(app)`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, get_type_hints
@@ -55,21 +55,16 @@ class Command(Protocol):
 def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     """Add a command to a command line, by the name that the user types."""
     hints = get_type_hints(command, include_extras=True)
-    by_name = {each.name: each for each in fields(command)}
+    given = inspect.signature(command).parameters
     order = dict.fromkeys(each for kind in command.__mro__ for each in vars(kind).get("__annotations__", ()))
     parameters = [
-        inspect.Parameter(
-            each,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if by_name[each].default is MISSING else by_name[each].default,
-            annotation=hints[each],
-        )
+        given[each].replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each])
         for each in order
-        if each in by_name
+        if each in given
     ]
 
-    def callback(**given: Any) -> None:
-        command(**given).run()
+    def callback(**values: Any) -> None:
+        command(**values).run()
 
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -83,10 +78,10 @@ class CommandGroup(typer.core.TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Commands()
+        self.commands: Any = _Commands()
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(Mapping[str, Any]):
     """Commands by name. Names of other packages' are looked for only where this package has none."""
 
     def __init__(self) -> None:
@@ -108,20 +103,14 @@ class _Commands(MutableMapping[str, Any]):
                 self._loaded[name] = _made_elsewhere(self._added[name])
         return self._loaded[name]
 
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._loaded[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._loaded[name]
-
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*_BUILT_IN, *self._added, *self._loaded)))
+        return iter((*_BUILT_IN, *self._added))
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(_BUILT_IN) + len(self._added)
 
 
-def _made(register: Callable[[typer.Typer], None]) -> Any:
+def _made(register: Callable[[typer.Typer], Any]) -> Any:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     register(app)
     return typer.main.get_command(app)
@@ -143,7 +132,8 @@ def _made_elsewhere(entry: EntryPoint) -> Any:
 
         raise typer.Exit(Console().failure(failure, ExitCode.SETTINGS))
 
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    any_arguments = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    app.command(entry.name, help=f"Cannot be loaded: {failure.message}.", context_settings=any_arguments)(command)
-    return typer.main.get_command(app)
+    options: Any = {
+        "help": f"Cannot be loaded: {failure.message}.",
+        "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    }
+    return _made(lambda app: app.command(entry.name, **options)(command))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import rich.console
 from rich.markup import escape
@@ -12,7 +13,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
@@ -40,14 +40,14 @@ class Console:
         """Show a read's progress until its result comes."""
         with self._progress("{task.fields[chunks]} chunks, {task.fields[rate]:.1f}/s") as progress:
             task = progress.add_task("reading", total=None, chunks=0, rate=0.0)
-            begin = time.monotonic()
-            count = 0
-            async for part in parts:
-                if isinstance(part, ReadResult):
-                    return part
-                count += 1
-                _advance(progress, task, part, count, count / max(time.monotonic() - begin, 1e-9))
-        raise AssertionError("a read ends with its result")
+            begin, count = time.monotonic(), itertools.count(1)
+
+            def show(update: MemoryUpdate) -> None:
+                chunks, total = next(count), None if update.progress is None else 1.0
+                rate = chunks / max(time.monotonic() - begin, 1e-9)
+                progress.update(task, completed=update.progress or 0.0, total=total, chunks=chunks, rate=rate)
+
+            return await _result(parts, show)
 
     async def follow_all(
         self, streams: Sequence[AsyncIterator[MemoryUpdate | ReadResult]], *, chunks: int
@@ -56,15 +56,7 @@ class Console:
         begin = time.monotonic()
         with self._progress(MofNCompleteColumn()) as progress:
             task = progress.add_task("reading", total=chunks * len(streams))
-
-            async def drain(stream: AsyncIterator[MemoryUpdate | ReadResult]) -> ReadResult:
-                async for part in stream:
-                    if isinstance(part, ReadResult):
-                        return part
-                    progress.advance(task)
-                raise AssertionError("a read ends with its result")
-
-            results = await asyncio.gather(*map(drain, streams))
+            results = await asyncio.gather(*(_result(each, lambda _: progress.advance(task)) for each in streams))
         return results, time.monotonic() - begin
 
     def result(self, result: ReadResult, *, updates: bool = False) -> None:
@@ -95,14 +87,8 @@ class Console:
     def failure(self, error: MemAgentError, code: int) -> int:
         """Say what went wrong and what to do; returns `code`."""
         if self.as_json:
-            values = {
-                "type": type(error).__name__,
-                "message": error.message,
-                "hint": error.hint,
-                "run_id": error.run_id,
-                "chunk_index": error.chunk_index,
-            }
-            print_json({"error": values})
+            values = {name: getattr(error, name) for name in ("message", "hint", "run_id", "chunk_index")}
+            print_json({"error": {"type": type(error).__name__, **values}})
         self.err.print(f"[red]error:[/] {escape(error.message)}")
         if error.hint:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
@@ -125,6 +111,9 @@ class Console:
         )  # fmt: skip
 
 
-def _advance(progress: Progress, task: TaskID, update: MemoryUpdate, count: int, rate: float) -> None:
-    total = None if update.progress is None else 1.0
-    progress.update(task, completed=update.progress or 0.0, total=total, chunks=count, rate=rate)
+async def _result(parts: AsyncIterator[MemoryUpdate | ReadResult], show: Callable[[MemoryUpdate], None]) -> ReadResult:
+    async for part in parts:
+        if isinstance(part, ReadResult):
+            return part
+        show(part)
+    raise AssertionError("a read ends with its result")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -113,38 +113,25 @@ def _print(document: DemoDocument, results: Sequence[ReadResult], seconds: float
         table.add_row("planted", f"{escape(each.fact.statement)} [dim](at {each.depth:.0%})[/]")
         verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(each.fact.value)}[/]"
         table.add_row("answer", f"{escape(str(result.answer))}  {verdict}")
-        table.add_row("memory", escape(_timeline(list(_memory_spans(result.updates)), result.chunks_read)))
+        table.add_row("memory", escape(_timeline(result.updates, result.chunks_read)))
         console.out.print()
         console.out.print(table)
-    usages = [result.usage for result in results]
-    tokens = sum(usage.prompt_tokens for usage in usages), sum(usage.completion_tokens for usage in usages)
+    prompt, completion, turns = (
+        sum(getattr(result.usage, name) for result in results)
+        for name in ("prompt_tokens", "completion_tokens", "turns")
+    )
     console.out.print(
-        f"\n{right} of {len(results)} right. {tokens[0]:,} tokens in and {tokens[1]:,} out, in "
-        f"{sum(usage.turns for usage in usages)} turns and {seconds:.1f} s."
+        f"\n{right} of {len(results)} right. {prompt:,} tokens in and {completion:,} out, in {turns} turns and "
+        f"{seconds:.1f} s."
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _MemorySpan:
-    """A stretch of chunks, both ends included, over which the memory stayed the same."""
-
-    first_chunk: int
-    last_chunk: int
-    memory: str
-
-
-def _memory_spans(updates: Sequence[MemoryUpdate]) -> Iterator[_MemorySpan]:
-    """The trunk's history, one entry for each time it changed."""
+def _timeline(updates: Sequence[MemoryUpdate], chunks: int, width: int = 48) -> str:
+    """The trunk's memory over the document: a dot where it is as before, a bar where it changed, then what it said."""
     read = [(each.chunk_index, each.memory) for each in updates if each.chunk_index is not None and not each.branch]
-    for memory, same in groupby(read, key=itemgetter(1)):
-        chunks = [chunk for chunk, _ in same]
-        yield _MemorySpan(chunks[0], chunks[-1], memory)
-
-
-def _timeline(spans: Sequence[_MemorySpan], chunks: int, width: int = 48) -> str:
-    """The memory over the document: a dot where it is as before, a bar where it changed, then what it said."""
+    spans = [(memory, [chunk for chunk, _ in same]) for memory, same in groupby(read, key=itemgetter(1))]
     cells = ["·"] * width
-    for span in spans[1:]:
-        cells[min(width - 1, span.first_chunk * width // max(chunks, 1))] = "█"
-    said = ", ".join(f"{span.memory} (chunks {span.first_chunk}-{span.last_chunk})" for span in spans[-4:])
+    for _, held in spans[1:]:
+        cells[min(width - 1, held[0] * width // max(chunks, 1))] = "█"
+    said = ", ".join(f"{memory} (chunks {held[0]}-{held[-1]})" for memory, held in spans[-4:])
     return f"{''.join(cells)}  {said}"

@@ -43,8 +43,7 @@ async def examine(reader: MemAgent) -> AsyncIterator[Finding]:
 
     Stops at the first failure that makes the following checks meaningless.
     """
-    policy = reader.policy
-    subject = "server"
+    policy, subject = reader.policy, "server"
     try:
         if isinstance(policy, OpenAICompatiblePolicy):
             served = await policy.served_model()
@@ -55,16 +54,12 @@ async def examine(reader: MemAgent) -> AsyncIterator[Finding]:
         subject = "budget"
         context = await reader.aprepare()
         budget = context.budget
-        yield Finding(
-            "budget",
-            Health.GOOD,
-            f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens} "
-            f"in {budget.context_window} tokens",
-        )
+        parts = f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens}"
+        yield Finding("budget", Health.GOOD, f"{parts} in {budget.context_window} tokens")
         subject = "completion"
         completion = await policy.complete(_ask(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
-        said = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
-        yield Finding("completion", Health.GOOD, said)
+        how = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
+        yield Finding("completion", Health.GOOD, how)
         yield _tokens(completion)
         subject = "tokenizer"
         yield await _agreement(context, completion)
@@ -84,25 +79,25 @@ def _window(info: ModelInfo) -> Finding:
 
 def _tokens(completion: Completion) -> Finding:
     ids, logprobs = completion.token_ids, completion.logprobs
-    parts = {"prompt ids": completion.prompt_token_ids, "completion ids": ids, "log-probs": logprobs}
-    absent = [name for name, part in parts.items() if part is None]
-    if absent:
-        return Finding(
-            "token ids",
-            Health.NOTE,
-            f"no {', '.join(absent)}: such runs can be read, but not trained on",
-            "Serve the policy with vLLM 0.10 or newer.",
-        )
-    if len(ids or ()) != len(logprobs or ()):
-        detail = f"{len(ids or ())} ids but {len(logprobs or ())} log-probs"
-        return Finding("token ids", Health.BAD, detail, "Report this.")
-    return Finding("token ids", Health.GOOD, "prompt ids, completion ids and log-probs are returned")
+    given = {"prompt ids": completion.prompt_token_ids, "completion ids": ids, "log-probs": logprobs}
+    absent = [name for name, value in given.items() if value is None]
+    if not absent:
+        if len(ids or ()) != len(logprobs or ()):
+            detail = f"{len(ids or ())} ids but {len(logprobs or ())} log-probs"
+            return Finding("token ids", Health.BAD, detail, "Report this.")
+        return Finding("token ids", Health.GOOD, "prompt ids, completion ids and log-probs are returned")
+    return Finding(
+        "token ids",
+        Health.NOTE,
+        f"no {', '.join(absent)}: such runs can be read, but not trained on",
+        "Serve the policy with vLLM 0.10 or newer.",
+    )
 
 
 async def _agreement(context: ReaderContext, completion: Completion) -> Finding:
     """Compare our count with the server's: the difference between two prompts has no chat template in it."""
-    shorter = await context.policy.complete(_ask("A"), SamplingParams(max_tokens=1))
-    if completion.usage is None or shorter.usage is None:
+    shorter = await context.policy.complete(_ask("A"), SamplingParams(max_tokens=1)) if completion.usage else None
+    if completion.usage is None or shorter is None or shorter.usage is None:
         return Finding("tokenizer", Health.NOTE, "the server counts no tokens, so nothing can be compared")
     theirs = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
     ours = context.tokenizer.count(_SAMPLE) - context.tokenizer.count("A")

@@ -44,11 +44,11 @@ class ExitCode(IntEnum):
 def exit_code(error: MemAgentError) -> ExitCode:
     """The exit code for what went wrong."""
     codes = (
-        ((DocumentError,), ExitCode.DOCUMENT),
-        ((PolicyError,), ExitCode.POLICY),
-        ((RunError,), ExitCode.RUN),
-        ((BudgetError, ProfileError, PromptError, TokenizerError), ExitCode.SETTINGS),
-        ((EvaluationError, MissingExtraError), ExitCode.SETTINGS),
+        (DocumentError, ExitCode.DOCUMENT),
+        (PolicyError, ExitCode.POLICY),
+        (RunError, ExitCode.RUN),
+        (BudgetError | ProfileError | PromptError | TokenizerError, ExitCode.SETTINGS),
+        (EvaluationError | MissingExtraError, ExitCode.SETTINGS),
     )
     return next((code for kinds, code in codes if isinstance(error, kinds)), ExitCode.USAGE)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -68,8 +68,7 @@ class Mcp(ReaderOptions):
         """The reader that serves."""
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
-        settings = replace(self.settings(), replace_undecodable=self.replace_undecodable)
-        return settings.make_reader(
+        return self.settings().make_reader(
             checkpoints=self.checkpoints or default_checkpoints(),
             run_log=False if self.no_log else self.log or True,
         )

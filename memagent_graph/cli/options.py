@@ -6,7 +6,7 @@ in that command's module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -149,29 +149,11 @@ class ReaderOptions(ReadingOptions):
     retries: Retries = 4
 
     def settings(self) -> ReaderSettings:
-        """The reader that was asked for, with the environment's server where no policy was named."""
+        """The reader that was asked for, with the environment's server where no policy was named.
+
+        Options of a command are settings where they have a setting's name.
+        """
         from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
 
-        return ReaderSettings(
-            policy=self.policy,
-            model=self.model,
-            base_url=self.base_url,
-            tokenizer=self.tokenizer,
-            profile=self.profile,
-            strategy=self.strategy,
-            layout=self.layout,
-            answer_format=self.answer_format,
-            update_template=self.update_template,
-            answer_template=self.answer_template,
-            empty_memory=self.empty_memory,
-            context_window=self.context_window,
-            question_tokens=self.question_tokens,
-            memory_tokens=self.memory_tokens,
-            chunk_tokens=self.chunk_tokens,
-            answer_tokens=self.answer_tokens,
-            boundary=self.boundary,
-            on_invented=self.on_invented,
-            concurrency=self.concurrency,
-            timeout=self.timeout,
-            retries=self.retries,
-        ).with_server_of_environment()
+        names = {each.name for each in fields(self)} & {each.name for each in fields(ReaderSettings)}
+        return ReaderSettings(**{name: getattr(self, name) for name in names}).with_server_of_environment()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,6 @@ from memagent_graph.cli.running import RunOptions
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
     from memagent_graph.results import ReadResult
-    from memagent_graph.settings import ReaderSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +46,6 @@ class Read(ReaderOptions, RunOptions):
     no_log: Annotated[
         bool, typer.Option("--no-log", help="Keep no log; `memagent resume` then cannot find the run.")
     ] = False
-
-    def settings(self) -> ReaderSettings:
-        """The reader that was asked for, with its sampling and its rules."""
-        return replace(
-            super().settings(),
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            logprobs=self.logprobs,
-            on_truncated=self.on_truncated,
-            on_empty=self.on_empty,
-            on_refused=self.on_refused,
-            replace_undecodable=self.replace_undecodable,
-        )
 
     def run(self) -> None:
         """Run the command."""

@@ -39,16 +39,8 @@ class GiveReward:
                 note=self.note,
             )
         if self.as_json:
-            print_json(
-                {
-                    "run_id": self.run_id,
-                    "conversation": self.conversation,
-                    "name": self.name,
-                    "value": self.value,
-                    "source": self.source,
-                    "note": self.note,
-                }
-            )
+            names = ("run_id", "conversation", "name", "value", "source", "note")
+            print_json({name: getattr(self, name) for name in names})
         else:
             of = "run" if self.conversation is None else f"conversation {self.conversation} of run"
             typer.echo(f"{plain(self.name)} of {of} {plain(self.run_id)}: {self.value:g}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,20 +97,14 @@ def _print_view_as_json(view: RunView) -> None:
     from memagent_graph.provenance.evidence import provenance_of  # noqa: PLC0415
 
     found = provenance_of(view.trace, view.chunk_text, view.sections)
-    values: dict[str, Any] = {
-        "run_id": view.run_id,
-        "question": view.question,
-        "document": dict(view.document),
-        "model": view.model,
-        "strategy": view.strategy,
-        "stop_reason": view.stop_reason,
-        "answer": view.answer,
-        "raw_answer": view.raw_answer,
-        "memory": view.trace.final_memory,
-        "lines": [asdict(each) for each in found.lines],
-        "evidence": [asdict(each) for each in found.evidence],
-        "lost": [asdict(each) for each in found.lost],
-        "rewards": [asdict(each) for each in view.rewards],
-        "updates": [asdict(each) for each in view.updates],
-    }
-    print_json(values)
+    plain = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
+    listed: dict[str, Sequence[Any]] = {"lines": found.lines, "evidence": found.evidence, "lost": found.lost}
+    listed |= {"rewards": view.rewards, "updates": view.updates}
+    print_json(
+        {
+            **{name: getattr(view, name) for name in plain},
+            "document": dict(view.document),
+            "memory": view.trace.final_memory,
+            **{name: [asdict(each) for each in values] for name, values in listed.items()},
+        }
+    )

@@ -48,19 +48,6 @@ def trace_steps(records: Iterable[StepRecord], state: Mapping[str, Any]) -> list
     return [trace_step(record, state) for record in records if record["type"] in _WRITES]
 
 
-def update_from_report(part: Mapping[str, Any]) -> MemoryUpdate:
-    """The update that a part of the graph's custom stream tells of, as `nodes.report` writes it."""
-    step = part["step"]
-    names = ("chunk_index", "start_char", "end_char", "start_byte", "end_byte", "chunk_tokens", "changed", "progress")
-    costs = ("prompt_tokens", "completion_tokens", "seconds", "branch")
-    return MemoryUpdate(
-        **{name: step[name] for name in (*names, *costs)},
-        memory=part["memory"],
-        events=trace_step(step, {"memory": part["memory"]}).events,
-        step=step["id"],
-    )
-
-
 class Progress:
     """A read's steps as they come, and the updates that they come to, worked out once they are asked for."""
 

@@ -26,6 +26,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.memory import create_connected_server_and_client_session
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
+from support.strategies import reads_perfectly
 
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.errors import MemAgentError
@@ -131,10 +132,11 @@ async def over_http(url: str, *, list_roots: Any = None) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def in_process(
-    *own: Path, list_roots: Any = None, script: Any = perfect_reader, **bounds: Any
+    *own: Path, list_roots: Any = None, script: Any = perfect_reader, strategy: str | None = None, **bounds: Any
 ) -> AsyncIterator[Any]:
     """A client and a server made by `make_server`, joined in memory; the policy reads perfectly, or by the script."""
-    reader = MemAgent(ScriptedPolicy(script), tokenizer="embedded", budget=SMALL_BUDGET, prompts=load_prompts())
+    options: Any = {"tokenizer": "embedded", "budget": SMALL_BUDGET, "prompts": load_prompts(), "strategy": strategy}
+    reader = MemAgent(ScriptedPolicy(script), **options)
     async with reader:
         server = make_server(reader, roots=own, **bounds)
         async with create_connected_server_and_client_session(server, list_roots_callback=list_roots) as session:
@@ -227,6 +229,20 @@ async def test_tools_describe_themselves_and_their_results(folder) -> None:
         assert all("description" in each for each in tool.inputSchema["properties"].values())
     answer = tools["read_document"].outputSchema["$defs"]["Answer"]["properties"]
     assert "limit" in answer["stop_reason"]["description"]
+
+
+async def test_progress_of_branches_side_by_side_never_falls_and_names_no_chunk_for_a_merge() -> None:
+    lines = {place / 25: f"The key of harbor is {place}000{place}000." for place in range(1, 25)}
+    heard = Heard()
+    async with in_process(script=reads_perfectly, strategy="map_reduce") as session:
+        given = {"text": document_with(lines, words=1500), "questions": QUESTION}
+        read = await session.call_tool("read_document", given, progress_callback=heard)
+    assert not read.isError, said(read)
+    shares = [share for share, _, _ in heard.told]
+    assert (shares, shares[-1]) == (sorted(shares), 1.0)
+    merges = [told for *_, told in heard.told if "chunk" not in (told or "")]
+    assert merges
+    assert set(merges) == {"text: findings merged, 100% read"}
 
 
 async def test_without_a_log_there_is_only_reading(folder) -> None:

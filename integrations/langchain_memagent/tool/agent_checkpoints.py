@@ -2,8 +2,8 @@
 
 It has no checkpointer of its own, so it takes the agent's, and so do its readers; each step is saved before the next
 begins, however the agent was invoked. When an agent that was killed resumes, the tool is called again, and the graph
-goes on: the document is not opened again, answered questions keep their readings, and the others go on at the chunk
-they were at. The questions are read side by side, each in a task of its own.
+continues: the document is not opened again, answered questions keep their readings, and the others continue at
+the chunk they were at. The questions are read side by side, each in a task of its own.
 
 A tool call's checkpoints lie in a namespace of its own. LangGraph would tell several graphs that are called in one
 task apart by the order of their calls; after a crash that may be another order, and one call would go on with the read
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, cast
 
 from langchain_core.runnables import RunnableConfig, RunnableLambda
@@ -22,7 +23,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from langchain_memagent.subgraph_reads import FollowedRead
+from langchain_memagent.subgraph_reads import PARTS, FollowedRead
 from langchain_memagent.tool.call import Outcome, ReadCall
 from langchain_memagent.tool.readings import Reading, failed_reading, reading_of
 from memagent_graph.concurrency.background import run_sync
@@ -31,7 +32,6 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.graph import ReaderGraph
 from memagent_graph.reading.langgraph_internals import CHECKPOINTER, RESUMING, SCRATCHPAD, inherited
 from memagent_graph.reading.state import ReaderContext, new_run_id
-from memagent_graph.reading.state_views import update_from_report
 
 _FEW_STEPS = 25
 """Supersteps of the graph over the questions, whose readers count their own; a caller's bound may be lower."""
@@ -101,9 +101,9 @@ def _over_questions(call: ReadCall, reader: ReaderGraph) -> Any:
                 if left_off is not None:
                     reader.update_state(read.place(), left_off, as_node=reader.strategy.continues_after)
             for mode, part in reader.stream(*read.start, **read.options):
-                read.take(mode, part)
-            for place in read.earlier_places:
-                read.followed.complete(reader.get_state_history(place))
+                if read.followed.began_earlier(mode, part):
+                    for place in read.earlier_places:
+                        read.followed.complete(reader.get_state_history(place))
             reading = read.reading()
         except MemAgentError as error:
             reading = read.failed(error)
@@ -117,9 +117,9 @@ def _over_questions(call: ReadCall, reader: ReaderGraph) -> Any:
                 if left_off is not None:
                     await reader.aupdate_state(read.place(), left_off, as_node=reader.strategy.continues_after)
             async for mode, part in reader.astream(*read.start, **read.options):
-                read.take(mode, part)
-            for place in read.earlier_places:
-                read.followed.complete([each async for each in reader.aget_state_history(place)])
+                if read.followed.began_earlier(mode, part):
+                    for place in read.earlier_places:
+                        read.followed.complete([each async for each in reader.aget_state_history(place)])
             reading = await asyncio.to_thread(read.reading)
         except MemAgentError as error:
             reading = read.failed(error)
@@ -151,9 +151,12 @@ class _Read:
     reader: ReaderGraph
     asked: _Asked
     config: RunnableConfig
-    followed: FollowedRead = field(default_factory=FollowedRead)
     continues: bool = False
     """Whether it starts from where an earlier tool call left off."""
+
+    @cached_property
+    def followed(self) -> FollowedRead:
+        return FollowedRead(lambda run_id, update: self.call.report(run_id, self.question, update))
 
     @property
     def question(self) -> str:
@@ -199,7 +202,7 @@ class _Read:
     def options(self) -> dict[str, Any]:
         return {
             "context": self._context,
-            "stream_mode": ["values", "custom"],
+            "stream_mode": [*PARTS, "custom"],  # the last keeps the reader's own reports off the agent's stream
             "output_keys": list(self.reader.builder.channels),
         }
 
@@ -208,17 +211,10 @@ class _Read:
         context = self.reader.reader_context
         return replace(context, limits=self.call.limits) if self.call.limits else context
 
-    def take(self, mode: str, part: Any) -> None:
-        """A part of the stream: the whole state, or a step's own report."""
-        if mode == "values":
-            self.followed.see(part)
-        elif part["type"] == "memagent.memory_update":
-            self.call.report(part["run_id"], self.question, update_from_report(part))
-
     @property
     def earlier_places(self) -> list[RunnableConfig]:
-        """Where the memories of chunks are kept that were read before this execution."""
-        return [self.place(), *map(self.place, reversed(self.earlier))] if self.followed.began_later else []
+        """Where what was read before this execution is kept."""
+        return [self.place(), *map(self.place, reversed(self.earlier))]
 
     def reading(self) -> Reading:
         """The whole read, as `MemAgent` would have returned it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 from typing import Any, Protocol, TypeAlias
@@ -52,28 +52,18 @@ class NamedSource:
         return tuple(each.name for each in fields(self) if getattr(self, each.name) is not None)
 
 
+@dataclass(frozen=True)
 class DocumentSources:
-    """Everything that a tool may read.
+    """Everything that a tool may read."""
 
-    Args:
-        roots: folders, or single files, below which paths may lie, and the largest file.
-        fetcher: gets web addresses; without one no address is read.
-        backend: a deepagents backend, whose virtual files may be read as paths.
-        state_keys: the keys of the agent's state that may be read; text, bytes or LangChain documents.
-    """
-
-    def __init__(
-        self,
-        roots: AllowedRoots,
-        *,
-        fetcher: Fetcher | None = None,
-        backend: FileBackend | None = None,
-        state_keys: Iterable[str] = (),
-    ) -> None:
-        self.roots = roots
-        self.fetcher = fetcher
-        self.backend = backend
-        self.state_keys = tuple(state_keys)
+    roots: AllowedRoots
+    """Folders, or single files, below which paths may lie, and the largest file."""
+    fetcher: Fetcher | None = None
+    """Gets web addresses; without one no address is read."""
+    backend: FileBackend | None = None
+    """A deepagents backend, whose virtual files may be read as paths."""
+    state_keys: tuple[str, ...] = ()
+    """The keys of the agent's state that may be read; text, bytes or LangChain documents."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -96,23 +86,18 @@ class DocumentSources:
         Raises:
             RefusedSourceError: it may not be read, is not there, or is too large.
         """
-        self._require_one(named)
+        if len(named.kinds) != 1:
+            raise RefusedSourceError(
+                f"a document is named in exactly one way, and {' and '.join(named.kinds) or 'none'} was given",
+                hint=f"Give one of: {', '.join(self.kinds)}.",
+            )
         if named.path is not None:
             return await self._file(named.path)
         if named.text is not None:
-            # Not `Document.of`, which looks whether a short text names a file: that would tell of files outside.
-            return Document.from_text(self._sized(named.text, "the text"))
+            return self._document(named.text, "the text")
         if named.state_key is not None:
             return self._from_state(named.state_key, state)
         return await self._fetched(named.url or "")
-
-    def _require_one(self, named: NamedSource) -> None:
-        if len(named.kinds) != 1:
-            given = " and ".join(named.kinds) or "none"
-            raise RefusedSourceError(
-                f"a document is named in exactly one way, and {given} was given",
-                hint=f"Give one of: {', '.join(self.kinds)}.",
-            )
 
     async def _file(self, path: str) -> Document:
         if self.backend is not None and (found := await self._virtual_file(path, self.backend)):
@@ -138,17 +123,15 @@ class DocumentSources:
             return None
         if reply.content is None:
             return None
-        return Document.from_bytes(self._sized(reply.content, repr(_shown(path))), virtual.name)
+        return self._document(reply.content, repr(_shown(path)), virtual.name)
 
     def _from_state(self, key: str, state: Any) -> Document:
         if key not in self.state_keys:
             remedy = f"Name one of: {', '.join(self.state_keys)}." if self.state_keys else "Pass the text itself."
             raise RefusedSourceError(f"the state key {_shown(key)!r} may not be read", hint=remedy)
         value = state.get(key) if hasattr(state, "get") else getattr(state, key, None)
-        if isinstance(value, str):
-            return Document.from_text(self._sized(value, f"state key {key!r}"), key)
-        if isinstance(value, bytes):
-            return Document.from_bytes(self._sized(value, f"state key {key!r}"), key)
+        if isinstance(value, str | bytes):
+            return self._document(value, f"state key {key!r}", key)
         documents: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
         if documents and all(isinstance(getattr(each, "page_content", None), str) for each in documents):
             size = sum(len(each.page_content.encode("utf-8", "replace")) for each in documents)
@@ -161,13 +144,14 @@ class DocumentSources:
 
     async def _fetched(self, url: str) -> Document:
         shown = _shown(url)
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            raise RefusedSourceError(f"{shown!r} is no web address", hint="Give a whole http(s) address.") from None
         if self.fetcher is None:
             raise RefusedSourceError("web addresses are not read here", hint=f"Give one of: {', '.join(self.kinds)}.")
-        if parts.scheme.lower() not in _SCHEMES or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            is_web = parts.scheme.lower() in _SCHEMES and parts.hostname
+        except ValueError:
+            is_web = None
+        if not is_web:
             raise RefusedSourceError(
                 f"{shown!r} is no web address", hint="Only whole http and https addresses are read."
             )
@@ -185,16 +169,15 @@ class DocumentSources:
                 f"what was fetched from {shown!r} is a {type(content).__name__}, not text or bytes",
                 hint="Read something else.",
             )
-        name = PurePosixPath(unquote(parts.path)).name or parts.hostname
-        content = self._sized(content, shown)
-        return Document.from_text(content, name) if isinstance(content, str) else Document.from_bytes(content, name)
+        return self._document(content, shown, PurePosixPath(unquote(parts.path)).name or str(parts.hostname))
 
-    def _sized(self, content: Fetched, what: str) -> Any:
-        if isinstance(content, str):
-            self.roots.require_text(content, what)
-        else:
+    def _document(self, content: Fetched, what: str, name: str = "text") -> Document:
+        if isinstance(content, bytes):
             self.roots.require_size(len(content), what)
-        return content
+            return Document.from_bytes(content, name)
+        self.roots.require_text(content, what)
+        # Not `Document.of`, which looks whether a short text names a file: that would reveal files outside.
+        return Document.from_text(content, name)
 
 
 def _shown(given: str) -> str:

@@ -124,10 +124,7 @@ class ReadLongDocument(BaseTool):
         """Settle what can be read, and offer just that to the model."""
         super().model_post_init(context)
         self._sources = DocumentSources(
-            AllowedRoots(self.roots, max_bytes=self.max_bytes),
-            fetcher=self.fetcher,
-            backend=self.backend,
-            state_keys=self.state_keys,
+            AllowedRoots(self.roots, max_bytes=self.max_bytes), self.fetcher, self.backend, tuple(self.state_keys)
         )
         if self.args_schema is None:
             self.args_schema = _arguments_schema(self._sources, self.max_questions)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import TypedDict
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
 from memagent_graph.events import StopReason
+from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 
 MOST_QUOTES = 8
@@ -109,17 +110,7 @@ def reading_of(result: ReadResult, *, goes_on: bool = False, namespaces: Sequenc
         progress=last.progress if last else None,
         memory=result.memory,
         model=result.model,
-        evidence=[
-            EvidenceSpan(
-                quote=each.quote,
-                chunk=each.chunk_index,
-                start_char=each.start_char,
-                end_char=each.end_char,
-                section=each.section,
-                line=each.line,
-            )
-            for each in result.evidence
-        ],
+        evidence=[_span(each) for each in result.evidence],
         usage={**asdict(result.usage), "total_tokens": result.usage.total_tokens},
         goes_on=goes_on,
         namespaces=list(namespaces),
@@ -191,6 +182,11 @@ def _lines(reading: Reading) -> list[str]:
     if more := len(reading["evidence"]) - len(shown):
         lines.append(f"({more} more in the artifact)")
     return lines
+
+
+def _span(evidence: Evidence) -> EvidenceSpan:
+    names = ("quote", "start_char", "end_char", "section", "line")
+    return cast("EvidenceSpan", {"chunk": evidence.chunk_index, **{name: getattr(evidence, name) for name in names}})
 
 
 def _one_line(quote: str) -> str:

@@ -1,0 +1,98 @@
+"""Branches side by side, read as a part of somebody else's graph: evidence and progress, also after a failure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langgraph.checkpoint.memory import InMemorySaver
+from support.scripts import document_with, part
+from support.strategies import reads_perfectly
+from unit.test_node import parent_of
+from unit.test_tool import asking
+
+from langchain_memagent.node import memagent_node
+from langchain_memagent.tool import ReadLongDocument
+from memagent_graph import ScriptedPolicy
+from memagent_graph.errors import PolicyError
+from memagent_graph.strategies.map_reduce import MapReduce
+
+QUESTION = "What is the key of harbor?"
+TEXT = document_with({0.1: "The key of harbor is 12.", 0.7: "The key of harbor is 4711."}, words=3000)
+FOUND = {"harbor is 12", "harbor is 4711"}
+CONFIG: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 25}
+
+
+class Breaking(ScriptedPolicy):
+    """Reads perfectly, but not the second fact, until it is mended."""
+
+    def __init__(self) -> None:
+        self.broken = True
+        super().__init__(
+            lambda prompt: PolicyError("gone") if self.broken and "is 4711." in prompt else reads_perfectly(prompt)
+        )
+
+    @property
+    def sections(self) -> Counter[str]:
+        return Counter(part(prompt, "section") for prompt in self.prompts if "<section>" in prompt)
+
+
+async def run(graph: Any, given: Any, told: list[Any], *, sync: bool) -> Any:
+    """The graph's last state; what it puts on its custom stream is added to `told`, also where it fails."""
+    modes: Any = ["custom", "values"]
+    state = None
+
+    def take(mode: str, part: Any) -> Any:
+        if mode == "custom":
+            told.append(part)
+        return part if mode == "values" else state
+
+    if sync:
+        for mode, part in graph.stream(given, CONFIG, stream_mode=modes):
+            state = take(mode, part)
+    else:
+        async for mode, part in graph.astream(given, CONFIG, stream_mode=modes):
+            state = take(mode, part)
+    return state
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_a_node_has_the_evidence_of_all_branches_also_of_those_read_before_a_failure(make_reader, sync) -> None:
+    policy = Breaking()
+    reader = make_reader(policy, strategy=MapReduce(width=8), run_log=False)
+    parent = parent_of(memagent_node(reader, evidence="quotes", memory="notes")).compile(checkpointer=InMemorySaver())
+    with pytest.raises(PolicyError):
+        await run(parent, {"question": QUESTION, "document": TEXT}, [], sync=sync)
+    policy.broken = False
+    out = await run(parent, None, [], sync=sync)
+    assert out["answer"] == "4711"
+    assert {quote["quote"] for quote in out["quotes"]} == FOUND
+    assert sum(policy.sections.values()) == len(policy.sections) + 1, "only the chunk that failed was asked twice"
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_the_tools_progress_never_falls_and_counts_what_was_read_before_a_failure(make_reader, sync) -> None:
+    policy = Breaking()
+    reader = make_reader(policy, strategy=MapReduce(width=8), run_log=False, concurrency=3)
+    tool = ReadLongDocument(agent=reader, on_failure="raise")
+    agent = create_agent(asking({"questions": [QUESTION], "text": TEXT}), [tool], checkpointer=InMemorySaver())
+    told, again = [], []
+    with pytest.raises(PolicyError):
+        await run(agent, {"messages": [("user", "?")]}, told, sync=sync)
+    policy.broken = False
+    out = await run(agent, None, again, sync=sync)
+    (message,) = [each for each in out["messages"] if each.type == "tool"]
+    (reading,) = message.artifact["readings"]
+    assert (reading["answer"], reading["chunks_read"], reading["progress"]) == ("4711", len(policy.sections), 1.0)
+    assert {each["quote"] for each in reading["evidence"]} == FOUND
+    for reports in (told, again):
+        shares = [each["progress"] for each in reports]
+        assert shares == sorted(shares)
+        assert len({each["run_id"] for each in reports}) == 1
+    assert told[-1]["progress"] > 0.5
+    assert again[0]["progress"] > 0.5, "what was read before counts"
+    assert again[-1]["progress"] == 1.0
+    chunks = [each["chunk"] for each in (*told, *again) if each["chunk"] is not None]
+    assert set(chunks) == set(range(reading["chunks_read"]))
