@@ -22,6 +22,7 @@
     │   ├── RunNotFoundError            no run of that id in this log
     │   ├── RunMismatchError            resumed with another document, question or settings
     │   └── RunLogError                 the log of runs cannot be read or written
+    ├── RetrievalError              texts that cannot be ranked beside a query
     ├── EvaluationError             a task, a data file or a results file that an evaluation cannot use
     └── MissingExtraError           an optional dependency is not installed
 
@@ -162,6 +163,10 @@ class RunMismatchError(RunError):
 
 class RunLogError(RunError):
     """The log of runs cannot be read or written: no log, of a newer version, corrupt, locked, or its disk is full."""
+
+
+class RetrievalError(MemAgentError):
+    """Texts cannot be ranked beside a query: an embedder failed."""
 
 
 class EvaluationError(MemAgentError):

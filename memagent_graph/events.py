@@ -55,6 +55,8 @@ class EventKind(StrEnum):
     """The reply does not have the form that its role asks for."""
     REPEATED = "repeated"
     """The policy asked for what had been asked before."""
+    NOT_RECALLED = "not_recalled"
+    """Nothing was looked up, though the policy had asked for it."""
     RESAMPLED = "resampled"
     """The completion was thrown away and asked for again."""
     REQUEST_RETRIED = "request_retried"

@@ -483,6 +483,7 @@ class MemAgent:
             graph.reader_context,
             limits=limits or graph.reader_context.limits,
             pass_by=None if shown else keep,
+            done=done,
         )
         values: dict[str, Any] = dict(state)
         stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])

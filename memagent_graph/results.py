@@ -60,7 +60,6 @@ class ReadResult:
     chunks_read: int
     updates: tuple[MemoryUpdate, ...] = field(default=(), repr=False)
     """Every memory update, in order."""
-    answer_events: tuple[ReadEvent, ...] = ()
     strategy: str = "overwrite"
     """The way of reading."""
     strategy_fingerprint: str = ""
@@ -112,7 +111,7 @@ class ReadResult:
     @property
     def events(self) -> tuple[ReadEvent, ...]:
         """Everything that happened on the way, in order."""
-        return (*(event for update in self.updates for event in update.events), *self.answer_events)
+        return tuple(event for step in self.trace.steps for event in step.events)
 
     def to_dict(self, *, updates: bool = False) -> dict[str, Any]:
         """The result as JSON-ready values; `updates=True` adds the memory after every chunk."""

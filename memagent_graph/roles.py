@@ -164,16 +164,26 @@ def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count:
     """
     budget.require(count(prompts.update.literal), count(prompts.answer.literal))
     for role in roles:
-        if role.name in {"update", "answer"} or not prompts.has(role.name):
-            continue
-        template = prompts.template(role.name)
-        parts = {"prompt": budget.question_tokens, "chunk": 1 if role.fills_window else budget.chunk_tokens}
-        filled = sum(parts.get(name, budget.memory_tokens) for name in template.fields & (role.fields | {"prompt"}))
-        needed = filled + count(template.literal) + role.tokens(budget) + CHAT_TEMPLATE_TOKENS
-        if needed > budget.context_window:
-            excess = needed - budget.context_window
+        excess = _excess(role, prompts, budget, count)
+        if excess > 0:
             raise BudgetError(
-                f"the role {role.name!r} needs {needed} tokens and the context window has {budget.context_window}",
+                f"the role {role.name!r} needs {budget.context_window + excess} tokens and the context window has "
+                f"{budget.context_window}",
                 hint=f"Lower chunk_tokens (now {budget.chunk_tokens}) by {excess}, or serve the model with a larger "
                 "window.",
             )
+
+
+def excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
+    """How far the longest prompt that has a chunk goes beyond the window, with its reply; 0 or less where it fits."""
+    with_chunk = (role for role in roles if "chunk" in role.fields and not role.fills_window)
+    return max((_excess(role, prompts, budget, count) for role in with_chunk), default=0)
+
+
+def _excess(role: Role, prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
+    if role.name in {"update", "answer"} or not prompts.has(role.name):
+        return 0
+    template = prompts.template(role.name)
+    parts = {"prompt": budget.question_tokens, "chunk": 1 if role.fills_window else budget.chunk_tokens}
+    filled = sum(parts.get(name, budget.memory_tokens) for name in template.fields & (role.fields | {"prompt"}))
+    return filled + count(template.literal) + role.tokens(budget) + CHAT_TEMPLATE_TOKENS - budget.context_window

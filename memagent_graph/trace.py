@@ -167,7 +167,7 @@ class Trace:
     def memory_before(self, step_id: str) -> str:
         """The memory that a step began from; several memories of a merge stand below each other."""
         replayed = self._replayed
-        return replayed.joined(replayed.sources.get(step_id, ()))
+        return replayed.memory_of(replayed.sources.get(step_id, ()), self.by_id[step_id].branch)
 
     def memory_after(self, step_id: str) -> str:
         """The memory after a step, on its branch."""
@@ -216,9 +216,11 @@ class Replayed:
         """The places of the updates that steps belong to, each once."""
         return tuple(dict.fromkeys(map(self.place, sources)))
 
-    def joined(self, sources: Iterable[str]) -> str:
-        """The memories of updates, below each other."""
-        return "\n".join(filter(None, (self.updates[place].memory for place in self.places(sources))))
+    def memory_of(self, sources: Iterable[str], branch: str) -> str:
+        """The memory that a branch has from updates: its own newest one, or all of theirs below each other."""
+        places = self.places(sources)
+        own = [place for place in places if self.updates[place].branch == branch]
+        return "\n".join(filter(None, (self.updates[place].memory for place in ([max(own)] if own else places))))
 
     def add(self, step: TraceStep) -> MemoryUpdate | None:
         """Add the next step; returns the update that it began or changed, if any."""
@@ -243,7 +245,8 @@ class Replayed:
 
     def _begun(self, step: TraceStep, before: tuple[str, ...]) -> MemoryUpdate:
         """The update that a step is the first of, before that step."""
-        first, last = (step.reads[0], step.reads[-1]) if step.reads else (None, None)
+        first = step.reads[0] if step.reads else None
+        last = max(step.reads, key=lambda span: span.end_byte, default=None)
         self._bytes_read += sum(span.end_byte - span.start_byte for span in step.reads)
         return MemoryUpdate(
             chunk_index=step.chunk_index,
@@ -252,7 +255,7 @@ class Replayed:
             start_byte=first.start_byte if first else 0,
             end_byte=last.end_byte if last else 0,
             chunk_tokens=sum(span.tokens for span in step.reads),
-            memory=self.joined(before),
+            memory=self.memory_of(before, step.branch),
             changed=False,
             progress=self._progress(step),
             prompt_tokens=0,
@@ -267,7 +270,7 @@ class Replayed:
         return replace(
             update,
             memory=memory,
-            changed=memory != self.joined(update.sources or ()),
+            changed=memory != self.memory_of(update.sources or (), step.branch),
             prompt_tokens=update.prompt_tokens + step.prompt_tokens,
             completion_tokens=update.completion_tokens + step.completion_tokens,
             seconds=update.seconds + step.seconds,
@@ -278,5 +281,5 @@ class Replayed:
     def _progress(self, step: TraceStep) -> float | None:
         if not self.document_bytes:
             return None
-        read = self._bytes_read if step.branch or not step.reads else step.reads[-1].end_byte
+        read = self._bytes_read if step.branch or not step.reads else max(span.end_byte for span in step.reads)
         return min(1.0, read / self.document_bytes)

@@ -6,7 +6,7 @@ in that command's module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -46,7 +46,11 @@ Retries = Annotated[int, typer.Option(min=0, help="How often a failed request is
 
 StrategyName = Annotated[
     str | None,
-    typer.Option("--strategy", help="The way of reading; your own: path/to/file.py:Name.", show_default="the paper's"),
+    typer.Option(
+        "--strategy",
+        help="The way of reading, with options as in gated:stop=yes; your own: path/to/file.py:Name.",
+        show_default="the paper's",
+    ),
 ]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(min=0.0, max=1.0)]
@@ -133,6 +137,13 @@ class ReadingOptions:
 class ReaderOptions(ReadingOptions):
     """A reader: its policy, and how that reads."""
 
+    stop: Annotated[
+        str | None,
+        typer.Option(
+            help='Stop early once the answer has settled: "converged", or with options as in "converged:every=2".',
+            show_default="read all",
+        ),
+    ] = None
     policy: PolicyName = None
     model: Model = None
     base_url: BaseURL = None
@@ -156,4 +167,5 @@ class ReaderOptions(ReadingOptions):
         from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
 
         names = {each.name for each in fields(self)} & {each.name for each in fields(ReaderSettings)}
-        return ReaderSettings(**{name: getattr(self, name) for name in names}).with_server_of_environment()
+        settings = ReaderSettings(**{name: getattr(self, name) for name in names}).with_server_of_environment()
+        return replace(settings, strategy=f"{self.strategy or 'overwrite'}+{self.stop}") if self.stop else settings

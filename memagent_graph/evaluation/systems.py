@@ -30,7 +30,7 @@ from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.events import count_events
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import ReadResult, Usage
-from memagent_graph.strategies import Strategy, load_strategy, strategy_names
+from memagent_graph.strategies import Strategy, is_strategy, load_strategy, strategy_names
 
 READER: Final = "memagent"
 _BASELINES: Final = {each.name: each for each in (FullContext, MiddleTruncation, Retrieval)}
@@ -214,7 +214,7 @@ def load_system(name: str, reader: MemAgent, *, retrieved_chunks: int | None = N
         return ReaderSystem(name, reader, Retrieval(retrieved_chunks))
     if name in _BASELINES:
         return ReaderSystem(name, reader, _BASELINES[name]())
-    if ":" in name or name in strategy_names():
+    if is_strategy(name):
         return ReaderSystem(name, reader, load_strategy(name))
     near = difflib.get_close_matches(name, system_names(), n=3, cutoff=0.5)
     raise EvaluationError(

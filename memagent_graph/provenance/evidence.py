@@ -141,7 +141,7 @@ def provenance_of(
     for line_index, line in enumerate(lines):
         words = WordedText(line.text)
         candidates: list[Quote] = []
-        for place in sorted({line.first, *line.brought.values()}):
+        for place in _with_looked_up({line.first, *line.brought.values()}, trace):
             if place not in chunks:
                 text = None if updates[place].chunk_index is None else chunk_text(updates[place])
                 chunks[place] = None if text is None else WordedText(text)
@@ -183,6 +183,20 @@ def provenance_of(
             )
         )
     return Provenance(tuple(origins), tuple(found), lost)
+
+
+def _with_looked_up(places: set[int], trace: Trace) -> list[int]:
+    """Updates, and those that had read what was looked up for them, in order."""
+    looked_up = {
+        span.index
+        for place in places
+        for step in (trace.by_id.get(trace.updates[place].step),)
+        for span in (step.reads[1:] if step else ())
+        if step is not None and span.index != step.chunk_index
+    }
+    if not looked_up:
+        return sorted(places)
+    return sorted(places | {place for place, each in enumerate(trace.updates) if each.chunk_index in looked_up})
 
 
 def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:

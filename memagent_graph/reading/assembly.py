@@ -82,6 +82,7 @@ def assemble(choices: Choices, info: ModelInfo) -> ReaderContext:
         store=choices.store,
         prompts=replace(prompts, control_tokens=prompts.control_tokens | tokenizer.special_tokens),
         budget=_budget(choices, info.context_window, profile, tokenizer, prompts),
+        may_shrink=choices.budget is None and profile is None and "chunk_tokens" not in choices.budget_changes,
         sampling=_sampling(choices, info),
         rules=_rules(choices.rules, profile),
         limits=choices.limits,

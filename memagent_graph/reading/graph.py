@@ -17,7 +17,7 @@ from memagent_graph.reading.fused import fuse
 from memagent_graph.reading.langgraph_internals import CHECKPOINTER, DURABILITY, inherited
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.reading.strategy import Strategy, wired
-from memagent_graph.roles import prompts_for, require_room
+from memagent_graph.roles import excess_tokens, prompts_for, require_room
 
 _RECURSION_LIMIT = 2**31 - 1
 """Every superstep moves the cursor or ends the run, so the document's own end bounds the number of steps."""
@@ -121,11 +121,14 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
     """
     graph, identity = wired(strategy)
     prompts = prompts_for(strategy.roles, context.prompts, own_words_only=context.own_words_only)
-    require_room(strategy.roles, prompts, context.budget, context.tokenizer.count)
+    budget = context.budget
+    if context.may_shrink and (excess := excess_tokens(strategy.roles, prompts, budget, context.tokenizer.count)) > 0:
+        budget = replace(budget, chunk_tokens=max(1, budget.chunk_tokens - excess))
+    require_room(strategy.roles, prompts, budget, context.tokenizer.count)
     if strategy.loop is not None:
         fuse(graph, strategy.loop)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")
-    context = replace(context, prompts=prompts, strategy=identity)
+    context = replace(context, prompts=prompts, budget=budget, strategy=identity, looks_back=strategy.looks_back)
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))
 
 

@@ -31,8 +31,10 @@ from memagent_graph.reading.state import (
     event_record,
     no_cost,
 )
+from memagent_graph.reading.state_views import trace_steps
 from memagent_graph.reading.tracing import observed, trace_ids
 from memagent_graph.roles import Role
+from memagent_graph.trace import TraceStep
 
 Change: TypeAlias = dict[str, Any]
 """What a step changes in the state."""
@@ -74,6 +76,7 @@ class StepContext:
         parents: Iterable[str] | None = None,
         slot: int | None = None,
         question: str | None = None,
+        note: tuple[EventKind, str] | None = None,
         **fields: str,
     ) -> Reply:
         """Ask the policy in a role; its reply counts by the reader's rules, and is logged.
@@ -86,6 +89,7 @@ class StepContext:
             slot: its place among the branch's steps of that role; by default the number of the first chunk it reads,
                 or 0. No two may share one.
             question: what its template holds as {prompt}; the run's question if left out.
+            note: an event that belongs to it, with its detail.
             fields: what the role's template holds besides the question.
 
         Raises:
@@ -119,6 +123,8 @@ class StepContext:
             reads=reads,
             turn=self.turn,
         )
+        if note is not None:
+            ask.note(*note)
         reply = await ask.reply()
         self.cost = add_cost(self.cost, ask.cost)
         self.records.append(ask.record(reply.text))
@@ -219,6 +225,23 @@ class StepContext:
             self.context.meter.texts[span["index"]] = span, fitting.text
         return span, fitting.next
 
+    async def past(self) -> list[TraceStep]:
+        """What the run has asked so far, in order; for strategies that say so by `looks_back`.
+
+        Inside another graph, what was asked before a resume is taken from the run's log; without one it is missing.
+
+        Raises:
+            RunLogError: the log cannot be read.
+        """
+        context, here = self.context, self.context.meter.past
+        before = context.done
+        if before is None and context.run_log is not None and (recording := context.meter.recording):
+            await recording.settle()
+            if recording.failure is None:
+                before = await asyncio.to_thread(context.run_log.trace, self.state["run_id"])
+        known = {each.id for each in here}
+        return [*(each for each in (before.steps if before else ()) if each.id not in known), *here]
+
     def text(self, span: ChunkSpan) -> str:
         """A chunk's text: as it was cut, or, after a resume, from the store.
 
@@ -318,6 +341,8 @@ class StepNode(Runnable[Any, Change]):
             raise
         if step.chunks and "span" in self.channels:
             change = {"span": None, **change}
+        if context.looks_back:
+            context.meter.past += trace_steps(step.records, change)
         change = _with_accounts(change, step, asyncio.get_running_loop().time() - begin)
         context.meter.chunks += step.chunks
         if recording is not None:
@@ -382,13 +407,14 @@ def report(change: Change, state: Any, write: Callable[[Any], None]) -> None:
 def flat(record: StepRecord, document_bytes: int | None) -> dict[str, Any]:
     """A record with the place of what it read, as streams carry it."""
     reads = record["reads"]
-    end_byte = reads[-1]["end_byte"] if reads else 0
+    last = max(reads, key=lambda span: span["end_byte"], default=None)
+    end_byte = last["end_byte"] if last else 0
     answers = record["type"] == "answer"
     return {
         **record,
         "chunk_index": reads[0]["index"] if reads else record["slot"] if record["type"] == "stopped" else None,
         "start_char": reads[0]["start_char"] if reads else 0,
-        "end_char": reads[-1]["end_char"] if reads else 0,
+        "end_char": last["end_char"] if last else 0,
         "start_byte": reads[0]["start_byte"] if reads else 0,
         "end_byte": end_byte,
         "chunk_tokens": sum(span["tokens"] for span in reads),

@@ -29,6 +29,7 @@ from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.run_log.recording import Recording
 from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.trace import Trace, TraceStep
 
 
 class ChunkSpan(TypedDict):
@@ -233,6 +234,8 @@ class Meter:
     """The chunk that was chosen before this call, and again in it."""
     branches: Branches = field(default_factory=Branches, repr=False)
     """Those at work side by side."""
+    past: list[TraceStep] = field(default_factory=list, repr=False)
+    """What was asked in this call, for strategies that look back."""
 
     def exceeded(self, limits: Limits) -> StopReason | None:
         """The first limit that is reached."""
@@ -274,6 +277,12 @@ class ReaderContext:
     """What the log says of how the reader was made."""
     pass_by: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
     """Set where a caller sees nothing of a read before its end; see `memagent_graph.reading.fused`."""
+    looks_back: bool = False
+    """Whether the strategy's steps ask for `StepContext.past`."""
+    done: Trace | None = field(default=None, repr=False)
+    """What the run had asked before this call; None where only its log can tell."""
+    may_shrink: bool = False
+    """Whether `chunk_tokens` is nobody's choice, so that a strategy whose prompts are longer takes shorter chunks."""
     meter: Meter = field(default_factory=Meter)
 
     def for_one_call(self, *, checkpointed: bool) -> ReaderContext:

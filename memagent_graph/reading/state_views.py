@@ -77,7 +77,6 @@ class Progress:
 
 def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> ReadResult:
     """The outcome of a run from its last state and its trace."""
-    answers = trace.answers
     return ReadResult(
         run_id=state["run_id"],
         question=state["question"],
@@ -90,7 +89,6 @@ def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderCon
         usage=_usage(state.get("usage") or no_cost(), context),
         chunks_read=state.get("chunks_read", 0),
         updates=trace.updates,
-        answer_events=answers[-1].events if answers else (),
         strategy=context.strategy.name,
         strategy_fingerprint=context.strategy.fingerprint,
         trace=trace,

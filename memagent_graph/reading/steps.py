@@ -95,17 +95,22 @@ def unless_enough(read_on: str, then: str = "answer") -> Route:
     return unless_enough
 
 
-def after_read_chunk(read_on: str, then: Callable[[Any], str] = lambda state: "answer") -> Route:
+def after_read_chunk(
+    read_on: str,
+    then: Callable[[Any], str] = lambda state: "answer",
+    before: Callable[[Any], str | None] = lambda state: None,
+) -> Route:
     """The route behind `read_chunk`: to the node that reads the chunk, at a limit to the end.
 
     Args:
         read_on: the node that reads the chosen chunk.
         then: names, from the state, the node that follows the last chunk.
+        before: names, from the state, a node that goes first, if there is one; not at a limit.
     """
 
     def after_read_chunk(state: LineState) -> str:
         if state.get("stop_reason"):
             return END
-        return then(state) if state.get("span") is None else read_on
+        return before(state) or (then(state) if state.get("span") is None else read_on)
 
     return after_read_chunk

@@ -51,6 +51,8 @@ class Strategy(ABC):
     loop: ClassVar[tuple[str, str] | None] = None
     """Two nodes that follow each other in turn, chunk by chunk, the first with the choice to leave: such a loop is run
     without supersteps where nobody observes the read; see `memagent_graph.reading.fused`."""
+    looks_back: ClassVar[bool] = False
+    """Whether its steps use `StepContext.past`, which is kept only then."""
     chooses: ClassVar[str] = "read_chunk"
     """The node that chooses what is read next. A rule for stopping early looks before it."""
     concludes: ClassVar[str] = "answer"

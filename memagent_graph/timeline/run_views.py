@@ -39,12 +39,13 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
 
 
 def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> Callable[[MemoryUpdate], str | None]:
-    """Gives the text that an update read; None where it read none, or several that do not follow each other (what lies
-    between them was not read), or the store has lost it.
+    """Gives the text that an update read, without earlier passages that were looked up for it; None where it read none,
+    or several that do not follow each other (what lies between them was not read), or the store has lost it.
     """
 
     def read(update: MemoryUpdate) -> str | None:
         reads = trace.by_id[update.step].reads if update.step in trace.by_id else ()
+        reads = reads[:1] + tuple(span for span in reads[1:] if span.start_byte >= reads[0].end_byte)
         if update.chunk_index is None or any(a.end_byte != b.start_byte for a, b in pairwise(reads)):
             return None
         try:

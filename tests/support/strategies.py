@@ -26,6 +26,7 @@ EVERY = (
     "parallel",
     "segments:count=3",
     "reread",
+    "recall",
     "overwrite+converged:every=3",
     "segments:count=3+converged:every=9",
     EXAMPLE,
@@ -47,6 +48,9 @@ def reads_perfectly(prompt: str) -> str:
     if prompt.rstrip().endswith(("KEEP or REWRITE:", "KEEP, REWRITE or STOP:")):
         memory = perfect_reader(prompt)
         return "KEEP" if memory in {part(prompt, "memory"), "nothing yet"} else f"REWRITE\n{memory}"
+    if "RECALL:" in prompt:
+        memory, found = perfect_reader(prompt), _FACT.findall(part(prompt, "section"))
+        return f"{memory}\nRECALL: key of harbor" if any("castle" in fact for fact in found) else memory
     if prompt.rstrip().endswith("ANSWER or ASK:"):
         return "ANSWER" if "castle" in part(prompt, "memory") + problem else "ASK\nWhat is the key of castle?"
     if "<found>" in prompt:

@@ -13,9 +13,9 @@ from langchain_core.embeddings import Embeddings
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.baselines.excerpts import Call, Excerpt, span_of
-from memagent_graph.evaluation.baselines.ranking import bm25s, ranked_by_vectors, ranked_by_words
 from memagent_graph.reading.ask import first_tokens
 from memagent_graph.reading.state import ChunkSpan
+from memagent_graph.retrieval import Retriever, VectorRetriever, WordRetriever
 
 _CHUNK_TOKENS: Final = 256
 _FEWEST_CHUNKS: Final = 8
@@ -29,7 +29,7 @@ class Retrieval(Excerpt):
 
     Raises:
         EvaluationError: a number below 1.
-        MissingExtraError: it needs the extra "eval".
+        MissingExtraError: it needs the extra "recall", which "eval" has, too.
     """
 
     chunks: int | None = None
@@ -45,8 +45,12 @@ class Retrieval(Excerpt):
         for name in ("chunks", "chunk_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise EvaluationError(f"{name} of retrieval is {value}", hint="It must be at least 1.")
-        if self.embeddings is None:
-            bm25s()  # a missing library should be reported before the first document is read
+        self.retriever  # noqa: B018  a missing library should be reported before the first document is read
+
+    @property
+    def retriever(self) -> Retriever:
+        """What ranks the chunks."""
+        return WordRetriever() if self.embeddings is None else VectorRetriever(self.embeddings)
 
     async def choose(self, call: Call) -> tuple[list[ChunkSpan], int]:
         """As many of the best chunks as fit; of a best one that does not, its beginning."""
@@ -59,10 +63,9 @@ class Retrieval(Excerpt):
                 spans.append(span_of(chunk))
                 yield chunk.text
 
-        if self.embeddings is None:
-            ranking = await asyncio.to_thread(ranked_by_words, texts(), call.question)
-        else:
-            ranking = await ranked_by_vectors(texts(), call.question, self.embeddings)
+        ranking = await self.retriever.rank(texts(), call.question)
+        ranked = set(ranking)
+        ranking += [number for number in range(len(spans)) if number not in ranked]
         best = [spans[number] for number in ranking[: self.chunks]]
         shown = await asyncio.to_thread(call.most_that_fits, lambda tokens: _best_within(tokens, best, call))
         return shown, sum(span["tokens"] for span in spans)

@@ -21,6 +21,7 @@ from memagent_graph.errors import (
     MemAgentError,
     MissingExtraError,
     PolicyError,
+    RetrievalError,
     RunMismatchError,
 )
 from memagent_graph.evaluation.baselines.full_context import FullContext
@@ -405,7 +406,7 @@ async def test_a_user_s_embedder_ranks_the_chunks(ask) -> None:
     await ask("retrieval", text, policy, question="zz jq?", retrieval=settings)
     assert "Zoltan" in part(policy.prompts[0], "text")
     assert max(embeddings.batches) == 64
-    with pytest.raises(EvaluationError, match="LetterCounts failed: ConnectionError: no route"):
+    with pytest.raises(RetrievalError, match="LetterCounts failed: ConnectionError: no route"):
         await ask("retrieval", text, question="zz?", retrieval={**settings, "embeddings": LetterCounts(fails_at=2)})
 
 

@@ -1,0 +1,155 @@
+"""Which of many texts resemble a query most: by words (BM25), or by an embedder's vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from array import array
+from collections.abc import Awaitable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import islice
+from typing import Any, Final, Protocol, runtime_checkable
+
+from langchain_core.embeddings import Embeddings
+
+from memagent_graph.errors import MissingExtraError, RetrievalError
+
+_WORD: Final = re.compile(r"[぀-ヿ㐀-鿿]|[^\W぀-ヿ㐀-鿿]+")
+"""A run of letters and digits; where words are not parted by spaces, a character."""
+_SENTENCE_END: Final = re.compile(r"[.!?。！？][\"'”’)]*\s+|\n|[。！？]")
+_BATCH: Final = 64
+"""Texts that an embedder gets at once."""
+
+
+@runtime_checkable
+class Retriever(Protocol):
+    """Ranks texts beside a query."""
+
+    async def rank(self, texts: Iterator[str], query: str) -> list[int]:
+        """The texts' numbers, best first; those that share nothing with the query may be left out.
+
+        Args:
+            texts: read once, in another thread where reading them may block.
+            query: what is looked for.
+
+        Raises:
+            RetrievalError: they cannot be ranked.
+        """
+
+
+@dataclass(frozen=True)
+class WordRetriever:
+    """BM25 by bm25s, with its own defaults and its list of English stop words; needs no model.
+
+    Texts that share no word with the query are left out. No text is held, but 4 bytes per word while they are read,
+    then 8 per different word of each.
+
+    Raises:
+        MissingExtraError: bm25s is not installed.
+    """
+
+    def __post_init__(self) -> None:
+        _module("bm25s", "retrieval by BM25")  # a missing library should be reported before a document is read
+
+    async def rank(self, texts: Iterator[str], query: str) -> list[int]:
+        """The texts' numbers, best first; equally good ones in their order."""
+        return await asyncio.to_thread(ranked_by_words, texts, query)
+
+
+@dataclass(frozen=True)
+class VectorRetriever:
+    """The cosine of an embedder's vectors.
+
+    Raises:
+        MissingExtraError: numpy is not installed.
+    """
+
+    embeddings: Embeddings
+
+    async def rank(self, texts: Iterator[str], query: str) -> list[int]:
+        """The texts' numbers, best first; all of them."""
+        return await ranked_by_vectors(texts, query, self.embeddings)
+
+
+def ranked_by_words(texts: Iterable[str], question: str) -> list[int]:
+    """The numbers of the texts that share a word with the question, best first; see `WordRetriever`."""
+    library, numbers = _module("bm25s", "retrieval by BM25"), dict[str, int]()
+    stop_words = frozenset(library.stopwords.STOPWORDS_EN)
+
+    def words(text: str) -> Iterator[str]:
+        return (word for word in _WORD.findall(text.lower()) if word not in stop_words)
+
+    numbered = [array("I", [numbers.setdefault(word, len(numbers)) for word in words(text)]) for text in texts]
+    asked = [numbers[word] for word in dict.fromkeys(words(question)) if word in numbers]
+    if not asked:
+        return []
+    index = library.BM25()
+    index.index((numbered, numbers), show_progress=False)
+    scores = index.get_scores(asked)
+    return [number for number in _best_first(scores) if scores[number] > 0]
+
+
+async def ranked_by_vectors(texts: Iterator[str], question: str, embeddings: Embeddings) -> list[int]:
+    """The texts' numbers, best first by their vectors' cosine with the question's. Texts are read in other threads.
+
+    Raises:
+        RetrievalError: the embedder fails.
+        MissingExtraError: numpy is not installed.
+    """
+    numpy = _module("numpy", "retrieval with an embedder")
+
+    async def unit(vectors: Awaitable[Any]) -> Any:
+        """Vectors with length 1; one without any length stays as it is."""
+        try:
+            matrix = numpy.asarray(await vectors, dtype="float32")
+        except Exception as error:
+            raise RetrievalError(
+                f"the embedder {type(embeddings).__name__} failed: {type(error).__name__}: {error}",
+                hint="Check its model and key, or leave it out to rank by BM25.",
+            ) from error
+        lengths = numpy.linalg.norm(matrix, axis=-1, keepdims=True)
+        return matrix / numpy.where(lengths > 0, lengths, 1)
+
+    asked = await unit(embeddings.aembed_query(question))
+    scores = []
+    while batch := await asyncio.to_thread(list, islice(texts, _BATCH)):
+        vectors = await unit(embeddings.aembed_documents(batch))
+        if len(vectors) != len(batch):
+            raise RetrievalError(
+                f"the embedder gave {len(vectors)} vectors for {len(batch)} texts", hint="Use another one."
+            )
+        scores.append(vectors @ asked)
+    return _best_first(numpy.concatenate(scores))
+
+
+def _best_first(scores: Any) -> list[int]:
+    order: list[int] = (-scores).argsort(kind="stable").tolist()
+    return order
+
+
+def _module(name: str, needed_for: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingExtraError("recall", needed_for) from error
+
+
+def passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
+    """Cut a text into passages that end with a sentence or a line where they can.
+
+    Args:
+        text: the text.
+        most_chars: the most characters of a passage.
+
+    Yields:
+        where each begins and ends, in characters; together they are the whole text.
+    """
+    start = 0
+    while start < len(text):
+        end = start + most_chars
+        if end < len(text):
+            ends = [found.end() for found in _SENTENCE_END.finditer(text, start, end)]
+            end = ends[-1] if ends else end
+        yield start, min(end, len(text))
+        start = end

@@ -1,0 +1,219 @@
+"""The paper's loop with a way back: the policy may ask what its earlier memories, or the chunks read so far, said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NotRequired
+
+from langgraph.graph import END
+from typing_extensions import TypedDict
+
+from memagent_graph.errors import StrategyError
+from memagent_graph.events import EventKind
+from memagent_graph.prompts import Prompts
+from memagent_graph.reading.nodes import Change, StepContext
+from memagent_graph.reading.state import ChunkSpan, LineState, ReaderContext
+from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk
+from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.retrieval import Retriever, WordRetriever, passages
+from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, shipped
+from memagent_graph.trace import Span, Writes
+
+_MARK = "RECALL:"
+_NOTHING = "(nothing)"
+_CHARS_PER_TOKEN = 2
+"""With passages of so many characters for each token of the room, it nearly always holds one, and mostly several."""
+_MOST = 64
+"""Memories and passages that are tried, best first."""
+
+
+def memory_and_query(text: str, prompts: Prompts) -> Parsed | Trouble:
+    """Read a memory, and the words to look up on its last line, if that begins with RECALL:."""
+    del prompts
+    *lines, last = text.splitlines()
+    if not last.startswith(_MARK):
+        return Parsed(text)
+    query, memory = last.removeprefix(_MARK).strip(), "\n".join(lines).strip()
+    if not query:
+        return Trouble(EventKind.MALFORMED, "RECALL: stands before no words to look up")
+    return Parsed(memory or None, query)
+
+
+RECALL_UPDATE = Role(
+    "recall_update",
+    fields=frozenset({"memory", "chunk", "recalled"}),
+    template=shipped("recall_update"),
+    parse=memory_and_query,
+)
+RECALL_LAST = Role("recall_last", fields=frozenset({"memory", "recalled"}), template=shipped("recall_last"))
+
+
+class Recalled(TypedDict):
+    """What was looked up: the places of passages, earlier memories, and the steps that wrote them."""
+
+    spans: list[ChunkSpan]
+    memories: list[str]
+    steps: list[str]
+
+
+class RecallState(LineState):
+    """What is to be looked up, and what was."""
+
+    query: NotRequired[str | None]
+    recalled: NotRequired[Recalled | None]
+    """What the next prompt shows; None where nothing was looked up for it."""
+    lookups: NotRequired[int]
+
+
+@dataclass(frozen=True)
+class Recall(Strategy):
+    """read_chunk -> (look_up ->) recall_update -> read_chunk -> ... -> (look_up -> recall_last ->) answer.
+
+    After ReMemR1 (arXiv 2509.23040) and InfMem, but for this: the same look-up runs in training and evaluation, over
+    earlier memories and over passages of the chunks read so far. What is found is as long as a memory at most.
+    """
+
+    lookups: int = 16
+    """The most look-ups in a run: each goes through all that was read."""
+    passage_chars: int = 600
+    """The most characters of a passage, which ends with a sentence where it can."""
+    retriever: Retriever = field(default_factory=WordRetriever, compare=False)
+    """What ranks memories and passages; BM25 by default."""
+    name: ClassVar[str] = "recall"
+    roles: ClassVar[tuple[Role, ...]] = (RECALL_UPDATE, RECALL_LAST, ANSWER)
+    state: ClassVar[type] = RecallState
+    looks_back: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for option in ("lookups", "passage_chars"):
+            if getattr(self, option) < 1:
+                raise StrategyError(
+                    f"{option} is {getattr(self, option)}",
+                    hint=f"recall:{option}=1 is the least; overwrite looks nothing up.",
+                )
+
+    def wire(self, graph: StrategyGraph) -> None:
+        """Add the loop, and the way by what was looked up."""
+        steps = {"read_chunk": read_chunk, "recall_update": self._update, "recall_last": _add_last, "answer": answer}
+        for name, step in {**steps, "look_up": self._look_up}.items():
+            graph.add_node(name, step)
+        edges = {OPEN: "read_chunk", "recall_update": "read_chunk", "recall_last": "answer", "answer": END}
+        for start, end in edges.items():
+            graph.add_edge(start, end)
+        graph.add_conditional_edges(
+            "read_chunk",
+            after_read_chunk("recall_update", then=lambda state: "answer", before=_look_up_first),
+            ["recall_update", "look_up", "answer", END],
+        )
+        graph.add_conditional_edges("look_up", _after_look_up, ["recall_update", "recall_last"])
+
+    async def _update(self, state: RecallState, step: StepContext) -> Change:
+        span, memory, recalled = chosen(state), state.get("memory") or "", state.get("recalled")
+        reply = await step.ask(
+            RECALL_UPDATE,
+            memory=memory,
+            chunk=step.text(span),
+            recalled=_shown(recalled, step),
+            previous=memory,
+            reads=[span, *(recalled["spans"] if recalled else ())],
+            parents=_parents(recalled, state),
+            note=_note(recalled),
+        )
+        step.has_read(span)
+        return {"memory": reply.text, "query": reply.value, "recalled": None}
+
+    async def _look_up(self, state: RecallState, step: StepContext) -> Change:
+        """Rank the run's earlier memories and passages of what it read, and take the best that fit."""
+        lookups = (state.get("lookups") or 0) + 1
+        if lookups > self.lookups:
+            return {"recalled": Recalled(spans=[], memories=[], steps=[]), "query": None}
+        asked = [each for each in await step.past() if not each.branch]
+        memories = {each.text: each.id for each in asked if each.writes is Writes.MEMORY and each.text}
+        memories.pop(state.get("memory") or "", None)
+        chunks = {each.reads[0].index: each.reads[0] for each in asked if each.reads}
+        written, places = list(memories), list[ChunkSpan]()
+        found, room = Recalled(spans=[], memories=[], steps=[]), step.context.budget.memory_tokens
+
+        def texts() -> Iterator[str]:
+            yield from written
+            for span in chunks.values():
+                text = step.context.store.read(state["document"], span.start_byte, span.end_byte)
+                for start, end in passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * room)):
+                    places.append(_part(span, text, start, end, step.context))
+                    yield text[start:end]
+
+        ranking = await self.retriever.rank(texts(), state.get("query") or "")
+        for number in ranking[:_MOST]:
+            place = places[number - len(written)] if number >= len(written) else None
+            text = _text_of(place, step) if place else written[number]
+            tokens = step.context.tokenizer.count(step.context.prompts.neutralise(text)) + 2
+            if tokens > room:
+                continue
+            room -= tokens
+            if place:
+                found["spans"].append(place)
+            else:
+                found["memories"].append(text)
+                found["steps"].append(memories[text])
+        found["spans"].sort(key=lambda span: span["start_byte"])
+        return {"recalled": found, "query": None, "lookups": lookups}
+
+
+async def _add_last(state: RecallState, step: StepContext) -> Change:
+    """What was looked up after the last chunk has no section to stand beside."""
+    recalled, memory = state.get("recalled"), state.get("memory") or ""
+    reply = await step.ask(
+        RECALL_LAST,
+        memory=memory,
+        recalled=_shown(recalled, step),
+        previous=memory,
+        reads=recalled["spans"] if recalled else (),
+        parents=_parents(recalled, state),
+        note=_note(recalled),
+        slot=0,
+    )
+    return {"memory": reply.text, "recalled": None}
+
+
+def _look_up_first(state: RecallState) -> str | None:
+    return "look_up" if state.get("query") else None
+
+
+def _after_look_up(state: RecallState) -> str:
+    return "recall_last" if state.get("span") is None else "recall_update"
+
+
+def _shown(recalled: Recalled | None, step: StepContext) -> str:
+    if not recalled:
+        return _NOTHING
+    return "\n".join([*recalled["memories"], *(_text_of(span, step) for span in recalled["spans"])]) or _NOTHING
+
+
+def _parents(recalled: Recalled | None, state: RecallState) -> Sequence[str]:
+    tip = state.get("tips", {}).get("")
+    return list(dict.fromkeys([*([tip] if tip else ()), *(recalled["steps"] if recalled else ())]))
+
+
+def _note(recalled: Recalled | None) -> tuple[EventKind, str] | None:
+    if recalled is None or recalled["spans"] or recalled["memories"]:
+        return None
+    return EventKind.NOT_RECALLED, "nothing read so far has a word of it, or there were look-ups enough"
+
+
+def _text_of(span: ChunkSpan, step: StepContext) -> str:
+    return step.context.store.read(step.state["document"], span["start_byte"], span["end_byte"])
+
+
+def _part(span: Span, text: str, start: int, end: int, context: ReaderContext) -> ChunkSpan:
+    """The place of a passage of a chunk; its number is the chunk's."""
+    start_byte = span.start_byte + len(text[:start].encode())
+    return ChunkSpan(
+        index=span.index,
+        start_char=span.start_char + start,
+        end_char=span.start_char + end,
+        start_byte=start_byte,
+        end_byte=start_byte + len(text[start:end].encode()),
+        tokens=context.tokenizer.count(text[start:end]),
+        shortened=False,
+    )

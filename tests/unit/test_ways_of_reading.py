@@ -1,0 +1,468 @@
+"""What is peculiar to each way of reading that ships; what all have in common is in test_every_strategy."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from support.scripts import document_with, part, perfect_reader
+
+from memagent_graph import (
+    Budget,
+    Completion,
+    FinishReason,
+    Limits,
+    MemAgent,
+    RunLog,
+    SamplingParams,
+    ScriptedPolicy,
+    StopReason,
+    load_tokenizer,
+)
+from memagent_graph.errors import BudgetError, StrategyError
+from memagent_graph.events import EventKind
+from memagent_graph.policy import TokenUsage
+from memagent_graph.strategies import load_strategy
+
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
+QUESTION = "What is the key of harbor?"
+
+
+def kinds(result) -> list[str]:
+    return [event.kind.value for event in result.events]
+
+
+class Recording(ScriptedPolicy):
+    """Notes how each prompt was sampled, and tells log-probs."""
+
+    def __init__(self, script, *, logprob: float | None = None) -> None:
+        super().__init__(script)
+        self.sampled: list[SamplingParams] = []
+        self.logprob = logprob
+
+    async def complete(self, prompt, sampling):
+        self.sampled.append(sampling)
+        completion = await super().complete(prompt, sampling)
+        if self.logprob is None:
+            return completion
+        words = completion.text.split()
+        return replace(completion, token_ids=list(range(len(words))), logprobs=[self.logprob] * len(words))
+
+
+# Names and options
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("gated:stop=maybe", "gated takes yes or no for stop"),
+        ("gated:exit=yes", "gated has no option 'exit'. Its options: stop"),
+        ("overwrite:passes=2", "overwrite has no option 'passes'. Its options: none"),
+        ("parallel:passes=two", "parallel takes a whole number for passes"),
+        ("parallel:passes=0", "passes is 0. parallel:passes=1 is the least"),
+        ("segments:count=0", "count is 0. segments:count=1 is the least"),
+        ("reread:rounds=0", "rounds is 0. reread:rounds=1 is the least"),
+        ("recall:lookups=0", "lookups is 0. recall:lookups=1 is the least"),
+        ("overwrite+finished", "there is no rule 'finished' for stopping early. There is: converged"),
+        ("overwrite+converged:confidence=2", "converged:confidence=2.0 makes no sense. Use above 0 and at most 1"),
+        ("overwrite+converged:drafts=1", "Use 2 or more"),
+        ("overwrite+converged:strategy=gated", "converged has no option 'strategy'"),
+        ("gatd:stop=yes", "Did you mean gated"),
+    ],
+)
+def test_what_is_not_understood_behind_a_name_is_refused_with_the_remedy(name, told) -> None:
+    with pytest.raises(StrategyError, match=re.escape(told)):
+        load_strategy(name)
+
+
+def test_options_make_another_strategy_of_the_same_name() -> None:
+    first, second = (MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy=name, run_log=False) for name in (
+        "gated", "gated:stop=on"
+    ))  # fmt: skip
+    assert (first.strategy.name, second.strategy.name) == ("gated", "gated")
+    identities = [reader.graph().reader_context.strategy.fingerprint for reader in (first, second)]
+    assert identities[0] != identities[1]
+
+
+@pytest.mark.parametrize("name", ["gated:stop=yes", "parallel", "recall", "reread", "segments"])
+def test_a_strategy_with_longer_prompts_takes_shorter_chunks_where_nobody_chose_their_size(name) -> None:
+    reader = MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy=name, run_log=False)
+    assert reader.graph().reader_context.budget.chunk_tokens <= Budget().chunk_tokens
+    chosen = MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy="recall", budget=Budget(), run_log=False)
+    with pytest.raises(BudgetError, match=r"recall_update.*Lower chunk_tokens"):
+        chosen.graph()
+
+
+# gated
+
+
+def gate(prompt: str) -> str:
+    if "<section>" not in prompt:
+        return perfect_reader(prompt)
+    return f"REWRITE\n{perfect_reader(prompt)}" if "harbor" in part(prompt, "section") else "KEEP"
+
+
+def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, tmp_path) -> None:
+    memory = "  harbor 4711\twith  odd   blanks"
+    log = RunLog(tmp_path / "runs.sqlite")
+    policy = ScriptedPolicy(
+        lambda prompt: f"REWRITE\n{memory}" if "harbor" in part(prompt, "section") else gate(prompt)
+    )
+    result = make_reader(policy, strategy="gated", run_log=log).read(TEXT, QUESTION, run_id="r")
+    kept = [update for update in result.updates if not update.changed]
+    assert len(kept) == result.chunks_read - 1
+    assert {update.memory for update in result.updates} == {"", memory.strip()}
+    counts = {each.text: each.outcome.value for each in log.conversations("r")}
+    assert counts["KEEP"] == "kept_previous"
+    assert not result.events
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "detail"),
+    [
+        ("maybe", "the first line is 'maybe'"),
+        ("KEEP\nharbor 4711", "KEEP stands above a new memory"),
+        ("REWRITE", "REWRITE stands above no new memory"),
+        ("keep", "the first line is 'keep'"),
+        ("STOP", "may not be said here"),
+    ],
+)
+def test_a_gate_outside_its_grammar_is_asked_again_and_then_keeps(make_reader, said, detail) -> None:
+    policy = ScriptedPolicy(lambda prompt: said if "castle is" in part(prompt, "section") else gate(prompt))
+    result = make_reader(policy, strategy="gated").read(TEXT, QUESTION)
+    assert result.answer == "4711"
+    assert kinds(result) == ["malformed", "resampled"] * 2 + ["malformed"]
+    assert detail in result.events[0].detail
+    assert result.events[-1].rule is not None and result.events[-1].rule.value == "keep_previous"
+
+
+def test_a_gate_may_stop_where_it_is_allowed_to(make_reader, tmp_path) -> None:
+    policy = ScriptedPolicy(lambda prompt: gate(prompt).replace("REWRITE", "STOP"))
+    reader = make_reader(policy, strategy="gated:stop=yes", checkpoints=tmp_path / "checkpoints.sqlite")
+    result = reader.read(TEXT, QUESTION, run_id="r")
+    whole = make_reader(ScriptedPolicy(gate), strategy="gated").read(TEXT, QUESTION)
+    assert (result.answer, result.stop_reason) == ("4711", StopReason.ENOUGH)
+    assert result.chunks_read < whole.chunks_read / 2
+    assert result.usage.document_tokens < whole.usage.document_tokens / 2
+    assert not result.stop_reason.resumable
+    asked = len(policy.prompts)
+    assert reader.resume("r").answer == "4711"
+    assert len(policy.prompts) == asked
+
+
+def test_stopping_at_the_last_chunk_is_no_early_stop(make_reader) -> None:
+    last = TEXT.split()[-3]
+    policy = ScriptedPolicy(lambda prompt: "STOP" if last in part(prompt, "section") else gate(prompt))
+    result = make_reader(policy, strategy="gated:stop=yes").read(TEXT, QUESTION)
+    assert (result.answer, result.stop_reason) == ("4711", StopReason.ANSWERED)
+
+
+def test_a_gate_that_always_keeps_answers_from_nothing(make_reader) -> None:
+    policy = ScriptedPolicy(lambda prompt: "KEEP" if "<section>" in prompt else perfect_reader(prompt))
+    result = make_reader(policy, strategy="gated").read(TEXT, QUESTION)
+    assert (result.answer, result.memory) == ("unknown", "")
+
+
+# converged
+
+
+def knows_or_abstains(prompt: str) -> str:
+    return "\\boxed{unknown}" if "<section>" not in prompt and "4711" not in prompt else perfect_reader(prompt)
+
+
+def test_a_read_stops_once_the_answer_has_settled(make_reader) -> None:
+    policy = Recording(knows_or_abstains, logprob=-0.001)
+    result = make_reader(policy, strategy="overwrite+converged", sampling=SamplingParams(temperature=1.0)).read(
+        TEXT, QUESTION
+    )
+    found = next(update.chunk_index for update in result.updates if "4711" in update.memory)
+    assert (result.answer, result.stop_reason) == ("4711", StopReason.ENOUGH)
+    # Three drafts that agree: "unknown" abstains, so the third is two chunks behind the one with the fact.
+    assert result.chunks_read == found + 3
+    probes = [step for step in result.trace.steps if step.role == "probe"]
+    assert len(probes) == result.chunks_read
+    assert result.usage.turns == 2 * result.chunks_read + 1
+    by_probe = [each for each in policy.sampled if each.temperature == 0.0]
+    assert len(by_probe) == len(probes) and all(each.logprobs for each in by_probe)
+
+
+@pytest.mark.parametrize(
+    ("logprob", "options"),
+    [(-0.5, ""), (-0.001, ":drafts=40")],
+    ids=["not confident", "never so many drafts"],
+)
+def test_a_read_does_not_stop_before_the_answer_has_settled(make_reader, logprob, options) -> None:
+    policy = Recording(perfect_reader, logprob=logprob)
+    result = make_reader(policy, strategy=f"overwrite+converged{options}").read(TEXT, QUESTION)
+    assert result.stop_reason is StopReason.ANSWERED
+
+
+def test_an_abstention_never_settles_anything(make_reader) -> None:
+    policy = Recording(lambda prompt: "nothing yet" if "<section>" in prompt else "It is not stated.", logprob=0.0)
+    result = make_reader(policy, strategy="overwrite+converged").read(TEXT, QUESTION)
+    assert result.stop_reason is StopReason.ANSWERED
+
+
+def test_an_answer_that_changes_is_read_on_for(make_reader) -> None:
+    numbers = iter(range(1000))
+    policy = Recording(
+        lambda prompt: "some memory" if "<section>" in prompt else f"\\boxed{{{next(numbers)}}}", logprob=0.0
+    )
+    result = make_reader(policy, strategy="overwrite+converged").read(TEXT, QUESTION)
+    assert result.stop_reason is StopReason.ANSWERED
+
+
+def test_probes_come_as_often_as_is_chosen(make_reader) -> None:
+    policy = Recording(perfect_reader, logprob=-0.5)
+    result = make_reader(policy, strategy="overwrite+converged:every=4").read(TEXT, QUESTION)
+    assert [step.slot for step in result.trace.steps if step.role == "probe"] == list(
+        range(4, result.chunks_read + 1, 4)
+    )
+
+
+def test_without_log_probs_it_says_what_to_do(make_reader, tmp_path) -> None:
+    reader = make_reader(strategy="overwrite+converged", checkpoints=tmp_path / "checkpoints.sqlite")
+    with pytest.raises(StrategyError, match=r"gives no log-probs.*Read without --stop converged"):
+        reader.read(TEXT, QUESTION)
+
+
+@pytest.mark.parametrize("strategy", ["map_reduce:width=3", "parallel:width=3", "segments:count=2", "refine", "reread"])
+def test_any_strategy_can_be_stopped(make_reader, strategy) -> None:
+    def reads(prompt: str) -> str:
+        if "<section>" in prompt:
+            seen = "".join(part(prompt, tag) for tag in ("section", "memory", "draft"))
+            return "harbor 4711" if "harbor" in seen else "none"
+        if prompt.rstrip().endswith("ANSWER or ASK:"):
+            return "ANSWER"
+        held = part(prompt, "memory") + part(prompt, "findings")
+        return "\\boxed{4711}" if "4711" in held else "\\boxed{unknown}"
+
+    policy = Recording(reads, logprob=0.0)
+    result = make_reader(policy, strategy=f"{strategy}+converged").read(TEXT, QUESTION)
+    assert (result.answer, result.stop_reason) == ("4711", StopReason.ENOUGH)
+    assert result.usage.document_tokens < load_tokenizer("embedded").count(TEXT)
+
+
+def test_a_strategy_without_the_nodes_cannot_be_stopped(make_reader) -> None:
+    strategy = load_strategy("memagent_graph.evaluation.baselines.middle_truncation:MiddleTruncation+converged")
+    with pytest.raises(StrategyError, match="middle_truncation cannot stop early: it has no node"):
+        make_reader(strategy=strategy).read(TEXT, QUESTION)
+
+
+# parallel and segments
+
+
+def never_shorter(prompt: str) -> str:
+    """Finds much in every section, and brings nothing together in fewer words."""
+    if "<findings>" in prompt:
+        return part(prompt, "findings")
+    return " ".join(part(prompt, "section").split()[:40]) if "<section>" in prompt else "\\boxed{x}"
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "segments:count=9", "map_reduce"])
+def test_a_merge_that_never_shrinks_ends_and_never_fills_the_window(make_reader, strategy) -> None:
+    policy, count = ScriptedPolicy(never_shorter), load_tokenizer("embedded").count
+    result = make_reader(policy, strategy=strategy).read(TEXT, QUESTION)
+    assert result.stop_reason is StopReason.ANSWERED
+    merges = [prompt for prompt in policy.prompts if "<findings>" in prompt]
+    assert merges
+    assert max(map(count, policy.prompts)) + 60 + 24 <= 1000
+    assert max(count(part(prompt, "findings")) for prompt in merges) <= 100
+
+
+def test_a_later_pass_sees_what_the_earlier_found_and_ends_when_there_is_nothing_new(make_reader) -> None:
+    text = document_with({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=2000)
+
+    def reads(prompt: str) -> str:
+        section, known = part(prompt, "section"), part(prompt, "memory")
+        if "<section>" in prompt:
+            if "Anna owns" in section and "chest" not in known:
+                return "Anna owns a chest"
+            return (
+                "The chest is at the pier" if "pier" in section and "chest" in known and "pier" not in known else "none"
+            )
+        return "\\boxed{pier}" if "pier" in known else "\\boxed{unknown}"
+
+    answers = {}
+    for passes in (1, 2, 5):
+        reader = make_reader(ScriptedPolicy(reads), strategy=f"parallel:passes={passes}")
+        answers[passes] = reader.read(text, "Where does Anna keep what she owns?")
+    assert [answers[passes].answer for passes in (1, 2, 5)] == ["unknown", "pier", "pier"]
+    chunks = answers[1].chunks_read
+    assert [answers[passes].chunks_read for passes in (2, 5)] == [2 * chunks, 3 * chunks]
+    found = next(step for step in answers[2].trace.steps if "pier" in (step.text or "") and step.reads)
+    assert found.branch.startswith("2.")
+    assert [answers[2].trace.by_id[parent].text for parent in found.parents] == ["Anna owns a chest"]
+    assert {each.quote for each in answers[2].evidence} >= {"Anna owns a chest"}
+
+
+def test_a_document_of_few_chunks_has_no_more_segments(make_reader) -> None:
+    result = make_reader(strategy="segments:count=50").read(document_with({}, words=300), QUESTION)
+    assert {update.branch for update in result.updates if update.chunk_index is not None} == {
+        str(chunk) for chunk in range(result.chunks_read)
+    }
+
+
+# reread and recall: a second fact that only makes sense after the first
+
+
+HOPS = document_with({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=2000)
+HOPS_QUESTION = "Where does Anna keep what she owns?"
+
+
+def two_hops(prompt: str) -> str:
+    """Notes what belongs to the names in its problem and memory, and asks in each way for what is missing."""
+    memory, section, problem = part(prompt, "memory"), part(prompt, "section"), part(prompt, "problem")
+    known = [line for line in memory.splitlines() if line != "(empty)"]
+    if prompt.rstrip().endswith("ANSWER or ASK:"):
+        return "ASK\nWhere is the chest?" if "chest" in memory and "pier" not in memory else "ANSWER"
+    seen = section + part(prompt, "found") + part(prompt, "recalled")
+    if "Anna owns a chest" in seen and "Anna" in problem:
+        known.append("Anna owns a chest")
+    if "chest stands at the pier" in seen.replace("is at", "stands at") and "chest" in "".join(known) + problem:
+        known.append("The chest stands at the pier")
+    if "<section>" not in prompt and "<recalled>" not in prompt and "<found>" not in prompt:
+        return "\\boxed{pier}" if "pier" in memory else "\\boxed{unknown}"
+    asks = "RECALL:" in prompt and "Anna owns a chest" in section
+    return "\n".join([*dict.fromkeys(known), *(["RECALL: chest stands"] if asks else [])]) or "nothing yet"
+
+
+@pytest.mark.parametrize(("strategy", "answer"), [("overwrite", "unknown"), ("reread", "pier"), ("recall", "pier")])
+def test_a_second_hop_before_the_first_needs_a_look_back(make_reader, tmp_path, strategy, answer) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+    result = make_reader(ScriptedPolicy(two_hops), strategy=strategy, run_log=log).read(HOPS, HOPS_QUESTION, run_id="r")
+    assert result.answer == answer
+    if answer == "pier":
+        assert any("chest stands at the pier" in each.quote for each in result.evidence)
+        pier = result.evidence[-1]
+        assert HOPS[pier.start_char : pier.end_char] == pier.quote
+    assert log.trace("r").final_memory == result.memory
+    log.close()
+
+
+def test_a_reread_is_a_line_of_its_own_with_its_own_question(make_reader) -> None:
+    policy = ScriptedPolicy(two_hops)
+    result = make_reader(policy, strategy="reread").read(HOPS, HOPS_QUESTION)
+    again = [step for step in result.trace.steps if step.branch == "1"]
+    assert [step.chunk_index for step in again] == list(range(result.chunks_read // 2))
+    assert {part(prompt, "problem") for prompt in policy.prompts if "<section>" in prompt} == {
+        HOPS_QUESTION, "Where is the chest?",
+    }  # fmt: skip
+    integrated = next(step for step in result.trace.steps if step.role == "integrate")
+    assert {result.trace.by_id[parent].branch for parent in integrated.parents} == {"", "1"}
+    assert not again[0].parents
+
+
+@pytest.mark.parametrize("said", ["ASK\nwhere does  Anna keep what she owns", "ASK", "Perhaps", "ANSWER\nwhat?"])
+def test_a_sub_question_that_helps_nobody_is_answered_without(make_reader, said) -> None:
+    policy = ScriptedPolicy(lambda prompt: said if prompt.rstrip().endswith("ANSWER or ASK:") else two_hops(prompt))
+    result = make_reader(policy, strategy="reread").read(HOPS, HOPS_QUESTION)
+    assert (result.answer, result.stop_reason) == ("unknown", StopReason.ANSWERED)
+    kind = "repeated" if "Anna keep" in said else "malformed"
+    assert kinds(result) == [kind, "resampled", kind, "resampled", kind]
+
+
+def test_rereads_end_after_so_many(make_reader) -> None:
+    numbers = iter(range(100))
+    policy = ScriptedPolicy(
+        lambda prompt: (
+            f"ASK\nWhat is {next(numbers)}?" if prompt.rstrip().endswith("ANSWER or ASK:") else two_hops(prompt)
+        )
+    )
+    result = make_reader(policy, strategy="reread:rounds=3").read(HOPS, HOPS_QUESTION)
+    assert {step.branch for step in result.trace.steps} == {"", "1", "2", "3"}
+    assert next(numbers) == 3
+
+
+def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, tmp_path) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+
+    def forgets(prompt: str) -> str:
+        section = part(prompt, "section")
+        if "<section>" not in prompt:
+            return f"\\boxed{{{'4711' if '4711' in part(prompt, 'memory') else 'unknown'}}}"
+        if "harbor is" in section:
+            return "harbor 4711"
+        asks = "\nRECALL: harbor" if "castle is" in section else ""
+        return ("harbor 4711 again" if "4711" in part(prompt, "recalled") else "castle") + asks
+
+    result = make_reader(ScriptedPolicy(forgets), strategy="recall", run_log=log).read(TEXT, QUESTION, run_id="r")
+    step = next(step for step in result.trace.steps if step.text == "harbor 4711 again")
+    assert any("4711" in (result.trace.by_id[parent].text or "") for parent in step.parents)
+    assert any("4711" in TEXT[span.start_char : span.end_char] for span in step.reads[1:])
+    logged = next(each for each in log.trace("r").steps if each.id == step.id)
+    assert (logged.reads, logged.parents) == (step.reads, step.parents)
+    asked = next(each for each in log.conversations("r") if each.step == step.id)
+    assert asked.slot == step.reads[0].index
+    log.close()
+
+
+@pytest.mark.parametrize("said", ["RECALL: zebra", "harbor 1\nRECALL: zebra"])
+def test_a_look_up_that_finds_nothing_is_an_event(make_reader, said) -> None:
+    policy = ScriptedPolicy(lambda prompt: said if "castle is" in part(prompt, "section") else perfect_reader(prompt))
+    result = make_reader(policy, strategy="recall").read(TEXT, QUESTION)
+    assert kinds(result) == ["not_recalled"]
+    assert "(nothing)" in part(policy.prompts[-2], "recalled")
+
+
+def test_look_ups_are_bounded_and_one_after_the_last_chunk_still_counts(make_reader) -> None:
+    policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else perfect_reader(prompt))
+    result = make_reader(policy, strategy="recall:lookups=4").read(TEXT, QUESTION)
+    roles = [step.role for step in result.trace.steps]
+    assert roles[-2:] == ["recall_last", "answer"]
+    shown = [part(prompt, "recalled") for prompt in policy.prompts if "<recalled>" in prompt]
+    assert sum(each != "(nothing)" for each in shown) == 4
+    assert kinds(result).count("not_recalled") == result.chunks_read - 4
+
+
+def test_a_resumed_run_remembers_what_it_had_before(make_reader, tmp_path) -> None:
+    reader = make_reader(ScriptedPolicy(two_hops), strategy="recall", checkpoints=tmp_path / "checkpoints.sqlite")
+    whole = reader.read(HOPS, HOPS_QUESTION, run_id="whole")
+    reader.read(HOPS, HOPS_QUESTION, run_id="r", limits=Limits(max_chunks=whole.chunks_read // 2))
+    resumed = make_reader(
+        ScriptedPolicy(two_hops), strategy="recall", checkpoints=tmp_path / "checkpoints.sqlite"
+    ).resume("r")
+    assert (resumed.answer, resumed.memory) == (whole.answer, whole.memory) == ("pier", whole.memory)
+
+
+def test_a_recalled_passage_never_fills_more_than_a_memory(make_reader) -> None:
+    count = load_tokenizer("embedded").count
+    policy = ScriptedPolicy(
+        lambda prompt: (
+            f"{part(prompt, 'section')[:40]}\nRECALL: word7 and then" if "<section>" in prompt else "\\boxed{x}"
+        )
+    )
+    make_reader(policy, strategy="recall").read(TEXT, QUESTION)
+    assert 0 < max(count(part(prompt, "recalled")) for prompt in policy.prompts) <= 60
+    assert max(map(count, policy.prompts)) + 60 + 24 <= 1000
+
+
+def test_events_have_kinds_that_logs_know() -> None:
+    assert {EventKind.REPEATED, EventKind.NOT_RECALLED} <= set(EventKind)
+
+
+def test_completions_of_the_gate_cost_a_tenth(make_reader) -> None:
+    """With memories of 100 tokens, a chunk without news costs a word."""
+    count = load_tokenizer("embedded").count
+    long = "harbor 4711 " + " ".join(f"detail{number}" for number in range(40))
+
+    def counted(text: str, prompt: str) -> Completion:
+        return Completion(text, FinishReason.STOP, "scripted", TokenUsage(count(prompt), count(text)))
+
+    def overwrite(prompt: str) -> Completion:
+        return counted(long if "<section>" in prompt else "\\boxed{4711}", prompt)
+
+    def gated(prompt: str) -> Completion:
+        if "<section>" not in prompt:
+            return counted("\\boxed{4711}", prompt)
+        return counted("KEEP" if long in part(prompt, "memory") else f"REWRITE\n{long}", prompt)
+
+    budget = Budget(context_window=1400, question_tokens=50, memory_tokens=200, chunk_tokens=100, answer_tokens=60)
+    spent = {}
+    for name, script in (("overwrite", overwrite), ("gated", gated)):
+        result = make_reader(ScriptedPolicy(script), strategy=name, budget=budget).read(TEXT, QUESTION)
+        spent[name] = [update.completion_tokens for update in result.updates if not update.changed]
+    assert count(long) >= 100
+    assert sum(spent["gated"]) / len(spent["gated"]) <= sum(spent["overwrite"]) / len(spent["overwrite"]) / 10
