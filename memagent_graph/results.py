@@ -60,6 +60,7 @@ class ReadResult:
     chunks_read: int
     updates: tuple[MemoryUpdate, ...] = field(default=(), repr=False)
     """Every memory update, in order."""
+    answer_events: tuple[ReadEvent, ...] = ()
     strategy: str = "overwrite"
     """The way of reading."""
     strategy_fingerprint: str = ""

@@ -62,6 +62,7 @@ class Role:
         stand_in: the role in whose words it is asked where it has none, or a policy understands only its own.
         fills_window: whether its step makes {chunk} as long as the window allows, instead of `chunk_tokens`.
         greedy: whether it is always sampled at temperature 0, with log-probs.
+        optional: whether the strategy does without it where the policy has no words for it.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Role:
     stand_in: str | None = None
     fills_window: bool = False
     greedy: bool = False
+    optional: bool = False
 
     @property
     def signature(self) -> str:
@@ -122,12 +124,12 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
     Args:
         roles: a strategy's.
         prompts: the reader's; words in them for a role go first.
-        own_words_only: whether these are the words of a policy that understands no others. A role that they lack, and
-            that has no `stand_in`, then has no words; `Prompts.has` tells.
+        own_words_only: whether these are the words of a policy that understands no others. An optional role that they
+            lack, and that has no `stand_in`, then has no words; see `Prompts.has`.
 
     Raises:
         PromptError: a template lacks a field of its role, or has one that is not filled.
-        StrategyError: a role has no words at all.
+        StrategyError: a role has no words at all, or none that the policy understands.
     """
     found: dict[str, PromptTemplate] = {}
     for role in roles:
@@ -137,6 +139,12 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
             template = replace(given, names=COMMON_FIELDS | role.fields)
             template.require(needed=needed, allowed=needed)
         elif own_words_only:
+            if role.stand_in is None and not role.optional:
+                raise StrategyError(
+                    f"the policy has no words for the role {role.name!r}",
+                    hint="It understands only the words that it was trained on, and its profile has no "
+                    f"templates/{role.name}.txt. Read with a policy that follows instructions, or in another way.",
+                )
             if role.stand_in is None:
                 continue
             template = prompts.template(role.stand_in)

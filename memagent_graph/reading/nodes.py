@@ -98,13 +98,7 @@ class StepContext:
         """
         prompts = self.context.prompts
         if not prompts.has(role.name):
-            hint = "Name it in the strategy's `roles`."
-            if self.context.own_words_only:
-                hint = (
-                    "This policy understands only the words that it was trained on, and has none for the role "
-                    f"(templates/{role.name}.txt in its profile). Read with a policy that follows instructions."
-                )
-            raise StrategyError(f"the role {role.name!r} has no words here", hint=hint)
+            raise StrategyError(f"the role {role.name!r} has no words here", hint="Name it in the strategy's `roles`.")
         if parents is None:
             tips = {**self.state.get("tips", {}), **self.tips}
             tip = tips.get(self.branch) or tips.get("")

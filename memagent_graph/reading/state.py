@@ -148,8 +148,6 @@ class ReaderState(TypedDict):
     """The trunk's memory; at the end the one that the answer was asked from."""
     usage: NotRequired[Annotated[Counters, add_cost]]
     chunks_read: NotRequired[Annotated[int, operator.add]]
-    enough: NotRequired[bool]
-    """Whether reading ended because there is enough to answer from."""
     steps: NotRequired[Annotated[list[StepRecord], Topic(StepRecord)]]
     """What the newest superstep asked."""
     tips: NotRequired[Annotated[dict[str, str], operator.or_]]

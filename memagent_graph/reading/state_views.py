@@ -89,6 +89,7 @@ def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderCon
         usage=_usage(state.get("usage") or no_cost(), context),
         chunks_read=state.get("chunks_read", 0),
         updates=trace.updates,
+        answer_events=trace.answers[-1].events if trace.answers else (),
         strategy=context.strategy.name,
         strategy_fingerprint=context.strategy.fingerprint,
         trace=trace,

@@ -353,7 +353,7 @@ class RunLog:
                 yield rows.run_record(row)
 
     def conversations(self, run_id: str, *, superseded: bool = False, with_ids: bool = True) -> Iterator[Conversation]:
-        """A run's conversations as they were asked, one after the other.
+        """A run's conversations in order of position and attempt.
 
         Args:
             run_id: the run.
@@ -369,7 +369,7 @@ class RunLog:
                 f"SELECT {columns}, f.policy, f.policy_version, f.tokenizer, f.template, f.sampling "  # noqa: S608
                 "FROM conversations c "
                 "JOIN configurations f ON f.id = c.configuration WHERE c.run_id = ? AND c.superseded <= ? "
-                "ORDER BY c.id"
+                "ORDER BY c.position, c.id"
             )
             for row in connection.execute(query, (run_id, int(superseded))):
                 number = row["id"]

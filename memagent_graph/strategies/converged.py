@@ -45,6 +45,8 @@ class ConvergedState(TypedDict):
 
     drafts: NotRequired[list[str]]
     """The newest answers that probes gave, as many as are compared."""
+    enough: NotRequired[bool]
+    """Whether there is enough to answer from."""
     probed_at: NotRequired[int]
     """How many chunks had been read then."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, NotRequired
 
 from langgraph.graph import END
 
@@ -54,6 +54,13 @@ GATED_UPDATE = Role("gated_update", template=shipped("gated_update"), parse=deci
 GATED_UPDATE_OR_STOP = Role("gated_update_or_stop", template=shipped("gated_update_or_stop"), parse=decision)
 
 
+class GatedState(LineState):
+    """The state of a line that may end early."""
+
+    enough: NotRequired[bool]
+    """Whether there is enough to answer from."""
+
+
 @dataclass(frozen=True)
 class Gated(Strategy):
     """read_chunk -> update_or_keep -> read_chunk -> ... -> answer (after GRU-Mem, arXiv 2602.10560).
@@ -64,9 +71,15 @@ class Gated(Strategy):
     stop: bool = False
     """Whether the policy may end the read before the document does. Leave it off where all of it counts."""
     name: ClassVar[str] = "gated"
-    roles: ClassVar[tuple[Role, ...]] = (GATED_UPDATE, GATED_UPDATE_OR_STOP, ANSWER)
-    state: ClassVar[type] = LineState
+    state: ClassVar[type] = GatedState
     loop: ClassVar[tuple[str, str]] = ("read_chunk", "update_or_keep")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "roles", (self._role, ANSWER))
+
+    @property
+    def _role(self) -> Role:
+        return GATED_UPDATE_OR_STOP if self.stop else GATED_UPDATE
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the paper's loop, with a way out of it."""
@@ -78,9 +91,8 @@ class Gated(Strategy):
         graph.add_conditional_edges("update_or_keep", unless_enough("read_chunk"), ["read_chunk", "answer"])
         graph.add_edge("answer", END)
 
-    async def _update_or_keep(self, state: LineState, step: StepContext) -> Change:
+    async def _update_or_keep(self, state: GatedState, step: StepContext) -> Change:
         span, memory = chosen(state), state.get("memory") or ""
-        role = GATED_UPDATE_OR_STOP if self.stop else GATED_UPDATE
-        reply = await step.ask(role, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
+        reply = await step.ask(self._role, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
         step.has_read(span)
         return {"memory": reply.text, "enough": reply.value is Decision.STOP}

@@ -77,7 +77,7 @@ class Parallel(side.SideBySide):
         number = state.get("number") or 1
         findings = side.in_order(state.get("findings", {}))
         steps = [each["step"] for each in findings.values()]
-        if number >= self.passes or steps == (state.get("known_from") or []) or state.get("enough"):
+        if number >= self.passes or steps == (state.get("known_from") or []) or bool(state.get("enough")):
             return {"spans": None}
         known = side.joined(findings.values(), step.context)
         return {"spans": [], "cursor": start_cursor(), "number": number + 1, "known": known, "known_from": steps}

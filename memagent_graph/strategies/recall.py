@@ -16,7 +16,7 @@ from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import ChunkSpan, LineState, ReaderContext
 from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.retrieval import Retriever, WordRetriever, passages
+from memagent_graph.retriever import Retriever, WordRetriever, passages
 from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, shipped
 from memagent_graph.trace import Span, Writes
 

@@ -64,7 +64,7 @@ def test_a_strategy_is_named_given_or_taken_from_a_file(tmp_path) -> None:
     ("given", "words"),
     [
         ("overwrit", "Did you mean overwrite"),
-        ("nothing_like_it", "There are: overwrite, refine, map_reduce"),
+        ("nothing_like_it", "There are: overwrite, gated, refine, map_reduce, parallel, segments, reread, recall"),
         ("no_such_file.py:Mine", "no_such_file.py"),
         (3, "not a strategy"),
     ],

@@ -44,7 +44,7 @@ def _question_words(answer_format: AnswerFormat) -> str:
 
 
 QUESTION: Final = Role(
-    "question", Writes.ANSWER, frozenset({"chunk"}), _question_words, "answer_tokens", fills_window=True
+    "question", Writes.ANSWER, frozenset({"chunk"}), _question_words, "answer_tokens", fills_window=True, optional=True
 )
 
 

@@ -15,7 +15,7 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.baselines.excerpts import Call, Excerpt, span_of
 from memagent_graph.reading.ask import first_tokens
 from memagent_graph.reading.state import ChunkSpan
-from memagent_graph.retrieval import Retriever, VectorRetriever, WordRetriever
+from memagent_graph.retriever import Retriever, VectorRetriever, WordRetriever
 
 _CHUNK_TOKENS: Final = 256
 _FEWEST_CHUNKS: Final = 8

@@ -31,7 +31,7 @@ class LoggedRun:
 
     record: RunRecord
     conversations: Iterable[Conversation]
-    """As they were asked; may be passed over once only."""
+    """In order of position and attempt; may be passed over once only."""
     events: Sequence[LoggedEvent] = ()
     """What no conversation caused."""
     rewards: Sequence[Reward] = ()

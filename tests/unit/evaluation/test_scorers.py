@@ -237,6 +237,7 @@ def test_outcomes_follow_from_why_a_read_stopped() -> None:
     found = {reason: Outcome.of(reason) for reason in StopReason}
     assert found == {
         StopReason.ANSWERED: Outcome.ANSWERED,
+        StopReason.ENOUGH: Outcome.ANSWERED,
         StopReason.NO_ANSWER: Outcome.NO_ANSWER,
         StopReason.MAX_CHUNKS: Outcome.UNFINISHED,
         StopReason.MAX_TOKENS: Outcome.UNFINISHED,
