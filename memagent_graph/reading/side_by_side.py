@@ -144,8 +144,11 @@ def each_chunk(node: str, then: str) -> Route:
 
 
 async def gather(state: SideBySideState, step: StepContext) -> Change:
-    """Group what was found, so that each group can be merged in one call."""
-    return {"groups": groups_that_fit(in_order(state.get("findings", {})), step.context)}
+    """Group what was found, so that each group can be merged in one call; what says that it is nothing goes."""
+    findings, prompts = in_order(state.get("findings", {})), step.context.prompts
+    nothing = [name for name, each in findings.items() if not unless_none(each["text"], prompts).text]
+    left = {name: each for name, each in findings.items() if name not in nothing}
+    return {"findings": dict.fromkeys(nothing), "groups": groups_that_fit(left, step.context)}
 
 
 def each_group(node: str, then: str) -> Route:
