@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from copy import copy
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_graph.budget import Budget
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
+from memagent_graph.concurrency.pace import Pace, Reach
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import DocumentMismatchError, MemAgentError, PolicyError, RunMismatchError
@@ -214,13 +215,75 @@ class MemAgent:
 
         each = [request if isinstance(request, ReadRequest) else ReadRequest(*request) for request in requests]
         outcomes = await asyncio.gather(*map(one, each))
-        if not return_exceptions and (failures := [item for item in outcomes if isinstance(item, Exception)]):
-            if len(failures) > 1:
-                failures[0].add_note(f"{len(failures)} of {len(outcomes)} reads failed; this is the first.")
-            raise failures[0]
-        return outcomes
+        return outcomes if return_exceptions else _raise_first(outcomes)
 
     batch = synchronous(abatch)
+
+    async def aread_questions(
+        self,
+        document: DocumentSource | DocumentRef,
+        questions: Iterable[str],
+        *,
+        run_id: str | None = None,
+        limits: Limits | None = None,
+        max_concurrency: int = 128,
+        return_exceptions: bool = False,
+        on_update: Callable[[str, MemoryUpdate], None] | None = None,
+    ) -> list[ReadResult | Exception]:
+        """Read a document once for many questions, each with a memory, a run and a log entry of its own.
+
+        All questions are at the same chunk at the same time. Where the section stands first in the prompt
+        (`prompts.layout`), a server with a prefix cache computes it once for all of them.
+
+        Args:
+            document: as for `aread`.
+            questions: at least one. Of equal ones, the first is read for, and all have its result.
+            run_id: what the runs' ids begin with; the question's number, from 0, follows behind a hyphen.
+            limits: bounds for each question's run.
+            max_concurrency: how many questions are read for in one pass; further ones are read for in further passes.
+            return_exceptions: put failures in their questions' places, instead of raising the first of them at the end.
+            on_update: is called with each question's memory updates as they are made.
+
+        Returns:
+            the results, in the order of the questions.
+
+        Raises:
+            MemAgentError: there is no question, or one that is empty.
+            BudgetError: a question is too long.
+            DocumentError, PolicyError: as for `aread`, once the other questions' reads have ended.
+        """
+        asked = list(questions)
+        if not asked:
+            raise MemAgentError("there is no question", hint="Give at least one.")
+        context = (await self._graph()).reader_context
+        for question in asked:
+            check_question(question, context)
+        reference = await self._reference(document)
+        outcomes: dict[str, ReadResult | Exception] = {}
+
+        async def one(question: str, number: int, pace: Pace) -> None:
+            own_id = None if run_id is None else f"{run_id}-{number}"
+            try:
+                with pace.reader() as reach:
+                    shown = on_update is not None
+                    parts = self._start(reference, question, own_id, limits, shown=shown, pace=reach)
+                    async with aclosing(parts):
+                        async for part in parts:
+                            if isinstance(part, ReadResult):
+                                outcomes[question] = part
+                            elif on_update is not None:
+                                on_update(question, part)
+            except Exception as error:  # noqa: BLE001  whatever it is, the other questions' reads go on
+                outcomes[question] = error
+
+        different = [(question, number) for number, question in enumerate(asked) if asked.index(question) == number]
+        for start in range(0, len(different), max_concurrency):
+            pace = Pace()
+            await asyncio.gather(*(one(*each, pace) for each in different[start : start + max_concurrency]))
+        found = [outcomes[question] for question in asked]
+        return found if return_exceptions else _raise_first(found)
+
+    read_questions = synchronous(aread_questions)
 
     # Going on
 
@@ -447,6 +510,7 @@ class MemAgent:
         limits: Limits | None,
         *,
         shown: bool = True,
+        pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Begin a read and drive it to its end."""
         graph = await self._graph()
@@ -454,7 +518,8 @@ class MemAgent:
         run_id = run_id or new_run_id()
         reference = await self._reference(document)
         given = {"question": question, "document": reference, "run_id": run_id}
-        async with aclosing(self._run(graph, given, given, limits, Trace((), reference["size"]), shown=shown)) as parts:
+        done = Trace((), reference["size"])
+        async with aclosing(self._run(graph, given, given, limits, done, shown=shown, pace=pace)) as parts:
             async for part in parts:
                 yield part
 
@@ -467,6 +532,7 @@ class MemAgent:
         done: Trace,
         *,
         shown: bool = True,
+        pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Drive the graph from `state` to its end, giving its updates, then the result.
 
@@ -484,6 +550,7 @@ class MemAgent:
             limits=limits or graph.reader_context.limits,
             pass_by=None if shown else keep,
             done=done,
+            pace=pace,
         )
         values: dict[str, Any] = dict(state)
         stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])
@@ -525,6 +592,19 @@ class MemAgent:
                 hint="Resume with the same document, or start a new run.",
                 run_id=run_id,
             ) from error
+
+
+def _raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult | Exception]:
+    """The outcomes, unless one of them is a failure.
+
+    Raises:
+        Exception: the first failure.
+    """
+    if failures := [each for each in outcomes if isinstance(each, Exception)]:
+        if len(failures) > 1:
+            failures[0].add_note(f"{len(failures)} of {len(outcomes)} reads failed; this is the first.")
+        raise failures[0]
+    return outcomes
 
 
 def _open_log(given: RunLog | Path | str | bool) -> RunLog | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import rich.console
 from rich.markup import escape
@@ -59,6 +60,51 @@ class Console:
             results = await asyncio.gather(*(_result(each, lambda _: progress.advance(task)) for each in streams))
         return results, time.monotonic() - begin
 
+    async def follow_questions(
+        self,
+        read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[list[ReadResult | Exception]]],
+    ) -> list[ReadResult | Exception]:
+        """Show the progress of one pass for many questions; `read` is given what to call with each update."""
+        with self._progress("{task.fields[updates]} updates") as progress:
+            task = progress.add_task("reading", total=1.0, updates=0)
+            count, places = itertools.count(1), dict[str, float]()
+
+            def show(question: str, update: MemoryUpdate) -> None:
+                places[question] = max(update.progress or 0.0, places.get(question, 0.0))
+                progress.update(task, completed=min(places.values()), updates=next(count))
+
+            return await read(show)
+
+    def results(
+        self, outcomes: Sequence[ReadResult | Exception], resume_command: Callable[[str], str], *, updates: bool = False
+    ) -> None:
+        """The outcome of one question, or of each of several; in JSON, these are in a list, failures included.
+
+        Raises:
+            Exception: an outcome is an error that this package does not raise on purpose.
+        """
+        if len(outcomes) == 1 and isinstance(outcomes[0], ReadResult):
+            self.result(outcomes[0], updates=updates)
+            return
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and not isinstance(outcome, MemAgentError):
+                raise outcome
+        if self.as_json:
+            values = (
+                each.to_dict(updates=updates) if isinstance(each, ReadResult) else _error_values(each)
+                for each in outcomes
+            )
+            print_json({"results": list(values)})
+            return
+        for outcome in outcomes:
+            if isinstance(outcome, ReadResult):
+                self.resume_command = resume_command(outcome.run_id)
+                self.err.print(f"[bold]{escape(outcome.question)}[/]")
+                self.result(outcome)
+            elif isinstance(outcome, MemAgentError):
+                self.resume_command = resume_command(outcome.run_id) if outcome.run_id else None
+                self.failure(outcome, 0)
+
     def result(self, result: ReadResult, *, updates: bool = False) -> None:
         """The answer on standard output, and what there is to say about the read beside it."""
         if self.as_json:
@@ -87,8 +133,7 @@ class Console:
     def failure(self, error: MemAgentError, code: int) -> int:
         """Say what went wrong and what to do; returns `code`."""
         if self.as_json:
-            values = {name: getattr(error, name) for name in ("message", "hint", "run_id", "chunk_index")}
-            print_json({"error": {"type": type(error).__name__, **values}})
+            print_json(_error_values(error))
         self.err.print(f"[red]error:[/] {escape(error.message)}")
         if error.hint:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
@@ -109,6 +154,11 @@ class Console:
             TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), column, TimeRemainingColumn(),
             console=self.err, transient=True, disable=self._quiet,
         )  # fmt: skip
+
+
+def _error_values(error: Exception) -> dict[str, Any]:
+    values = {name: getattr(error, name, None) for name in ("message", "hint", "run_id", "chunk_index")}
+    return {"error": {"type": type(error).__name__, **values}}
 
 
 async def _result(parts: AsyncIterator[MemoryUpdate | ReadResult], show: Callable[[MemoryUpdate], None]) -> ReadResult:

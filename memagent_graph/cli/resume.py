@@ -29,7 +29,7 @@ class Resume(RunOptions):
     def run(self) -> None:
         """Run the command."""
 
-        async def run(console: Console) -> ReadResult:
+        async def run(console: Console) -> list[ReadResult | Exception]:
             from memagent_graph.documents.store import Document  # noqa: PLC0415
             from memagent_graph.run_log import RunLog  # noqa: PLC0415
             from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
@@ -43,6 +43,7 @@ class Resume(RunOptions):
                 console.resume_command = self.resume_command(self.run_id)
                 path = self.document
                 source = None if path is None else Document.from_path(path, encoding=self.encoding)
-                return await console.follow(reader.astream_resume(self.run_id, document=source, limits=self.limits))
+                stream = reader.astream_resume(self.run_id, document=source, limits=self.limits)
+                return [await console.follow(stream)]
 
         self.finish(run)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, exit_code, failures_told
 from memagent_graph.cli.options import ApiKey, AsJSON, Checkpoints, Log, MaxSeconds, MaxTokensTotal, Quiet
 from memagent_graph.errors import MemAgentError
 
@@ -60,8 +60,8 @@ class RunOptions:
             words += [option, str(path)] if path else []
         return shlex.join(words)
 
-    def finish(self, run: Callable[[Console], Coroutine[Any, Any, ReadResult]]) -> None:
-        """Run to the end, print the outcome, and leave with the exit code that says how it went."""
+    def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
+        """Run to the end, print the outcomes, and leave with the exit code of the one that went worst."""
         import asyncio  # noqa: PLC0415
 
         from memagent_graph.cli.console import Console  # noqa: PLC0415
@@ -70,13 +70,16 @@ class RunOptions:
         console = Console(as_json=self.as_json, quiet=self.quiet)
         with failures_told(console):
             try:
-                result = asyncio.run(run(console))
+                outcomes = asyncio.run(run(console))
             except ValueError as error:
                 raise typer.Exit(console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
             except (KeyboardInterrupt, asyncio.CancelledError):
                 raise typer.Exit(console.interrupted(ExitCode.INTERRUPTED)) from None
-        console.result(result, updates=self.updates)
-        if result.stop_reason is StopReason.NO_ANSWER:
-            raise typer.Exit(ExitCode.NO_ANSWER)
-        if result.stop_reason.resumable:
+        console.results(outcomes, self.resume_command, updates=self.updates)
+        if failed := [each for each in outcomes if isinstance(each, MemAgentError)]:
+            raise typer.Exit(exit_code(failed[0]))
+        reasons = {each.stop_reason for each in outcomes if not isinstance(each, Exception)}
+        if any(reason.resumable for reason in reasons):
             raise typer.Exit(ExitCode.STOPPED)
+        if StopReason.NO_ANSWER in reasons:
+            raise typer.Exit(ExitCode.NO_ANSWER)

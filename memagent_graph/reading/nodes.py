@@ -215,6 +215,10 @@ class StepContext:
             tokens=fitting.tokens,
             shortened=fitting is not chunk,
         )
+        if to_read and self.context.pace is not None:
+            self.turn.end()
+            await self.context.pace(span["index"])
+            await self.turn.begin()
         if to_read:
             self.context.meter.texts[span["index"]] = span, fitting.text
         return span, fitting.next

@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 from memagent_graph.budget import Budget
 from memagent_graph.concurrency.branches import Branches
 from memagent_graph.concurrency.fair_turns import Turn
+from memagent_graph.concurrency.pace import Reach
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary, Chunker, Cursor
 from memagent_graph.events import EventKind, StopReason, UpdateRule
@@ -279,6 +280,8 @@ class ReaderContext:
     """Whether the strategy's steps ask for `StepContext.past`."""
     done: Trace | None = field(default=None, repr=False)
     """What the run had asked before this call; None where only its log can tell."""
+    pace: Reach | None = field(default=None, repr=False)
+    """Keeps this read together with others of the same document."""
     may_shrink: bool = False
     """Whether `chunk_tokens` is nobody's choice, so that a strategy whose prompts are longer takes shorter chunks."""
     meter: Meter = field(default_factory=Meter)

@@ -59,6 +59,67 @@ def test_read_as_json_is_one_object_with_everything(book) -> None:
     assert result["usage"]["turns"] == result["chunks_read"] + 1
 
 
+def test_several_questions_are_read_for_in_one_pass(book, tmp_path) -> None:
+    (tmp_path / "questions.txt").write_text("What is the key of harbor?\n\n  What is the key of tower?\n")
+    with FakeServer() as server:
+        options = ["--base-url", server.base_url, *SMALL]
+        asked = ["-q", "Which harbor has a key?", "--questions", tmp_path / "questions.txt"]
+        done = memagent("read", book, *asked, *options)
+        as_json = memagent("read", book, *asked, *options, "--json", "--run-id", "r")
+        stopped = memagent("read", book, *asked, *options, "--max-chunks", 2)
+        resumed = memagent("resume", "r-1")
+    assert (done.returncode, done.stdout) == (0, "4711\n4711\nyet\n")
+    results = json.loads(as_json.stdout)["results"]
+    assert [each["run_id"] for each in results] == ["r-0", "r-1", "r-2"]
+    assert [each["question"] for each in results][2] == "What is the key of tower?"
+    assert resumed.stdout == "4711\n"
+    assert stopped.returncode == 5
+    assert stopped.stderr.count("go on with: memagent resume") == 3
+
+
+def test_one_question_that_fails_leaves_the_others(book) -> None:
+    def respond(body, number):
+        if "tower" in body["messages"][0]["content"]:
+            return web.json_response({"error": {"message": "no towers"}}, status=400)
+        return FakeServer().respond(body, number)
+
+    with FakeServer(respond) as server:
+        asked = ["-q", QUESTION, "-q", "What is the key of tower?"]
+        done = memagent("read", book, *asked, "--base-url", server.base_url, *SMALL, "--json")
+    assert done.returncode == 4
+    found, failed = json.loads(done.stdout)["results"]
+    assert found["answer"] == "4711"
+    assert failed["error"]["type"] == "PolicyRequestError" and "no towers" in failed["error"]["message"]
+
+
+def test_no_question_and_a_missing_file_of_questions_are_refused(book, tmp_path) -> None:
+    for options, told in (
+        ([], 'Ask with -q "..."'),
+        (["--questions", tmp_path / "none.txt"], "one question on each line"),
+    ):
+        done = memagent("read", book, *options, *SMALL)
+        assert done.returncode == 2
+        assert told in done.stderr
+
+
+def test_a_read_stops_early_where_it_is_asked_to(book) -> None:
+    def respond(body, number):
+        fake = FakeServer()
+        reply = fake.completion(body, fake.respond(body, number))
+        for each in (reply["choices"][0].get("logprobs") or {}).get("content", ()):
+            each["logprob"] = -0.0001
+        return reply
+
+    with FakeServer(respond) as server:
+        options = ["--base-url", server.base_url, *SMALL, "--json"]
+        done = memagent("read", book, "-q", QUESTION, *options, "--stop", "converged:drafts=2:change=0")
+        wrong = memagent("read", book, "-q", QUESTION, *options, "--stop", "finished")
+    result = json.loads(done.stdout)
+    assert (result["stop_reason"], result["strategy"]) == ("enough", "overwrite+converged")
+    assert wrong.returncode == 2
+    assert "There is: converged" in wrong.stderr
+
+
 def test_the_document_can_come_from_standard_input(book) -> None:
     with FakeServer() as server:
         done = memagent("read", "-", "-q", QUESTION, "--base-url", server.base_url, *SMALL, stdin=book.read_bytes())

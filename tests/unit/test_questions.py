@@ -1,0 +1,159 @@
+"""One pass over a document for many questions: each has a run of its own, and they stay at the same chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+
+import pytest
+from support.scripts import document_with, part, perfect_reader
+
+from memagent_graph import Limits, RunLog, ScriptedPolicy, StopReason
+from memagent_graph.concurrency.pace import Pace
+from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
+
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
+HARBOR, CASTLE, TOWER = (f"What is the key of {name}?" for name in ("harbor", "castle", "tower"))
+
+
+class Uneven(ScriptedPolicy):
+    """Answers one question after the other's time, and notes at which chunk each question was asked."""
+
+    def __init__(self, script=perfect_reader) -> None:
+        super().__init__(script)
+        self.asked: list[tuple[str, str]] = []
+
+    async def complete(self, prompt, sampling):
+        text = prompt[0]["content"]
+        if "<section>" in text:
+            self.asked.append((part(text, "problem"), part(text, "section")))
+        await asyncio.sleep(0.004 if "castle" in part(text, "problem") else 0.0)
+        return await super().complete(prompt, sampling)
+
+
+@pytest.mark.parametrize("strategy", ["overwrite", "refine", "gated", "map_reduce:width=4", "segments:count=3"])
+def test_no_question_is_asked_of_a_chunk_before_all_are_done_with_those_before(make_reader, strategy) -> None:
+    def reads(prompt: str) -> str:
+        return (
+            "KEEP"
+            if prompt.rstrip().endswith("KEEP or REWRITE:")
+            else perfect_reader(prompt.replace("draft>", "memory>"))
+        )
+
+    policy = Uneven(reads)
+    results = make_reader(policy, strategy=strategy).read_questions(TEXT, [HARBOR, CASTLE, TOWER])
+    assert len({result.chunks_read for result in results}) == 1
+    if strategy in {"overwrite", "refine", "gated"}:
+        sections = list(dict.fromkeys(section for _, section in policy.asked))
+        places = [sections.index(section) for _, section in policy.asked]
+        assert places == sorted(places)
+        assert len(places) == 3 * len(sections)
+
+
+def test_each_question_has_its_result_its_run_and_its_reward(make_reader, tmp_path) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+    results = make_reader(run_log=log).read_questions(TEXT, [HARBOR, CASTLE, TOWER, HARBOR], run_id="r")
+    assert [result.answer for result in results[:2]] == ["4711", "12"]
+    assert results[3] is results[0]
+    assert [result.run_id for result in results] == ["r-0", "r-1", "r-2", "r-0"]
+    for result in results[:3]:
+        assert log.get(result.run_id).question == result.question
+        assert log.trace(result.run_id).final_memory == result.memory
+    log.reward("r-1", 1.0)
+    assert [log.latest_rewards(f"r-{number}") for number in range(2)] == [{}, {"reward": 1.0}]
+    log.close()
+
+
+def test_a_question_that_fails_leaves_the_others_and_can_be_resumed(make_reader, tmp_path) -> None:
+    failing = True
+
+    def reads(prompt: str):
+        return PolicyError("gone") if failing and "castle" in part(prompt, "problem") else perfect_reader(prompt)
+
+    reader = make_reader(ScriptedPolicy(reads), checkpoints=tmp_path / "checkpoints.sqlite")
+    outcomes = reader.read_questions(TEXT, [HARBOR, CASTLE], run_id="r", return_exceptions=True)
+    assert outcomes[0].answer == "4711"
+    assert isinstance(outcomes[1], PolicyError) and outcomes[1].run_id == "r-1"
+    with pytest.raises(PolicyError, match="gone"):
+        reader.read_questions(TEXT, [HARBOR, CASTLE])
+    failing = False
+    assert reader.resume("r-1").answer == "12"
+
+
+def test_a_question_that_stops_early_does_not_hold_up_the_others(make_reader) -> None:
+    def reads(prompt: str) -> str:
+        if "<section>" not in prompt:
+            return perfect_reader(prompt)
+        if "castle" in part(prompt, "problem"):
+            return "STOP"
+        return f"REWRITE\n{perfect_reader(prompt)}"
+
+    harbor, castle = make_reader(ScriptedPolicy(reads), strategy="gated:stop=yes").read_questions(
+        TEXT, [HARBOR, CASTLE]
+    )
+    assert (castle.stop_reason, castle.chunks_read) == (StopReason.ENOUGH, 1)
+    assert (harbor.stop_reason, harbor.answer) == (StopReason.ANSWERED, "4711")
+
+
+def test_limits_count_for_each_question(make_reader) -> None:
+    results = make_reader().read_questions(TEXT, [HARBOR, CASTLE], limits=Limits(max_chunks=3))
+    assert [(each.stop_reason, each.chunks_read) for each in results] == [(StopReason.MAX_CHUNKS, 3)] * 2
+
+
+def test_a_thousand_questions_are_read_for_in_passes(make_reader) -> None:
+    policy = ScriptedPolicy(perfect_reader)
+    text = document_with({0.5: "The key of k7 is 4711."}, words=60)
+    questions = [f"What is the key of k{number}?" for number in range(1000)]
+    results = make_reader(policy).read_questions(text, questions, max_concurrency=100)
+    assert len(results) == 1000
+    sections = [int(re.findall(r"k(\d+)\?", part(prompt, "problem"))[0]) // 100 for prompt in policy.prompts]
+    assert sections == sorted(sections)
+
+
+def test_what_is_no_question_is_refused_before_anything_is_read(make_reader) -> None:
+    policy = ScriptedPolicy(perfect_reader)
+    reader = make_reader(policy)
+    for questions, kind, told in (
+        ([], MemAgentError, "Give at least one"),
+        ([HARBOR, " "], MemAgentError, "the question is empty"),
+        ([HARBOR, "why " * 200], BudgetError, "its budget is 50"),
+    ):
+        with pytest.raises(kind, match=told):
+            reader.read_questions(TEXT, questions)
+    assert not policy.prompts
+
+
+def test_updates_are_shown_as_they_come(make_reader) -> None:
+    shown = defaultdict(list)
+    results = make_reader().read_questions(
+        TEXT, [HARBOR, CASTLE], on_update=lambda question, update: shown[question].append(update.chunk_index)
+    )
+    assert {len(chunks) for chunks in shown.values()} == {results[0].chunks_read}
+
+
+async def test_who_leaves_or_is_cancelled_is_not_waited_for() -> None:
+    pace, reached = Pace(), []
+
+    async def reader(name: str, chunks: int) -> None:
+        with pace.reader() as reach:
+            for chunk in range(chunks):
+                await reach(chunk)
+                reached.append((name, chunk))
+
+    slow = asyncio.create_task(reader("short", 2))
+    await asyncio.gather(slow, reader("long", 5))
+    assert [chunk for name, chunk in reached if name == "long"] == list(range(5))
+    stuck = asyncio.Event()
+
+    async def stops() -> None:
+        with pace.reader():
+            await stuck.wait()
+
+    waiting = asyncio.create_task(stops())
+    await asyncio.sleep(0)
+    going = asyncio.create_task(reader("going", 3))
+    await asyncio.sleep(0.01)
+    assert not going.done()
+    waiting.cancel()
+    await going
