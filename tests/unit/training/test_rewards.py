@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.conversations import conversation
 from support.scripts import document_with, perfect_reader
 
-from memagent_graph import Completion, DocumentStore, FinishReason, RunFilter, RunLog, ScriptedPolicy
+from memagent_graph import Completion, DocumentStore, FinishReason, Limits, RunFilter, RunLog, ScriptedPolicy
 from memagent_graph.errors import PolicyError
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample
 from memagent_graph.evaluation.scorers import REWARD_NAMES, contains, normalised, score, token_f1
@@ -347,6 +348,18 @@ def test_the_form_is_kept_by_memories_and_answers_that_are_whole() -> None:
     assert FormatReward()(run("unboxed")) == FormatReward(boxed=False)(run(" ")) == [0.0]
     assert FormatReward(boxed=False)(run("plain")) == [1.0]
     assert FormatReward()(run(None)) is None
+
+
+def test_a_gate_that_keeps_the_memory_has_kept_the_form(make_reader, tmp_path) -> None:
+    said = iter(["KEEP", "maybe", "maybe", "maybe", "REWRITE\nx 1"])
+    log = RunLog(tmp_path / "runs.sqlite")
+    reader = make_reader(ScriptedPolicy(lambda prompt: next(said, "KEEP")), strategy="gated", run_log=log)
+    reader.read("word " * 600, "What is x?", run_id="r", limits=Limits(max_chunks=3))
+    conversations = tuple(log.conversations("r"))
+    kept = FormatReward()(replace(run("plain"), conversations_K=conversations))
+    assert [each.text for each in conversations] == ["KEEP", "maybe", "maybe", "maybe", "REWRITE\nx 1"]
+    assert kept == [1.0, 0.0, 0.0, 0.0, 1.0]
+    log.close()
 
 
 def test_evidence_counts_when_it_comes_and_when_it_goes_and_sums_to_what_is_left() -> None:

@@ -22,8 +22,8 @@ _CUT: Final = frozenset({EventKind.TRUNCATED.value, EventKind.OVERLONG.value})
 class FormatReward:
     r"""1 for a conversation that kept the form, otherwise 0.
 
-    A memory update must become the memory, and neither it nor the memory may have been cut off. An answer must have a
-    complete \boxed{}, where that is asked for, or hold text at all, and not have been cut off.
+    A memory update must become the memory, or say in its role's words that it stays, and must not have been cut off.
+    An answer must have a complete \boxed{}, where that is asked for, or hold text at all, and not have been cut off.
     """
 
     boxed: bool = True
@@ -42,7 +42,8 @@ class FormatReward:
             return False
         if conversation.writes is Writes.ANSWER:
             return last_boxed(text) is not None if self.boxed else bool(text.strip())
-        return conversation.outcome is Outcome.ACCEPTED
+        said = bool(text.strip()) and not any(each.rule for each in conversation.events)
+        return conversation.outcome is Outcome.ACCEPTED or (said and conversation.outcome is Outcome.KEPT_PREVIOUS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,130 @@
+"""What several questions in one pass, and several passes, cost on a real vLLM server: its prefix cache, and wall time.
+
+    python -m benchmarks.shared_pass work/shared-pass
+
+The embedded policy's weights are served with a longer window, in which they write nothing sensible: only how much the
+server computes is measured. Sections stand first in the prompts, replies have 32 tokens at most, and the cache has room
+for the document. Each figure has a document of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.figures import Figure, print_table
+from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, ReadResult
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
+from memagent_graph.prompts import load_prompts
+from memagent_training.serving.vllm_server import VLLMServer
+
+REPLY_TOKENS = 32
+SHARE_GOAL, TIME_GOAL = 0.9, 2.0
+
+
+def served_folder(folder: Path, window: int) -> Path:
+    """The embedded policy's files with another window."""
+    copy = folder / "policy"
+    shutil.copytree(EMBEDDED_FOLDER, copy)
+    for name in ("config.json", "tokenizer_config.json"):
+        settings = json.loads((copy / name).read_text())
+        settings |= {"max_position_embeddings": window} if name == "config.json" else {"model_max_length": window}
+        (copy / name).write_text(json.dumps(settings))
+    return copy
+
+
+def reader(server: VLLMServer, folder: Path, strategy: str, given: argparse.Namespace) -> MemAgent:
+    """One whose memories and answers are as long as replies may be."""
+    return MemAgent(
+        OpenAICompatiblePolicy(base_url=server.base_url, model=server.model_name),
+        tokenizer=EMBEDDED_FOLDER,
+        budget=Budget(
+            context_window=given.chunk_tokens + 1000,
+            question_tokens=64,
+            memory_tokens=REPLY_TOKENS,
+            chunk_tokens=given.chunk_tokens,
+            answer_tokens=REPLY_TOKENS,
+        ),
+        prompts=load_prompts(),
+        strategy=strategy,
+        store=folder / "documents",
+        run_log=False,
+    )
+
+
+def document(given: argparse.Namespace, seed: int) -> str:
+    """Words in an order of its own, about `chunks` chunks long."""
+    order = random.Random(seed)
+    colours = ("red", "green", "blue", "old", "new")
+    sentences = range(given.chunks * given.chunk_tokens // 9)
+    return " ".join(f"the {order.choice(colours)} {order.randrange(10**4)} is here." for _ in sentences)
+
+
+def questions(number: int) -> list[str]:
+    """Different ones."""
+    return [f"Which colour does number {each} have?" for each in range(number)]
+
+
+def cached_share(results: Sequence[ReadResult]) -> float:
+    """Of the document's tokens, how many these reads found in the cache, at most 1."""
+    shares = [min(1.0, each.usage.cached_tokens / each.usage.document_tokens) for each in results]
+    return sum(shares) / len(shares)
+
+
+def measure(given: argparse.Namespace) -> list[Figure]:
+    """Figures of one server."""
+    figures = []
+    served = served_folder(given.folder, given.chunk_tokens + 1000)
+    options = ["--max-num-batched-tokens", str(given.chunk_tokens + 1000), "--enable-prompt-tokens-details"]
+    with VLLMServer(served, log_file=given.folder / "server.log", options=options) as server:
+        agent = reader(server, given.folder, "overwrite", given)
+        agent.read(document(given, 0), questions(1)[0])  # the server's first requests are slow
+        for number in range(given.rounds):
+            begin = time.monotonic()
+            agent.read(document(given, 3 * number + 1), questions(1)[0])
+            alone = time.monotonic() - begin
+            begin = time.monotonic()
+            results = agent.read_questions(document(given, 3 * number + 2), questions(given.questions))
+            together = time.monotonic() - begin
+            first, *others = sorted(results, key=lambda each: each.usage.cached_tokens)
+            share = cached_share(others)
+            figures += [
+                Figure(f"{given.questions} questions : one, wall time", together / alone, "x", f"<= {TIME_GOAL:g}",
+                       together / alone <= TIME_GOAL),
+                Figure("question two on: section tokens from the cache", share, "", f">= {SHARE_GOAL}",
+                       share >= SHARE_GOAL),
+                Figure("question one: section tokens from the cache", cached_share([first]), "", "", True),
+            ]  # fmt: skip
+            passes = reader(server, given.folder, "parallel:passes=2", given)
+            result = passes.read(document(given, 3 * number + 3), questions(1)[0])
+            second = [step for step in result.trace.steps if step.branch.startswith("2.")]
+            read = sum(span.tokens for step in second for span in step.reads)
+            figures.append(
+                Figure("pass two: section tokens from the cache", result.usage.cached_tokens / max(1, read), "",
+                       f">= {SHARE_GOAL}", result.usage.cached_tokens >= SHARE_GOAL * read > 0)
+            )  # fmt: skip
+            passes.close()
+        agent.close()
+    return figures
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a new one")
+    parser.add_argument("--chunks", type=int, default=12)
+    parser.add_argument("--chunk-tokens", type=int, default=2000)
+    parser.add_argument("--questions", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True)
+    print_table(measure(given))
+
+
+if __name__ == "__main__":
+    main()
