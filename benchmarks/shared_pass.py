@@ -89,8 +89,9 @@ def measure(given: argparse.Namespace) -> list[Figure]:
             agent.read(document(given, 3 * number + 1), questions(1)[0])
             alone = time.monotonic() - begin
             begin = time.monotonic()
-            results = agent.read_questions(document(given, 3 * number + 2), questions(given.questions))
+            outcomes = agent.read_questions(document(given, 3 * number + 2), questions(given.questions))
             together = time.monotonic() - begin
+            results = [each for each in outcomes if isinstance(each, ReadResult)]
             first, *others = sorted(results, key=lambda each: each.usage.cached_tokens)
             share = cached_share(others)
             figures += [
