@@ -456,7 +456,7 @@ class MemAgent:
     async def aclose(self) -> None:
         """Close the running loop's connections and checkpoint file, and the log if the reader opened it.
 
-        Whoever reads again opens them anew.
+        Whoever reads again opens them again.
         """
         if graphs := self._graphs.pop():
             for graph in graphs:

@@ -26,6 +26,8 @@ class Loss(StrEnum):
 
     NEVER_WRITTEN = "never_written"
     """No memory on the way to the answer held it, from the first chunk to the last."""
+    NOT_READ = "not_read"
+    """The read stopped early, before the chunk that holds it."""
     CUT_BY_CHUNK = "cut_by_chunk"
     """No memory held it, and the end of a chunk cut it in two: it was never read whole."""
     OVERWRITTEN = "overwritten"
@@ -130,6 +132,8 @@ def _never_held(needle: Needle, run: RunView, completions: Mapping[str, str]) ->
             return NeedleLoss(needle, Loss.CUT_BY_CHUNK, update.chunk_index)
         if any(_was_cut(each) for each in path if each.chunk_index == update.chunk_index):
             return NeedleLoss(needle, Loss.CUT_BY_CAP, update.chunk_index)
+    elif run.stop_reason == StopReason.ENOUGH:
+        return NeedleLoss(needle, Loss.NOT_READ)
     return NeedleLoss(needle, Loss.NEVER_WRITTEN)
 
 

@@ -121,6 +121,13 @@ def test_a_fact_that_no_memory_held_is_looked_for_in_the_chunks(chunks, cut, exp
     assert (told.loss, told.chunk_index) == expected
 
 
+@pytest.mark.parametrize(("chunks", "loss"), [(["a", "b", "c"], Loss.NOT_READ), (CHUNKS, Loss.NEVER_WRITTEN)])
+def test_a_fact_behind_the_end_of_a_read_that_stopped_early_was_not_read(chunks, loss) -> None:
+    asked, run = read_view(chunks)
+    (told,) = analyse(asked, replace(run, stop_reason="enough"))
+    assert told.loss is loss
+
+
 def test_of_a_needle_that_is_a_paragraph_the_sentence_with_the_answer_counts() -> None:
     asked, run = read_view(["The town is old and has a wall, as one reads. ", "The key is 4711. ", "It is lost."])
     paragraph = "The town is old and has a wall, as one reads. The key is 4711."
