@@ -1,0 +1,175 @@
+"""What each way of reading costs on one document: wall time, turns in a row, tokens written, tokens shown.
+
+    python -m benchmarks.ways_of_reading --chunks 700
+
+The policy is scripted, so this says nothing about accuracy: it finds one planted fact, keeps memories of about 100
+tokens, and takes a fixed time for each token that it writes, as a server does that has room for all requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.figures import Figure, print_table
+from benchmarks.text import prose_of
+from memagent_graph import Budget, Completion, FinishReason, MemAgent, ReadResult, Trace, load_tokenizer
+from memagent_graph.policy import Messages, SamplingParams, TokenIds, TokenUsage
+from memagent_graph.prompts import load_prompts
+
+WAYS = (
+    "overwrite", "gated", "gated:stop=yes", "overwrite+converged:every=8", "refine", "map_reduce:width=128",
+    "parallel:width=128", "segments:count=128", "reread", "recall",
+)  # fmt: skip
+IN_FLIGHT = 128
+FACT, QUESTION = "The code of the lighthouse is 48213.", "What is the code of the lighthouse?"
+NOTES = " ".join(f"detail {number}" for number in range(40))
+"""What a memory holds besides."""
+_MEMORY = re.compile(r"<memory>(.*?)</memory>", re.DOTALL)
+WALL_GOAL, TOKENS_GOAL = 1 / 8, 1 / 10
+
+
+def reply(prompt: str) -> str:
+    """What a policy writes that does in each role what it is asked."""
+    section = "".join(re.findall(r"<section>(.*?)</section>", prompt, re.DOTALL))
+    held = "48213" in prompt
+    memory = f"{NOTES}{' code 48213' if held else ''}"
+    if prompt.rstrip().endswith(("KEEP or REWRITE:", "KEEP, REWRITE or STOP:")):
+        return f"REWRITE\n{memory}" if "48213" in section or "(empty)" in prompt else "KEEP"
+    if prompt.rstrip().endswith("ANSWER or ASK:"):
+        return "ASK\nWhere does the lighthouse stand?" if "lighthouse" not in memory else "ANSWER"
+    if "one of many parts" in prompt:
+        return memory if "48213" in section and "48213" not in "".join(re.findall(_MEMORY, prompt)) else "none"
+    if not section and not prompt.rstrip().endswith(("The whole new memory:", "Together:")):
+        return f"\\boxed{{{'48213' if held else 'unknown'}}}"
+    return memory
+
+
+@dataclass
+class Timed:
+    """A policy that takes `ms` milliseconds for each token that it writes."""
+
+    ms: float
+    name: str = "timed"
+
+    def __post_init__(self) -> None:
+        self._count = load_tokenizer("embedded").count
+
+    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+        """Reply after the time that it takes."""
+        text = str(prompt[0]["content"])  # type: ignore[index]
+        said = reply(text)
+        tokens = self._count(said)
+        await asyncio.sleep(tokens * self.ms / 1000)
+        usage = TokenUsage(len(text) // 4, tokens)
+        return Completion(
+            said, FinishReason.STOP, self.name, usage, token_ids=list(range(tokens)), logprobs=[0.0] * tokens
+        )
+
+
+def turns_in_a_row(trace: Trace) -> int:
+    """The longest chain of steps, each of which needs the one before it."""
+    depth: dict[str, int] = {}
+    for step in trace.steps:
+        depth[step.id] = 1 + max((depth[parent] for parent in step.parents), default=0)
+    return max(depth.values())
+
+
+def without_news(result: ReadResult) -> float:
+    """Tokens written at a chunk that left the memory as it was, on average; NaN where there was none."""
+    spent = [each.completion_tokens for each in result.updates if each.chunk_index is not None and not each.changed]
+    return sum(spent) / len(spent) if spent else float("nan")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one read came to."""
+
+    way: str
+    seconds: float
+    in_a_row: int
+    turns: int
+    written: int
+    shown: int
+    without_news: float
+    """Tokens written at a chunk that left memory as it was."""
+
+
+def measure(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
+    """Read the same document in each way."""
+    budget = Budget(context_window=3000, question_tokens=64, memory_tokens=200, chunk_tokens=500, answer_tokens=64)
+    (prose,) = prose_of(chunks * budget.chunk_tokens)
+    at = prose.index(" ", int(len(prose) * 0.6))
+    text = f"{prose[:at]} {FACT}{prose[at:]}"
+    costs = []
+    with tempfile.TemporaryDirectory() as folder:
+        base = MemAgent(
+            Timed(ms),
+            tokenizer="embedded",
+            budget=budget,
+            prompts=load_prompts(),
+            store=Path(folder),
+            run_log=False,
+            concurrency=IN_FLIGHT,
+        )
+        for way in ways:
+            begin = time.monotonic()
+            result = base.copy(strategy=way).read(text, QUESTION)
+            seconds, usage = time.monotonic() - begin, result.usage
+            if result.answer != "48213":
+                raise SystemExit(f"{way} answered {result.answer!r}: the script does not play it")
+            in_a_row, spent = turns_in_a_row(result.trace), without_news(result)
+            costs.append(Cost(way, seconds, in_a_row, usage.turns, usage.completion_tokens, usage.prompt_tokens, spent))
+    return costs
+
+
+def goals(costs: Sequence[Cost]) -> list[Figure]:
+    """The figures that have a goal, where both ways were measured."""
+    by_way = {each.way: each for each in costs}
+    if "overwrite" not in by_way:
+        return []
+    base, figures = by_way["overwrite"], list[Figure]()
+    for way in sorted(by_way.keys() & {"parallel:width=128", "segments:count=128"}):
+        ratio = by_way[way].seconds / base.seconds
+        figures.append(Figure(f"{way} : overwrite, wall time", ratio, "x", "<= 1/8", ratio <= WALL_GOAL))
+    if "gated" in by_way:
+        ratio = by_way["gated"].without_news / base.without_news
+        metric = "gated : overwrite, tokens written at a chunk without news"
+        figures.append(Figure(metric, ratio, "x", "<= 1/10", ratio <= TOKENS_GOAL))
+    return figures
+
+
+def print_costs(costs: Sequence[Cost]) -> None:
+    """A row for each way, as Markdown."""
+    print("| way | seconds | turns in a row | turns | tokens written | without news | tokens shown |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for each in costs:
+        news = "" if math.isnan(each.without_news) else f"{each.without_news:.0f}"
+        print(
+            f"| `{each.way}` | {each.seconds:.1f} | {each.in_a_row:,} | {each.turns:,} | {each.written:,} | {news} "
+            f"| {each.shown:,} |"
+        )
+    print()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chunks", type=int, default=700)
+    parser.add_argument("--ms", type=float, default=1.0, help="milliseconds for a token that is written")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    given = parser.parse_args()
+    costs = measure(given.ways.split(","), given.chunks, given.ms)
+    print_costs(costs)
+    print_table(goals(costs))
+
+
+if __name__ == "__main__":
+    main()
