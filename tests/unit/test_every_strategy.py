@@ -25,6 +25,7 @@ from memagent_graph import (
     Limits,
     MemAgent,
     RunLog,
+    SamplingParams,
     ScriptedPolicy,
     StopReason,
     Trace,
@@ -209,6 +210,23 @@ def test_its_runs_are_replayed_as_a_group(agent, log) -> None:
         assert {(each.role, each.branch, each.slot) for each in rollout.conversations_K} == {
             (each.role, each.branch, each.slot) for each in logged
         }
+
+
+def test_probes_of_the_answer_are_not_trained_on(make_reader, log) -> None:
+    sampling = SamplingParams(temperature=1.0, logprobs=True)
+    reader = make_reader(
+        ScriptedPolicy(exactly), strategy="overwrite+converged:every=3", run_log=log, sampling=sampling
+    )
+    for number in range(2):
+        reader.read(TEXT, QUESTION, run_id=f"r{number}")
+        log.reward(f"r{number}", float(number))
+    (group,) = load_groups(log).require_groups()
+    roles = Counter(each.role for each in log.conversations("r0"))
+    assert roles["probe"] > 3
+    for rollout in group.rollouts_G:
+        assert Counter(each.role for each in rollout.conversations_K) == {
+            "update": roles["update"], "answer": 1,
+        }  # fmt: skip
 
 
 def test_runs_of_two_ways_of_reading_are_no_group(make_reader, log) -> None:

@@ -120,7 +120,7 @@ def load_groups(
     versions = _allowed(policy_versions, max_staleness)
     ledger = _Ledger()
     for run in read_runs(source, chosen):
-        kept = run if keep_discarded else run.without_discarded()
+        kept = (run if keep_discarded else run.without_discarded()).without_greedy()
         refusals = _refusals(
             run, kept.conversations_K,
             versions=versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,

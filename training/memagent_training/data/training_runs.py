@@ -107,6 +107,16 @@ class TrainingRun:
             self, conversations_K=tuple(each for each in self.conversations_K if each.outcome is not Outcome.DISCARDED)
         )
 
+    def without_greedy(self) -> TrainingRun:
+        """The same run without what was asked at temperature 0, where its first conversation was sampled at another.
+
+        Such a one is a probe of the answer, say: it was not drawn, so nothing can be learnt from how it turned out.
+        """
+        if not self.conversations_K or not self.conversations_K[0].sampling.get("temperature", 1.0):
+            return self
+        drawn = tuple(each for each in self.conversations_K if each.sampling.get("temperature", 1.0))
+        return self if len(drawn) == len(self.conversations_K) else replace(self, conversations_K=drawn)
+
 
 def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> Iterator[TrainingRun]:
     """The runs of a run log, or of a file that `memagent export` wrote, oldest first.
