@@ -252,9 +252,11 @@ class MemAgent:
             BudgetError: a question is too long.
             DocumentError, PolicyError: as for `aread`, once the other questions' reads have ended.
         """
-        asked = list(questions)
+        asked = [questions] if isinstance(questions, str) else list(questions)
         if not asked:
             raise MemAgentError("there is no question", hint="Give at least one.")
+        if max_concurrency < 1:
+            raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
         context = (await self._graph()).reader_context
         for question in asked:
             check_question(question, context)
@@ -366,14 +368,15 @@ class MemAgent:
 
     history = synchronous(ahistory)
 
-    async def aedit_memory(self, run_id: str, chunk: int, text: str, *, branch: str = "") -> None:
+    async def aedit_memory(self, run_id: str, chunk: int, text: str, *, branch: str | None = None) -> None:
         """Replace the memory as it was after `chunk` (counted from 0); `resume` then reads on from there.
 
         Args:
             run_id: the run.
             chunk: the chunk.
             text: the memory in the place of the one that was written there.
-            branch: the branch that read the chunk, where the strategy has several that did.
+            branch: the branch that read the chunk, where the strategy has several that did, "" for the trunk; if left
+                out, the one that read it last.
 
         Raises:
             RunNotFoundError: the checkpoints know no such run.
@@ -565,7 +568,10 @@ class MemAgent:
                 if shown:
                     for update in progress.updates_since(before, complete=bool((change or {}).get("chunks_read"))):
                         yield update
-        yield result_from_state(values, progress.trace, context)
+        result = result_from_state(values, progress.trace, context)
+        if result.stop_reason.resumable:
+            result = replace(result, memory=graph.strategy.so_far(values, context)[0])
+        yield result
 
     async def _require_same(
         self, state: Mapping[str, Any], context: ReaderContext, run_id: str, document: DocumentSource | None

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from langchain_core.embeddings import Embeddings
 
-from memagent_graph.errors import MissingExtraError, RetrievalError
+from memagent_graph.errors import MemAgentError, MissingExtraError, RetrievalError
 
 _WORD: Final = re.compile(r"[぀-ヿ㐀-鿿]|[^\W぀-ヿ㐀-鿿]+")
 """A run of letters and digits; where words are not parted by spaces, a character."""
@@ -36,6 +36,36 @@ class Retriever(Protocol):
         Raises:
             RetrievalError: they cannot be ranked.
         """
+
+
+async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list[int]:
+    """What a retriever gives, each number once.
+
+    Raises:
+        RetrievalError: it failed, or named a text that is not there.
+    """
+    count = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal count
+        for count, text in enumerate(texts, start=1):  # noqa: B007  how many there were is needed behind the loop
+            yield text
+
+    try:
+        order = list(dict.fromkeys(await retriever.rank(counted(), query)))
+    except MemAgentError:
+        raise
+    except Exception as error:
+        raise RetrievalError(
+            f"the retriever {type(retriever).__name__} failed: {type(error).__name__}: {error}",
+            hint="See its rank(texts, query).",
+        ) from error
+    if strange := [number for number in order if not 0 <= number < count]:
+        raise RetrievalError(
+            f"the retriever {type(retriever).__name__} named text {strange[0]} of {count}",
+            hint="Its rank(texts, query) must return the texts' numbers, from 0.",
+        )
+    return order
 
 
 @dataclass(frozen=True)

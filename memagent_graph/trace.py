@@ -51,7 +51,8 @@ class TraceStep:
     role: str
     """What the policy was asked as, such as "update" or "answer"."""
     slot: int
-    """Its place among the steps of that role and branch: a chunk's number, say. Runs are compared by it."""
+    """Its place among the steps of that role and branch: a chunk's number, say. Runs are compared by it. Below 0, what
+    the step reads was read before, and it belongs to no chunk."""
     writes: Writes
     text: str | None
     """What came of it: the memory after it, the answer completion, the decision; None where it was redacted away."""
@@ -67,8 +68,8 @@ class TraceStep:
 
     @property
     def chunk_index(self) -> int | None:
-        """The first chunk that it read; None where it read none."""
-        return self.reads[0].index if self.reads else None
+        """The first chunk that it read; None where it read none, or only what had been read before."""
+        return self.reads[0].index if self.reads and self.slot >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Answer(Report):
     answer: str | None
     """None where the read failed, stopped at a limit, or ended without an answer."""
     stop_reason: str | None
-    """"answered", "no_answer", or the limit it stopped at; None where it failed."""
+    """"answered", "enough" (it was read in part), "no_answer", or the limit it stopped at; None where it failed."""
     error: str | None
     """What went wrong and what to do, where the read failed."""
     memory: str

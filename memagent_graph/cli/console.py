@@ -86,17 +86,13 @@ class Console:
         if len(outcomes) == 1 and isinstance(outcomes[0], ReadResult):
             self.result(outcomes[0], updates=updates)
             return
-        for outcome in outcomes:
-            if isinstance(outcome, Exception) and not isinstance(outcome, MemAgentError):
-                raise outcome
         if self.as_json:
             values = (
                 each.to_dict(updates=updates) if isinstance(each, ReadResult) else _error_values(each)
                 for each in outcomes
             )
             print_json({"results": list(values)})
-            return
-        for outcome in outcomes:
+        for outcome in () if self.as_json else outcomes:
             if isinstance(outcome, ReadResult):
                 self.resume_command = resume_command(outcome.run_id)
                 self.err.print(f"[bold]{escape(outcome.question)}[/]")
@@ -104,6 +100,9 @@ class Console:
             elif isinstance(outcome, MemAgentError):
                 self.resume_command = resume_command(outcome.run_id) if outcome.run_id else None
                 self.failure(outcome, 0)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and not isinstance(outcome, MemAgentError):
+                raise outcome
 
     def result(self, result: ReadResult, *, updates: bool = False) -> None:
         """The answer on standard output, and what there is to say about the read beside it."""

@@ -24,12 +24,13 @@ class Read(ReaderOptions, RunOptions):
 
     document: Annotated[str, typer.Argument(help="The document's path, or - for standard input.")]
     question: Annotated[
-        list[str] | None,
-        typer.Option("--question", "-q", help="What to find out; several times for several questions."),
-    ] = None
-    questions: Annotated[
-        Path | None, typer.Option(help="A file with further questions, one on each line.", show_default=False)
-    ] = None
+        list[str],
+        typer.Option(
+            "--question",
+            "-q",
+            help="What to find out. Several times for several questions; @FILE for a file with one on each line.",
+        ),
+    ]
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None
@@ -54,24 +55,28 @@ class Read(ReaderOptions, RunOptions):
         bool, typer.Option("--no-log", help="Keep no log; `memagent resume` then cannot find the run.")
     ] = False
 
-    def _all_questions(self) -> list[str]:
-        """The questions of the command line, then those of the file.
+    def _questions(self) -> list[str]:
+        """The questions, those of files in the files' places.
 
         Raises:
-            MemAgentError: there is none, or the file cannot be read.
+            MemAgentError: a file cannot be read, or holds none.
         """
-        asked = list(self.question or ())
-        if self.questions is not None:
+        asked: list[str] = []
+        for each in self.question:
+            if not each.startswith("@"):
+                asked.append(each)
+                continue
             try:
-                lines = self.questions.read_text("utf-8").splitlines()
+                lines = Path(each[1:]).expanduser().read_text("utf-8-sig").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise MemAgentError(
-                    f"{self.questions} cannot be read: {error}",
-                    hint="Give a UTF-8 text file, one question on each line.",
+                    f"the questions in {each[1:]} cannot be read: {error}",
+                    hint="Behind @, give a text file in UTF-8, with one question on each line.",
                 ) from error
-            asked += [line.strip() for line in lines if line.strip()]
-        if not asked:
-            raise MemAgentError("there is no question", hint='Ask with -q "...", or give a file with --questions.')
+            found = [line.strip() for line in lines if line.strip()]
+            if not found:
+                raise MemAgentError(f"{each[1:]} holds no questions", hint="Write one on each line.")
+            asked += found
         return asked
 
     def run(self) -> None:
@@ -82,7 +87,7 @@ class Read(ReaderOptions, RunOptions):
             from memagent_graph.reading.state import new_run_id  # noqa: PLC0415
             from memagent_graph.storage.paths import default_store  # noqa: PLC0415
 
-            questions = self._all_questions()
+            questions = self._questions()
             source = (
                 Document.from_file(sys.stdin.buffer, encoding=self.encoding)
                 if self.document == "-"
@@ -93,6 +98,9 @@ class Read(ReaderOptions, RunOptions):
             reference = DocumentStore(default_store()).add(source, replace_undecodable=self.replace_undecodable)
             async with self.make_reader(self.settings(), is_logged=not self.no_log) as reader:
                 if len(questions) > 1:
+                    if not self.no_log:
+                        commands = [self.resume_command(f"{name}-{number}") for number in range(len(questions))]
+                        console.resume_command = "; ".join(commands[:8] + ["..."] * (len(commands) > 8))
                     return await console.follow_questions(
                         lambda show: reader.aread_questions(
                             reference, questions, run_id=name, limits=self.limits,

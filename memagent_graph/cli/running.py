@@ -61,7 +61,7 @@ class RunOptions:
         return shlex.join(words)
 
     def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
-        """Run to the end, print the outcomes, and leave with the exit code of the one that went worst."""
+        """Run to the end, print the outcomes, and leave with the exit code of the first that failed, else stopped."""
         import asyncio  # noqa: PLC0415
 
         from memagent_graph.cli.console import Console  # noqa: PLC0415

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 Reach: TypeAlias = Callable[[int], Awaitable[None]]
-"""Waits until a reader may begin a chunk, given by its number."""
+"""Waits until a reader may begin a chunk, given by how many it has read."""
 
 
 class Pace:
-    """Lets no reader begin a chunk before all others have begun it, too, or have gone beyond it, or have left.
+    """Lets no reader begin a chunk before all others have begun as many, or have left.
 
     For one event loop. A server whose prefix cache holds one section then needs to compute that section once.
     """
@@ -29,10 +29,10 @@ class Pace:
         self._places[name] = -1
         self._move()
 
-        async def reach(chunk: int) -> None:
-            self._places[name] = chunk
+        async def reach(chunks: int) -> None:
+            self._places[name] = max(chunks, self._places[name])
             self._move()
-            while chunk > self._lowest:
+            while chunks > self._lowest:
                 waiter = asyncio.get_running_loop().create_future()
                 self._waiting.append(waiter)
                 await waiter

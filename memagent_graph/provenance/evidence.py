@@ -191,7 +191,7 @@ def _with_looked_up(places: set[int], trace: Trace) -> list[int]:
         span.index
         for place in places
         for step in (trace.by_id.get(trace.updates[place].step),)
-        for span in (step.reads[1:] if step else ())
+        for span in (step.reads[0 if step.chunk_index is None else 1 :] if step else ())
         if step is not None and span.index != step.chunk_index
     }
     if not looked_up:

@@ -75,6 +75,7 @@ class Ask:
         previous: the memory that stays where no reply counts.
         node, branch, slot: its place in the run.
         parents: the steps whose output stands in the prompt.
+        continues: whether that is the one step that wrote the memory before, and no other.
         reads: the chunks that stand in it.
         turn: the asker's turn on the event loop.
     """
@@ -91,12 +92,14 @@ class Ask:
         branch: str,
         slot: int,
         parents: Sequence[str],
+        continues: bool,
         reads: Sequence[ChunkSpan],
         turn: Turn,
     ) -> None:
         self._state, self._context, self._role, self._messages = state, context, role, messages
         self._previous, self._node, self._branch, self._slot = previous, node, branch, slot
         self._parents, self._reads, self._turn = tuple(parents), tuple(reads), turn
+        self._continues = continues
         self._chunk_index = reads[0]["index"] if reads else None
         self._bound = role.tokens(context.budget)
         self._attempts = self._logged_events = 0
@@ -152,7 +155,7 @@ class Ask:
             found = self._read(completion, text)
             if isinstance(found, Parsed):
                 if found.text is None:
-                    self._log(completion, Outcome.KEPT_PREVIOUS)
+                    self._log(completion, Outcome.KEPT_PREVIOUS, self._kept)
                     return self._previous, found.value
                 self._log(completion, Outcome.ACCEPTED, found.text)
                 return found.text, found.value
@@ -168,9 +171,14 @@ class Ask:
                 self._log(completion, Outcome.ACCEPTED, parsed.text)
                 return parsed.text, parsed.value
             self.note(found.kind, found.detail, UpdateRule.KEEP_PREVIOUS)
-            self._log(completion, Outcome.KEPT_PREVIOUS)
+            self._log(completion, Outcome.KEPT_PREVIOUS, self._kept)
             return self._previous if self._role.writes is Writes.MEMORY else "", None
         raise AssertionError("the last try always returns")
+
+    @property
+    def _kept(self) -> str | None:
+        """The memory that stays, where it is not that of the one step that it comes from."""
+        return None if self._continues or self._role.writes is not Writes.MEMORY else self._previous
 
     async def _answer(self) -> tuple[str, str | None]:
         """The answer completion without its reasoning, and the answer in it.

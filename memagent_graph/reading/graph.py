@@ -128,7 +128,14 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
     if strategy.loop is not None:
         fuse(graph, strategy.loop)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")
-    context = replace(context, prompts=prompts, budget=budget, strategy=identity, looks_back=strategy.looks_back)
+    context = replace(
+        context,
+        prompts=prompts,
+        budget=budget,
+        strategy=identity,
+        looks_back=strategy.looks_back,
+        is_at_end=strategy.is_at_end,
+    )
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))
 
 

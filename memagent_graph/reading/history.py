@@ -60,7 +60,7 @@ async def trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
     return Trace(tuple({step.id: step for step in steps}.values()), size)
 
 
-async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str, branch: str = "") -> TraceStep:
+async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str, branch: str | None = None) -> TraceStep:
     """Branch off behind the step that wrote the memory after `chunk`, with `text` in its place.
 
     The new line of checkpoints becomes the run's newest state.
@@ -82,7 +82,9 @@ async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str, br
     for snapshot in lineage:
         state = snapshot.values
         for place, record in reversed(list(enumerate(state["steps"]))):
-            if not record["reads"] or record["reads"][0]["index"] != chunk or branch not in {"", record["branch"]}:
+            if not record["reads"] or record["slot"] < 0 or record["reads"][0]["index"] != chunk:
+                continue
+            if branch is not None and branch != record["branch"]:
                 continue
             edited = event_record(EventKind.MEMORY_EDITED, chunk, "a person replaced the memory")
             records = list(state["steps"])

@@ -34,7 +34,7 @@ from memagent_graph.reading.state import (
 from memagent_graph.reading.state_views import trace_steps
 from memagent_graph.reading.tracing import observed, trace_ids
 from memagent_graph.roles import Role
-from memagent_graph.trace import TraceStep
+from memagent_graph.trace import TraceStep, Writes
 
 Change: TypeAlias = dict[str, Any]
 """What a step changes in the state."""
@@ -85,7 +85,8 @@ class StepContext:
             role: one of the strategy's.
             previous: the memory that stays where no reply counts.
             reads: the chunks whose text the fields hold.
-            parents: the ids of the steps whose output the fields hold; the branch's newest step if left out.
+            parents: the ids of the steps whose output the fields hold; if left out, the branch's newest, but for
+                decisions that read nothing.
             slot: its place among the branch's steps of that role; by default the number of the first chunk it reads,
                 or 0. No two may share one.
             question: what its template holds as {prompt}; the run's question if left out.
@@ -99,6 +100,7 @@ class StepContext:
         prompts = self.context.prompts
         if not prompts.has(role.name):
             raise StrategyError(f"the role {role.name!r} has no words here", hint="Name it in the strategy's `roles`.")
+        continues = parents is None
         if parents is None:
             tips = {**self.state.get("tips", {}), **self.tips}
             tip = tips.get(self.branch) or tips.get("")
@@ -114,6 +116,7 @@ class StepContext:
             branch=self.branch,
             slot=slot if slot is not None else reads[0]["index"] if reads else 0,
             parents=tuple(parents),
+            continues=continues,
             reads=reads,
             turn=self.turn,
         )
@@ -122,7 +125,8 @@ class StepContext:
         reply = await ask.reply()
         self.cost = add_cost(self.cost, ask.cost)
         self.records.append(ask.record(reply.text))
-        self.tips[self.branch] = ask.id
+        if reads or role.writes is not Writes.DECISION:
+            self.tips[self.branch] = ask.id
         return reply
 
     def has_read(self, span: ChunkSpan) -> None:
@@ -217,7 +221,7 @@ class StepContext:
         )
         if to_read and self.context.pace is not None:
             self.turn.end()
-            await self.context.pace(span["index"])
+            await self.context.pace(self.state.get("chunks_read") or 0)
             await self.turn.begin()
         if to_read:
             self.context.meter.texts[span["index"]] = span, fitting.text
@@ -408,9 +412,10 @@ def flat(record: StepRecord, document_bytes: int | None) -> dict[str, Any]:
     last = max(reads, key=lambda span: span["end_byte"], default=None)
     end_byte = last["end_byte"] if last else 0
     answers = record["type"] == "answer"
+    stopped_at = record["slot"] if record["type"] == "stopped" else None
     return {
         **record,
-        "chunk_index": reads[0]["index"] if reads else record["slot"] if record["type"] == "stopped" else None,
+        "chunk_index": reads[0]["index"] if reads and record["slot"] >= 0 else stopped_at,
         "start_char": reads[0]["start_char"] if reads else 0,
         "end_char": last["end_char"] if last else 0,
         "start_byte": reads[0]["start_byte"] if reads else 0,

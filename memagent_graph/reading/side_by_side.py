@@ -181,7 +181,9 @@ async def merge_findings(state: Branch, step: StepContext) -> Change:
     """Bring a group of findings together in one."""
     group = state["group"]
     texts = joined(group.values(), step.context)
-    return found(await step.ask(MERGE, chunk=texts, parents=_steps(group.values())), step, instead_of=group)
+    previous = first_tokens(step.context, texts, step.context.budget.memory_tokens)
+    reply = await step.ask(MERGE, chunk=texts, previous=previous, parents=_steps(group.values()))
+    return found(reply, step, instead_of=group)
 
 
 async def answer_from_findings(state: SideBySideState, step: StepContext) -> Change:
@@ -221,11 +223,19 @@ MERGE = Role("merge", fields=frozenset({"chunk"}), template=shipped("merge"), pa
 
 def joined(findings: Iterable[Finding], context: ReaderContext) -> str:
     """Findings below each other, of several each cut so that any two can be merged."""
-    texts = [context.prompts.neutralise(each["text"]) for each in findings]
+    texts = [each["text"] for each in findings]
     if len(texts) > 1:
         longest = _longest(context)
-        texts = [first_tokens(context, each, longest) for each in texts]
+        texts = [_cut(context, each, longest) for each in texts]
     return "\n".join(texts)
+
+
+def _cut(context: ReaderContext, text: str, tokens: int) -> str:
+    """A text's beginning that has at most so many tokens in a prompt, where some of it may be escaped."""
+    cut = first_tokens(context, text, tokens)
+    while cut and (excess := context.tokenizer.count(context.prompts.neutralise(cut)) - tokens) > 0:
+        cut = first_tokens(context, cut, max(0, context.tokenizer.count(cut) - excess))
+    return cut
 
 
 def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> list[list[str]]:

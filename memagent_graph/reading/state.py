@@ -276,6 +276,8 @@ class ReaderContext:
     """What the log says of how the reader was made."""
     pass_by: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
     """Set where a caller sees nothing of a read before its end; see `memagent_graph.reading.fused`."""
+    is_at_end: Callable[[Mapping[str, Any]], bool] = field(default=lambda _: True, repr=False)
+    """The strategy's: whether a state has read all of the document."""
     looks_back: bool = False
     """Whether the strategy's steps ask for `StepContext.past`."""
     done: Trace | None = field(default=None, repr=False)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from langgraph.graph import END
 
-from memagent_graph.documents.chunking import Cursor, start_cursor
+from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import StopReason
 from memagent_graph.reading.ask import Reply
@@ -59,16 +59,10 @@ async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | N
 def answered(reply: Reply, memory: str, step: StepContext) -> Change:
     """The change that ends the run with an answer; `memory` is what it was asked from."""
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
-    if reply.text and step.state.get("enough") and not _is_at_end(step.state):
+    if reply.text and step.state.get("enough") and not step.context.is_at_end(step.state):
         reason = StopReason.ENOUGH
     step.finished(reason, reply.value)
     return {"memory": memory, "answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}
-
-
-def _is_at_end(state: Mapping[str, Any]) -> bool:
-    """Whether a state's next chunk would begin at the document's end."""
-    cursor: Cursor = state.get("cursor") or start_cursor()
-    return bool(cursor["byte"] == state["document"]["size"])
 
 
 def chosen(state: LineState) -> ChunkSpan:

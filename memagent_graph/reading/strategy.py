@@ -28,6 +28,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Overwrite as Reset
 from langgraph.types import Send
 
+from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.reading.nodes import Change, Route, RouteNode, Step, StepContext, StepNode
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, StepRecord, new_run_id
@@ -71,6 +72,11 @@ class Strategy(ABC):
         """The memory that an answer would be asked from now, and the steps that wrote it; None: the newest step."""
         del context
         return state.get("memory") or "", None
+
+    def is_at_end(self, state: Mapping[str, Any]) -> bool:
+        """Whether all of the document was read; False where its length is not known."""
+        cursor: Cursor = state.get("cursor") or start_cursor()
+        return bool(cursor["byte"] == state["document"]["size"])
 
     def edited(self, state: Mapping[str, Any], record: StepRecord, text: str) -> Change:
         """The change of state by which a person replaces the memory that a step wrote.

@@ -32,8 +32,9 @@ def trace_of(
         if last.outcome is Outcome.DISCARDED:
             continue
         step = _step(tries)
-        if last.outcome is Outcome.KEPT_PREVIOUS and step.writes is Writes.MEMORY:
-            step = replace(step, text=_before(step, steps, texts))
+        if last.outcome is Outcome.KEPT_PREVIOUS:
+            kept = last.memory if last.memory is not None else _before(step, steps, texts)
+            step = replace(step, text=kept if step.writes is Writes.MEMORY else "")
         for edit in edited.get(step_id, ()):
             events = (*step.events, as_read_event(edit))
             step = replace(step, writes=Writes.MEMORY, text=edit.text or "", events=events)

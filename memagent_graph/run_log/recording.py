@@ -42,8 +42,8 @@ class Recording:
     _pending: list[asyncio.Future[Any]] = field(default_factory=list)
     _settled_later: list[asyncio.Future[Any]] = field(default_factory=list)
     _begun: bool = False
-    _recorded: set[str] = field(default_factory=set)
-    """The branches of which something was recorded."""
+    _recorded: set[tuple[str, str]] = field(default_factory=set)
+    """The branches of which something was recorded, each with the role."""
     _ended: bool = False
 
     def stop(self) -> None:
@@ -60,10 +60,10 @@ class Recording:
             self._hand_in(self.log.begin_job(*given, prompts=prompts, trace=self.trace, afresh=afresh))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
-        """Enter a conversation. Only a branch's first of a call can meet what an earlier execution has left."""
-        supersede = conversation.branch not in self._recorded
-        self._hand_in(self.log.record_job(conversation, prompt_texts, supersede=supersede))
-        self._recorded.add(conversation.branch)
+        """Enter a conversation. Only a call's first in its branch and role can meet what an earlier execution left."""
+        place = conversation.branch, conversation.role
+        self._hand_in(self.log.record_job(conversation, prompt_texts, supersede=place not in self._recorded))
+        self._recorded.add(place)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
         """Enter how the run ended."""

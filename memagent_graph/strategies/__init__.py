@@ -84,6 +84,8 @@ def _with_stop_rule(text: str) -> Strategy:
                 f"there is no rule {rule!r} for stopping early", hint=f"There is: {', '.join(_STOP_RULES)}."
             )
         return _named(text)
+    if _split(before.rpartition("+")[2])[0] in _STOP_RULES and "+" in before:
+        raise StrategyError(f"{text} has two rules for stopping early", hint="Give one, in --strategy or in --stop.")
     made: Strategy = _configured(_class_of(_STOP_RULES, rule), rule, options, strategy=_named(before))
     return made
 
@@ -104,6 +106,8 @@ def _named(text: str) -> Strategy:
                 hint=f"See {added[name].value}, or read with another --strategy.",
             ) from error
         return _checked(loaded, name, options)
+    if name in _STOP_RULES:
+        raise StrategyError(f"{name} is a rule for stopping early", hint=f"Write overwrite+{text}, or --stop {text}.")
     near = difflib.get_close_matches(name, strategy_names(), n=3, cutoff=0.5)
     raise StrategyError(
         f"there is no strategy {name!r}",
@@ -118,10 +122,13 @@ def _class_of(names: Mapping[str, str], name: str) -> Any:
 
 def _split(text: str) -> tuple[str, dict[str, str]]:
     """A name, and the options behind it as they are written."""
-    options = re.search(rf"{_OPTIONS.pattern}\Z", text)
-    written = options[0] if options else ""
-    pairs = (each.split("=", 1) for each in written.split(":")[1:])
-    return text[: len(text) - len(written)], dict(pairs)
+    found = re.search(rf"{_OPTIONS.pattern}\Z", text)
+    written = found[0] if found else ""
+    pairs = [each.split("=", 1) for each in written.split(":")[1:]]
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise StrategyError(f"{text} has an option twice", hint="Give each once.")
+    return text[: len(text) - len(written)], options
 
 
 def _checked(given: object, name: str, options: Mapping[str, str]) -> Strategy:

@@ -31,7 +31,7 @@ _ABSTAINS: Final = re.compile(
 
 
 def _draft(text: str, prompts: Prompts) -> Parsed:
-    return Parsed(text, prompts.extract_answer(text))
+    return Parsed(text, prompts.extract_answer(text) or text)
 
 
 PROBE = Role(
@@ -56,8 +56,10 @@ class Converged(Strategy):
     """A strategy that goes through `probe` on its way to the next chunk (after ACS; it needs no training).
 
     A probe asks for the answer from memory as it is, at temperature 0. Reading stops once the newest draft is
-    confident, is no abstention, and the newest drafts hardly differ. Probes count in the cost, like all else. An
+    confident, is not an abstention, and the newest drafts hardly differ. Probes count in the cost, like all else. An
     abstention is recognised in English only; in other languages, confidence and stability decide.
+
+    What is read side by side is probed from wave to wave (`width`), from as much of what was found as a memory holds.
     """
 
     strategy: Strategy
@@ -79,7 +81,7 @@ class Converged(Strategy):
             ("every", self.every >= 1, "1 or more"),
         ):
             if not fits:
-                raise StrategyError(f"converged:{option}={getattr(self, option)} makes no sense", hint=f"Use {needed}.")
+                raise StrategyError(f"converged:{option}={getattr(self, option)} cannot be used", hint=f"Use {needed}.")
         inner = self.strategy
         make: Any = TypedDict
         channels = (get_type_hints(each, include_extras=True) for each in (inner.state, ConvergedState))
@@ -90,6 +92,7 @@ class Converged(Strategy):
             "state": state,
             "chooses": inner.chooses,
             "concludes": inner.concludes,
+            "looks_back": inner.looks_back,
         }.items():
             object.__setattr__(self, attribute, value)
 
@@ -115,6 +118,10 @@ class Converged(Strategy):
     def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
         """As in the strategy."""
         return self.strategy.so_far(state, context)
+
+    def is_at_end(self, state: Mapping[str, Any]) -> bool:
+        """As in the strategy."""
+        return self.strategy.is_at_end(state)
 
     def edited(self, state: Mapping[str, Any], record: StepRecord, text: str) -> Change:
         """As in the strategy; drafts from before the edit no longer count."""

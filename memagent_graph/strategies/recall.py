@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NotRequired
+from typing import Any, ClassVar, NotRequired
 
 from langgraph.graph import END
 from typing_extensions import TypedDict
@@ -13,10 +13,10 @@ from memagent_graph.errors import StrategyError
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.nodes import Change, StepContext
-from memagent_graph.reading.state import ChunkSpan, LineState, ReaderContext
+from memagent_graph.reading.state import ChunkSpan, LineState, StepRecord
 from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.retriever import Retriever, WordRetriever, passages
+from memagent_graph.retriever import Retriever, WordRetriever, passages, ranked
 from memagent_graph.roles import ANSWER, Parsed, Role, Trouble, shipped
 from memagent_graph.trace import Span, Writes
 
@@ -31,7 +31,7 @@ _MOST = 64
 def memory_and_query(text: str, prompts: Prompts) -> Parsed | Trouble:
     """Read a memory, and the words to look up on its last line, if that begins with RECALL:."""
     del prompts
-    *lines, last = text.splitlines()
+    *lines, last = text.splitlines() or [""]
     if not last.startswith(_MARK):
         return Parsed(text)
     query, memory = last.removeprefix(_MARK).strip(), "\n".join(lines).strip()
@@ -108,6 +108,10 @@ class Recall(Strategy):
         )
         graph.add_conditional_edges("look_up", _after_look_up, ["recall_update", "recall_last"])
 
+    def edited(self, state: Mapping[str, Any], record: StepRecord, text: str) -> Change:
+        """The memory is replaced, and what the reply wanted to look up is forgotten."""
+        return {**super().edited(state, record, text), "query": None}
+
     async def _update(self, state: RecallState, step: StepContext) -> Change:
         span, memory, recalled = chosen(state), state.get("memory") or "", state.get("recalled")
         reply = await step.ask(
@@ -140,10 +144,10 @@ class Recall(Strategy):
             for span in chunks.values():
                 text = step.context.store.read(state["document"], span.start_byte, span.end_byte)
                 for start, end in passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * room)):
-                    places.append(_part(span, text, start, end, step.context))
+                    places.append(_part(span, text, start, end))
                     yield text[start:end]
 
-        ranking = await self.retriever.rank(texts(), state.get("query") or "")
+        ranking = await ranked(self.retriever, texts(), state.get("query") or "")
         for number in ranking[:_MOST]:
             place = places[number - len(written)] if number >= len(written) else None
             text = _text_of(place, step) if place else written[number]
@@ -152,7 +156,7 @@ class Recall(Strategy):
                 continue
             room -= tokens
             if place:
-                found["spans"].append(place)
+                found["spans"].append({**place, "tokens": tokens})
             else:
                 found["memories"].append(text)
                 found["steps"].append(memories[text])
@@ -171,7 +175,7 @@ async def _add_last(state: RecallState, step: StepContext) -> Change:
         reads=recalled["spans"] if recalled else (),
         parents=_parents(recalled, state),
         note=_note(recalled),
-        slot=0,
+        slot=-1,
     )
     return {"memory": reply.text, "recalled": None}
 
@@ -198,15 +202,15 @@ def _parents(recalled: Recalled | None, state: RecallState) -> Sequence[str]:
 def _note(recalled: Recalled | None) -> tuple[EventKind, str] | None:
     if recalled is None or recalled["spans"] or recalled["memories"]:
         return None
-    return EventKind.NOT_RECALLED, "nothing read so far has a word of it, or there were look-ups enough"
+    return EventKind.NOT_RECALLED, "nothing read so far has a word of it, or the look-ups were used up"
 
 
 def _text_of(span: ChunkSpan, step: StepContext) -> str:
     return step.context.store.read(step.state["document"], span["start_byte"], span["end_byte"])
 
 
-def _part(span: Span, text: str, start: int, end: int, context: ReaderContext) -> ChunkSpan:
-    """The place of a passage of a chunk; its number is the chunk's."""
+def _part(span: Span, text: str, start: int, end: int) -> ChunkSpan:
+    """The place of a passage of a chunk; its number is the chunk's, its tokens are counted once it is chosen."""
     start_byte = span.start_byte + len(text[:start].encode())
     return ChunkSpan(
         index=span.index,
@@ -214,6 +218,6 @@ def _part(span: Span, text: str, start: int, end: int, context: ReaderContext) -
         end_char=span.start_char + end,
         start_byte=start_byte,
         end_byte=start_byte + len(text[start:end].encode()),
-        tokens=context.tokenizer.count(text[start:end]),
+        tokens=0,
         shortened=False,
     )

@@ -14,7 +14,7 @@ from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.nodes import Change, StepContext
 from memagent_graph.reading.state import LineState, ReaderContext
-from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_chunk
+from memagent_graph.reading.steps import after_read_chunk, answer_from, chosen, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Parsed, Role, Trouble, shipped
 from memagent_graph.trace import Writes
@@ -62,6 +62,8 @@ class RereadState(LineState):
     """The line that reads now: "" for the first time, then "1", "2", ..."""
     asked: NotRequired[list[str]]
     """The sub-questions so far; the newest is the one that is read for."""
+    asked_in: NotRequired[str]
+    """The step that asked it."""
     kept: NotRequired[str]
     """The memory of all reads before this one."""
     found: NotRequired[str]
@@ -89,7 +91,12 @@ class Reread(Strategy):
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the read, and the way back to its beginning."""
-        steps = {"next_chunk": _next_chunk, "update_memory": _update_memory, "integrate": _integrate, "answer": answer}
+        steps = {
+            "next_chunk": _next_chunk,
+            "update_memory": _update_memory,
+            "integrate": _integrate,
+            "answer": self._answer,
+        }
         for name, step in {**steps, "decompose": self._decompose}.items():
             graph.add_node(name, step)
         for start, end in {OPEN: "next_chunk", "update_memory": "next_chunk", "integrate": "decompose"}.items():
@@ -100,8 +107,13 @@ class Reread(Strategy):
         graph.add_edge("answer", END)
 
     def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
-        """Nothing while the document is read again: what that comes to is no answer yet."""
-        return ("", None) if state.get("branch") else super().so_far(state, context)
+        """While the document is read again, what was kept of the reads before."""
+        kept = state.get("kept") if state.get("branch") else state.get("memory")
+        return kept or "", [tip] if (tip := state.get("tips", {}).get("")) else None
+
+    async def _answer(self, state: RereadState, step: StepContext) -> Change:
+        memory, parents = self.so_far(state, step.context)
+        return await answer_from(memory, step, parents)
 
     async def _decompose(self, state: RereadState, step: StepContext) -> Change:
         asked, memory = state.get("asked") or [], state.get("memory") or ""
@@ -112,7 +124,8 @@ class Reread(Strategy):
         if reply.value is None:
             return {"branch": ""}
         begin = {"cursor": start_cursor(), "span": None, "memory": "", "found": None}
-        return {**begin, "kept": memory, "asked": [*asked, reply.value], "branch": str(len(asked) + 1)}
+        line = str(len(asked) + 1)
+        return {**begin, "kept": memory, "asked": [*asked, reply.value], "asked_in": reply.step, "branch": line}
 
 
 async def _next_chunk(state: RereadState, step: StepContext) -> Change:
@@ -124,8 +137,11 @@ async def _next_chunk(state: RereadState, step: StepContext) -> Change:
 
 
 async def _update_memory(state: RereadState, step: StepContext) -> Change:
-    span, memory, rereads = chosen(state), state.get("memory") or "", bool(state.get("branch"))
-    question = (state.get("asked") or [""])[-1] if rereads else None
+    span, memory, line = chosen(state), state.get("memory") or "", state.get("branch")
+    question, parents = None, None
+    if line:
+        tip = state.get("tips", {}).get(line)
+        question, parents = (state.get("asked") or [""])[-1], [*([tip] if tip else ()), state.get("asked_in") or ""]
     reply = await step.ask(
         UPDATE,
         question=question,
@@ -133,7 +149,7 @@ async def _update_memory(state: RereadState, step: StepContext) -> Change:
         chunk=step.text(span),
         previous=memory,
         reads=[span],
-        parents=() if rereads and span["index"] == 0 else None,
+        parents=parents,
     )
     step.has_read(span)
     return {"memory": reply.text}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NotRequired
 
@@ -60,6 +60,10 @@ class Segments(side.SideBySide):
         """The document is cut once."""
         return "cut_segments"
 
+    def is_at_end(self, state: Mapping[str, Any]) -> bool:
+        """Whether all segments were."""
+        return not _open_segments(state)
+
     async def _cut_segments(self, state: SegmentsState, step: StepContext) -> Change:
         return {"segments": await side.cut_segments(step, self.count)}
 
@@ -71,13 +75,22 @@ async def _next_chunks(state: SegmentsState, step: StepContext) -> Change:
 def _each_segment(state: SegmentsState) -> str | Sequence[Send]:
     if state.get("stop_reason"):
         return END
-    cursors, findings = state.get("cursors", {}), state.get("findings", {})
-    places = {str(each["cursor"]["index"]): each for each in state["segments"]}
+    findings = state.get("findings", {})
     return [
         branch("read_segment", state, name, cursor=cursor, memory=findings[name]["text"] if name in findings else "")
+        for name, cursor in _open_segments(state).items()
+    ] or "gather"
+
+
+def _open_segments(state: Mapping[str, Any]) -> dict[str, Cursor]:
+    """By segment, where it is read on; without those that were read to their end."""
+    cursors = state.get("cursors", {})
+    places = {str(each["cursor"]["index"]): each for each in state.get("segments") or ()}
+    return {
+        name: cursor
         for name, segment in places.items()
         if (cursor := cursors.get(name, segment["cursor"]))["index"] < segment["end"]
-    ] or "gather"
+    }
 
 
 async def _read_segment(state: Any, step: StepContext) -> Change:

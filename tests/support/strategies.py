@@ -28,6 +28,7 @@ EVERY = (
     "reread",
     "recall",
     "overwrite+converged:every=3",
+    "recall+converged:every=2",
     "segments:count=3+converged:every=9",
     EXAMPLE,
     SEGMENTS,

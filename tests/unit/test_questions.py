@@ -121,7 +121,10 @@ def test_what_is_no_question_is_refused_before_anything_is_read(make_reader) -> 
     ):
         with pytest.raises(kind, match=told):
             reader.read_questions(TEXT, questions)
+    with pytest.raises(MemAgentError, match="max_concurrency is 0"):
+        reader.read_questions(TEXT, [HARBOR], max_concurrency=0)
     assert not policy.prompts
+    assert [each.question for each in reader.read_questions(TEXT, HARBOR)] == [HARBOR]
 
 
 def test_updates_are_shown_as_they_come(make_reader) -> None:

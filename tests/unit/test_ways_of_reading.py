@@ -18,12 +18,14 @@ from memagent_graph import (
     SamplingParams,
     ScriptedPolicy,
     StopReason,
+    UpdateRules,
     load_tokenizer,
 )
-from memagent_graph.errors import BudgetError, StrategyError
-from memagent_graph.events import EventKind
+from memagent_graph.errors import BudgetError, RetrievalError, StrategyError
+from memagent_graph.events import UpdateRule
 from memagent_graph.policy import TokenUsage
 from memagent_graph.strategies import load_strategy
+from memagent_graph.strategies.recall import Recall
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
 QUESTION = "What is the key of harbor?"
@@ -65,7 +67,7 @@ class Recording(ScriptedPolicy):
         ("reread:rounds=0", "rounds is 0. reread:rounds=1 is the least"),
         ("recall:lookups=0", "lookups is 0. recall:lookups=1 is the least"),
         ("overwrite+finished", "there is no rule 'finished' for stopping early. There is: converged"),
-        ("overwrite+converged:confidence=2", "converged:confidence=2.0 makes no sense. Use above 0 and at most 1"),
+        ("overwrite+converged:confidence=2", "converged:confidence=2.0 cannot be used. Use above 0 and at most 1"),
         ("overwrite+converged:drafts=1", "Use 2 or more"),
         ("overwrite+converged:strategy=gated", "converged has no option 'strategy'"),
         ("gatd:stop=yes", "Did you mean gated"),
@@ -352,7 +354,8 @@ def test_a_reread_is_a_line_of_its_own_with_its_own_question(make_reader) -> Non
     }  # fmt: skip
     integrated = next(step for step in result.trace.steps if step.role == "integrate")
     assert {result.trace.by_id[parent].branch for parent in integrated.parents} == {"", "1"}
-    assert not again[0].parents
+    assert [result.trace.by_id[parent].role for parent in again[0].parents] == ["decompose"]
+    assert [result.trace.by_id[parent].role for parent in again[1].parents] == ["update", "decompose"]
 
 
 @pytest.mark.parametrize("said", ["ASK\nwhere does  Anna keep what she owns", "ASK", "Perhaps", "ANSWER\nwhat?"])
@@ -439,10 +442,6 @@ def test_a_recalled_passage_never_fills_more_than_a_memory(make_reader) -> None:
     assert max(map(count, policy.prompts)) + 60 + 24 <= 1000
 
 
-def test_events_have_kinds_that_logs_know() -> None:
-    assert {EventKind.REPEATED, EventKind.NOT_RECALLED} <= set(EventKind)
-
-
 def test_completions_of_the_gate_cost_a_tenth(make_reader) -> None:
     """With memories of 100 tokens, a chunk without news costs a word."""
     count = load_tokenizer("embedded").count
@@ -466,3 +465,109 @@ def test_completions_of_the_gate_cost_a_tenth(make_reader) -> None:
         spent[name] = [update.completion_tokens for update in result.updates if not update.changed]
     assert count(long) >= 100
     assert sum(spent["gated"]) / len(spent["gated"]) <= sum(spent["overwrite"]) / len(spent["overwrite"]) / 10
+
+
+# What a review found
+
+
+@pytest.mark.parametrize("strategy", ["segments:count=9", "map_reduce", "parallel"])
+def test_a_refused_merge_keeps_what_was_to_be_merged(make_reader, tmp_path, strategy) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+
+    def reads(prompt: str):
+        if "<findings>" in prompt:
+            return Completion("", FinishReason.REFUSED, "scripted")
+        if "<section>" not in prompt:
+            return "\\boxed{4711}" if "4711" in part(prompt, "memory") else "\\boxed{unknown}"
+        return "harbor 4711" if "harbor" in part(prompt, "section") else " ".join(part(prompt, "section").split()[:20])
+
+    result = make_reader(ScriptedPolicy(reads), strategy=strategy, run_log=log).read(TEXT, QUESTION, run_id="r")
+    assert "refused" in kinds(result)
+    assert result.memory
+    assert {each.id: each.text for each in log.trace("r").steps} == {each.id: each.text for each in result.trace.steps}
+    log.close()
+
+
+@pytest.mark.parametrize("said", ["", "maybe"], ids=["empty", "no form"])
+@pytest.mark.parametrize("rule", list(UpdateRule))
+@pytest.mark.parametrize(
+    "strategy", ["gated:stop=yes", "map_reduce", "parallel", "segments", "reread", "recall", "overwrite+converged"]
+)
+def test_no_reply_ends_a_read_under_any_rule(make_reader, tmp_path, strategy, rule, said) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+    policy = Recording(lambda prompt: said, logprob=-0.1)
+    rules = UpdateRules(empty=rule, refused=rule, malformed=rule, retries=1)
+    result = make_reader(policy, strategy=strategy, rules=rules, run_log=log).read(TEXT, QUESTION, run_id="r")
+    assert not result.stop_reason.resumable
+    logged = {each.id: each.text for each in log.trace("r").steps}
+    assert logged == {each.id: each.text for each in result.trace.steps}
+    log.close()
+
+
+def test_the_memory_of_the_first_read_can_be_edited_after_a_reread(make_reader, tmp_path) -> None:
+    reader = make_reader(ScriptedPolicy(two_hops), strategy="reread", checkpoints=tmp_path / "checkpoints.sqlite")
+    reader.read(HOPS, HOPS_QUESTION, run_id="r")
+    reader.edit_memory("r", 2, "Anna owns a bag", branch="")
+    first = [each for each in reader.resume("r").updates if not each.branch]
+    assert [each.memory for each in first if each.chunk_index == 2] == ["Anna owns a bag"]
+    assert "Anna owns a bag" in first[-1].memory
+
+
+def test_what_was_looked_up_at_the_end_belongs_to_no_chunk(make_reader, tmp_path) -> None:
+    policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else perfect_reader(prompt))
+    reader = make_reader(policy, strategy="recall", checkpoints=tmp_path / "checkpoints.sqlite")
+    result = reader.read(TEXT, QUESTION, run_id="r")
+    assert result.updates[-1].chunk_index is None
+    assert [each.chunk_index for each in result.updates[:-1]] == list(range(result.chunks_read))
+    reader.edit_memory("r", 0, "an edit")
+    assert reader.history("r")[0].memory == "an edit"
+    assert len(reader.history("r")) == 1
+
+
+@pytest.mark.parametrize(("chunks", "reason"), [(9, StopReason.ANSWERED), (12, StopReason.ENOUGH)])
+def test_an_answer_that_settles_at_the_end_is_no_early_stop(make_reader, chunks, reason) -> None:
+    tokenizer = load_tokenizer("embedded")
+    text = TEXT[: tokenizer.prefix_chars(TEXT, tokenizer.encode(TEXT), 100 * chunks)]
+    policy = Recording(lambda prompt: "harbor 4711" if "<section>" in prompt else "\\boxed{4711}", logprob=0.0)
+    result = make_reader(policy, strategy="segments:count=3+converged").read(text, QUESTION)
+    assert (result.chunks_read, result.stop_reason) == (9, reason)
+
+
+@pytest.mark.parametrize("strategy", ["map_reduce:width=3", "parallel:width=3", "segments:count=3", "reread"])
+def test_a_read_that_a_limit_stops_shows_what_it_has(make_reader, strategy) -> None:
+    def reads(prompt: str) -> str:
+        return "a note" if "<section>" in prompt else "ANSWER"
+
+    result = make_reader(ScriptedPolicy(reads), strategy=strategy).read(TEXT, QUESTION, limits=Limits(max_chunks=3))
+    assert "a note" in result.memory
+
+
+class Odd:
+    def __init__(self, order) -> None:
+        self.order = order
+
+    async def rank(self, texts, query):
+        assert list(texts)
+        return self.order() if callable(self.order) else self.order
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [([10**6], "named text 1000000 of"), (lambda: {}["x"], "Odd failed: KeyError"), (None, "Odd failed: TypeError")],
+)
+def test_a_retriever_that_fails_is_named(make_reader, order, told) -> None:
+    policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else "x")
+    with pytest.raises(RetrievalError, match=told):
+        make_reader(policy, strategy=Recall(retriever=Odd(order))).read(TEXT, QUESTION)
+    twice = make_reader(policy, strategy=Recall(retriever=Odd([0, 0, 1])))
+    assert twice.read(TEXT, QUESTION).stop_reason is StopReason.ANSWERED
+
+
+def test_a_rule_for_stopping_is_given_once_and_behind_a_strategy() -> None:
+    for name, told in (
+        ("converged:every=2", "is a rule for stopping early. Write overwrite+converged:every=2"),
+        ("overwrite+converged+converged", "two rules for stopping early"),
+        ("parallel:passes=2:passes=3", "an option twice"),
+    ):
+        with pytest.raises(StrategyError, match=re.escape(told)):
+            load_strategy(name)

@@ -15,7 +15,7 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.baselines.excerpts import Call, Excerpt, span_of
 from memagent_graph.reading.ask import first_tokens
 from memagent_graph.reading.state import ChunkSpan
-from memagent_graph.retriever import Retriever, VectorRetriever, WordRetriever
+from memagent_graph.retriever import Retriever, VectorRetriever, WordRetriever, ranked
 
 _CHUNK_TOKENS: Final = 256
 _FEWEST_CHUNKS: Final = 8
@@ -63,9 +63,9 @@ class Retrieval(Excerpt):
                 spans.append(span_of(chunk))
                 yield chunk.text
 
-        ranking = await self.retriever.rank(texts(), call.question)
-        ranked = set(ranking)
-        ranking += [number for number in range(len(spans)) if number not in ranked]
+        ranking = await ranked(self.retriever, texts(), call.question)
+        matching = set(ranking)
+        ranking += [number for number in range(len(spans)) if number not in matching]
         best = [spans[number] for number in ranking[: self.chunks]]
         shown = await asyncio.to_thread(call.most_that_fits, lambda tokens: _best_within(tokens, best, call))
         return shown, sum(span["tokens"] for span in spans)

@@ -63,7 +63,7 @@ def test_several_questions_are_read_for_in_one_pass(book, tmp_path) -> None:
     (tmp_path / "questions.txt").write_text("What is the key of harbor?\n\n  What is the key of tower?\n")
     with FakeServer() as server:
         options = ["--base-url", server.base_url, *SMALL]
-        asked = ["-q", "Which harbor has a key?", "--questions", tmp_path / "questions.txt"]
+        asked = ["-q", "Which harbor has a key?", "-q", f"@{tmp_path}/questions.txt"]
         done = memagent("read", book, *asked, *options)
         as_json = memagent("read", book, *asked, *options, "--json", "--run-id", "r")
         stopped = memagent("read", book, *asked, *options, "--max-chunks", 2)
@@ -92,10 +92,12 @@ def test_one_question_that_fails_leaves_the_others(book) -> None:
     assert failed["error"]["type"] == "PolicyRequestError" and "no towers" in failed["error"]["message"]
 
 
-def test_no_question_and_a_missing_file_of_questions_are_refused(book, tmp_path) -> None:
+def test_no_question_and_files_without_questions_are_refused(book, tmp_path) -> None:
+    (tmp_path / "empty.txt").write_text("\n \n")
     for options, told in (
-        ([], 'Ask with -q "..."'),
-        (["--questions", tmp_path / "none.txt"], "one question on each line"),
+        ([], "Missing option '--question' / '-q'"),
+        (["-q", f"@{tmp_path}/none.txt"], "one question on each line"),
+        (["-q", f"@{tmp_path}/empty.txt"], "holds no questions"),
     ):
         done = memagent("read", book, *options, *SMALL)
         assert done.returncode == 2
