@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
+from operator import index
 from typing import Any, Final, Protocol, runtime_checkable
 
 from langchain_core.embeddings import Embeddings
@@ -52,7 +53,7 @@ async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list
             yield text
 
     try:
-        order = list(dict.fromkeys(await retriever.rank(counted(), query)))
+        order = list(dict.fromkeys(map(index, await retriever.rank(counted(), query))))
     except MemAgentError:
         raise
     except Exception as error:
