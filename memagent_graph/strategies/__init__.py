@@ -19,17 +19,17 @@ Another package adds a strategy by an entry point of the group "memagent.strateg
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 from memagent_graph.errors import StrategyError
 from memagent_graph.own_code import load_own
 from memagent_graph.reading.strategy import Strategy as Strategy
 from memagent_graph.strategies.overwrite import Overwrite as Overwrite
+from memagent_graph.strategies.strategy_options import split_options, typed_options
 
 _SHIPPED: Final = {
     "overwrite": "Overwrite",
@@ -43,8 +43,6 @@ _SHIPPED: Final = {
 }
 _STOP_RULES: Final = {"converged": "Converged"}
 _GROUP: Final = "memagent.strategies"
-_OPTIONS: Final = re.compile(r"((?::[A-Za-z_]\w*=[^:]*)*)")
-_SWITCH: Final = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -77,21 +75,22 @@ def load_strategy(given: Strategy | type[Strategy] | str | None) -> Strategy:
 
 def _with_stop_rule(text: str) -> Strategy:
     before, plus, after = text.rpartition("+")
-    rule, options = _split(after)
-    if not plus or rule not in _STOP_RULES:
-        if plus and re.fullmatch(r"\w+", rule) and before.split(":")[0] in strategy_names():
+    rule, options = split_options(after)
+    if rule not in _STOP_RULES or not plus:
+        if plus and rule.isidentifier() and split_options(before)[0] in strategy_names():
             raise StrategyError(
                 f"there is no rule {rule!r} for stopping early", hint=f"There is: {', '.join(_STOP_RULES)}."
             )
         return _named(text)
-    if _split(before.rpartition("+")[2])[0] in _STOP_RULES and "+" in before:
+    if "+" in before and split_options(before.rpartition("+")[2])[0] in _STOP_RULES:
         raise StrategyError(f"{text} has two rules for stopping early", hint="Give one, in --strategy or in --stop.")
-    made: Strategy = _configured(_class_of(_STOP_RULES, rule), rule, options, strategy=_named(before))
+    kind = _class_of(_STOP_RULES, rule)
+    made: Strategy = kind(strategy=_named(before), **typed_options(kind, rule, options))
     return made
 
 
 def _named(text: str) -> Strategy:
-    name, options = _split(text)
+    name, options = split_options(text)
     if name in _SHIPPED:
         return _checked(_class_of(_SHIPPED, name), name, options)
     if ":" in name:
@@ -120,68 +119,22 @@ def _class_of(names: Mapping[str, str], name: str) -> Any:
     return getattr(import_module(f"{__name__}.{name}"), names[name])
 
 
-def _split(text: str) -> tuple[str, dict[str, str]]:
-    """A name, and the options behind it as they are written."""
-    found = re.search(rf"{_OPTIONS.pattern}\Z", text)
-    written = found[0] if found else ""
-    pairs = [each.split("=", 1) for each in written.split(":")[1:]]
-    options = dict(pairs)
-    if len(options) < len(pairs):
-        raise StrategyError(f"{text} has an option twice", hint="Give each once.")
-    return text[: len(text) - len(written)], options
-
-
-def _checked(given: object, name: str, options: Mapping[str, str]) -> Strategy:
-    made = given() if isinstance(given, type) and not options else given
-    if isinstance(made, Strategy) and options:
-        made = replace(made, **_typed(type(made), name, options)) if is_dataclass(made) else _no_options(name)
-    elif isinstance(made, type) and issubclass(made, Strategy):
-        made = _configured(made, name, options)
-    if not isinstance(made, Strategy):
+def _checked(given: Any, name: str, options: Mapping[str, str]) -> Strategy:
+    """The strategy that is given, or one of the class that is, with these options."""
+    kind = given if isinstance(given, type) else type(given)
+    if not issubclass(kind, Strategy):
         raise StrategyError(
             f"{name} is not a strategy", hint="Name a subclass of memagent_graph.Strategy, or an instance of one."
         )
-    module = type(made).__module__
-    if made.name in _SHIPPED and not module.startswith(__name__):
+    values = typed_options(kind, name, options)
+    made: Strategy = given
+    if kind is given:
+        made = kind(**values)
+    elif values:
+        made = replace(given, **values)
+    if made.name in _SHIPPED and not kind.__module__.startswith(__name__):
         raise StrategyError(
             f"{name} has the name {made.name!r}, which a strategy of this package has",
             hint="Give it a name of its own: logs and resumed runs tell strategies apart by it.",
         )
     return made
-
-
-def _configured(kind: Any, name: str, options: Mapping[str, str], **given: Any) -> Any:
-    return kind(**given, **_typed(kind, name, options))
-
-
-def _typed(kind: type, name: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """Options as values of the types that a strategy's fields have.
-
-    Raises:
-        StrategyError: there is no such option, or it is not written as its type is.
-    """
-    if not options:
-        return {}
-    hints = get_type_hints(kind)
-    known = {each.name: hints[each.name] for each in fields(kind)} if is_dataclass(kind) else {}
-    known = {each: type_ for each, type_ in known.items() if type_ in _READ}
-    found = {}
-    for option, text in options.items():
-        if option not in known:
-            there = ", ".join(known) or "none"
-            raise StrategyError(f"{name} has no option {option!r}", hint=f"Its options: {there}.")
-        try:
-            found[option] = _READ[known[option]](text)
-        except (KeyError, ValueError) as error:
-            raise StrategyError(
-                f"{option}={text} is not understood", hint=f"{name} takes {_FORMS[known[option]]} for {option}."
-            ) from error
-    return found
-
-
-def _no_options(name: str) -> Any:
-    raise StrategyError(f"{name} has no options", hint="Make its class a dataclass; its fields are its options.")
-
-
-_READ: Final[Mapping[type, Any]] = {bool: lambda text: _SWITCH[text.lower()], int: int, float: float, str: str}
-_FORMS: Final = {bool: "yes or no", int: "a whole number", float: "a number", str: "a text"}
