@@ -263,7 +263,7 @@ with reader:
         result = reader.read(folder / "book.txt", question, run_id="r")
     print(result.answer, result.chunks_read, flush=True)
 """
-CHUNKS, KILLS, AT_ONCE = 120, 8, 4
+CHUNKS, KILLS, AT_ONCE = 120, 4, 4
 
 
 def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(tmp_path: Path, strategy) -> None:
