@@ -86,7 +86,7 @@ def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderCon
         raw_answer=state.get("raw_answer"),
         memory=state.get("memory") or "",
         stop_reason=StopReason(state["stop_reason"]),
-        usage=_usage(state.get("usage") or no_cost(), context),
+        usage=_usage(state, trace, context),
         chunks_read=state.get("chunks_read", 0),
         updates=trace.updates,
         answer_events=trace.answers[-1].events if trace.answers else (),
@@ -97,11 +97,12 @@ def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderCon
     )
 
 
-def _usage(total: Counters, context: ReaderContext) -> Usage:
+def _usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Usage:
+    total: Counters = state.get("usage") or no_cost()
     full_context = None
     if context.shape is not None:
         budget = context.budget
-        tokens = total["document_tokens"] + budget.question_tokens
+        tokens = _whole_document(state, trace, total["document_tokens"]) + budget.question_tokens
         full_context = context.shape.forward_flops(tokens, budget.answer_tokens)
     return Usage(
         prompt_tokens=total["prompt_tokens"],
@@ -113,3 +114,13 @@ def _usage(total: Counters, context: ReaderContext) -> Usage:
         full_context_flops=full_context,
         document_tokens=total["document_tokens"],
     )
+
+
+def _whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int:
+    """The document's tokens: as counted, but for reads of several passes, and those that ended early (by its bytes)."""
+    read = {step.chunk_index: step.reads[0] for step in trace.steps if step.chunk_index is not None}
+    if state.get("chunks_read", 0) in {0, len(read)} and state["stop_reason"] != StopReason.ENOUGH:
+        return counted
+    tokens = sum(span.tokens for span in read.values())
+    length = sum(span.end_byte - span.start_byte for span in read.values())
+    return round(tokens * max(1.0, (state["document"]["size"] or 0) / max(1, length)))

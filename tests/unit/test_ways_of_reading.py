@@ -23,6 +23,8 @@ from memagent_graph import (
 )
 from memagent_graph.errors import BudgetError, RetrievalError, StrategyError
 from memagent_graph.events import UpdateRule
+from memagent_graph.policies.flops import ModelShape
+from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policy import TokenUsage
 from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.recall import Recall
@@ -571,3 +573,26 @@ def test_a_rule_for_stopping_is_given_once_and_behind_a_strategy() -> None:
     ):
         with pytest.raises(StrategyError, match=re.escape(told)):
             load_strategy(name)
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "reread", "gated:stop=yes", "map_reduce"])
+def test_one_call_with_all_is_estimated_for_the_document_once_and_whole(make_reader, strategy) -> None:
+    """However many passes there were, and wherever the read ended."""
+
+    def reads(prompt: str) -> str:
+        if prompt.rstrip().endswith("KEEP, REWRITE or STOP:"):
+            return "STOP" if "harbor is" in part(prompt, "section") else "KEEP"
+        if prompt.rstrip().endswith("ANSWER or ASK:"):
+            return "ASK\nWhere is the chest?" if "castle" not in prompt else "ANSWER"
+        return "harbor 4711" if "harbor is" in part(prompt, "section") else "none"
+
+    class Sized(ScriptedPolicy):
+        async def describe(self) -> ModelInfo:
+            return ModelInfo(shape=ModelShape(parameters=10**6, layers=4, width=64))
+
+    count = load_tokenizer("embedded").count(TEXT)
+    once = make_reader(Sized(reads), strategy="overwrite").read(TEXT, QUESTION).usage
+    other = make_reader(Sized(reads), strategy=strategy).read(TEXT, QUESTION).usage
+    assert once.document_tokens == pytest.approx(count, rel=0.01)
+    assert (other.document_tokens == once.document_tokens) is (strategy == "map_reduce")
+    assert other.full_context_flops == pytest.approx(once.full_context_flops, rel=0.05)
