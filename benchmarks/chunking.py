@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure, print_table
-from memagent_graph import chunking
-from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_graph.documents import Document, DocumentRef, DocumentStore, chunking
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.tokenizers.loading import TiktokenTokenizer, load_tokenizer
 
