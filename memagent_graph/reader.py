@@ -248,7 +248,7 @@ class MemAgent:
             the results, in the order of the questions.
 
         Raises:
-            MemAgentError: there is no question, or one that is empty.
+            MemAgentError: no question was given, or one is empty.
             BudgetError: a question is too long.
             DocumentError, PolicyError: as for `aread`, once the other questions' reads have ended.
         """
@@ -287,7 +287,7 @@ class MemAgent:
 
     read_questions = synchronous(aread_questions)
 
-    # Going on
+    # Resuming, and editing
 
     @property
     def keeps_checkpoints(self) -> bool:

@@ -168,7 +168,7 @@ def found(reply: Reply, step: StepContext, *, instead_of: Iterable[str] = (), kn
     """The change by which a branch's reply is a finding.
 
     Args:
-        reply: what it wrote. A reply that is empty, or says what is `known`, is no finding.
+        reply: what it wrote. A reply that is empty, or equals what is `known`, does not count as a finding.
         step: the branch's step.
         instead_of: the findings that it merges.
         known: the memory that was shown.
