@@ -1,0 +1,198 @@
+"""Facts in plain English to plant in a document and ask for: who, where, when, what, which colour, how many, why.
+
+A fact says that a relation holds between a subject and a value ("Mira Solberg lives in Arden."). Relations, wordings
+and words stand in `english_facts.toml`. The held-out split shares no person, no town, no relation marked so, and no
+wording that is the last of its list with the other one: a policy trained on the one is measured on the other.
+"""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from memagent_graph.evaluation.planted_facts import ADJECTIVES, NOUNS, is_held_out
+
+_MACHINES: Final = ("clock", "lamp", "pump", "drill", "plough", "loom", "brush", "whistle", "scale", "heater", "kite")
+_NUMBERS: Final = {"year": (1640, 1999), "count": (12, 990), "metres": (4, 180), "crowns": (15, 9000)}
+_SPLIT_WORDS: Final = frozenset({"first_names", "family_names", "towns"})
+"""Only these lists are split by held-out words; colours and months are few, and all may be asked for."""
+_SPLIT_SHARE: Final = 0.25
+_FRAMED_SHARE: Final = 0.2
+_FRAMES: Final = (
+    "As the town records show, {inside}.", "{text}, as the neighbours never tire of saying.", "It is well known that {inside}.",
+    "In the same week it was reported that {inside}.", "{text}, and nobody has ever doubted it.", "Strange as it sounds, {inside}.",
+    "A visitor soon learns that {inside}.", "{text}, although few people remember why.", "Note also that {inside}.",
+    "Among other things the letter said that {inside}.", "{text}, if the newspaper is to be believed.",
+)  # fmt: skip
+"""Sentences that a statement may be part of; the last two are held out."""
+_SMALL: Final = frozenset({"The", "It", "In", "For", "At", "By", "On", "Because", "Every", "Many", "Nothing", "You", "Someone"})
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """What can be said of a subject, in several wordings; see the head of `english_facts.toml`."""
+
+    name: str
+    subject: str
+    value: str
+    ask: str
+    statements: tuple[str, ...]
+    questions: tuple[str, ...] = ()
+    subject_questions: tuple[str, ...] = ()
+    plural_questions: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    of_whom: tuple[str, ...] = ()
+    """Names the subject by the value: "the owner of {v}"."""
+    of_subject: tuple[str, ...] = ()
+    """Names the value by the subject: "the sister of {s}"."""
+    plural: bool = False
+    held_out: bool = False
+
+    def worded(self, texts: Sequence[str], *, held_out: bool) -> Sequence[str]:
+        """The wordings of a list that a split may use: held out only the last, in training all the others."""
+        if self.held_out or len(texts) < 3:
+            return texts
+        return texts[-1:] if held_out else texts[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class EnglishFact:
+    """A relation between two things, in words."""
+
+    relation: Relation
+    subject: str
+    value: str
+    statement: str
+    changed: bool = field(default=False)
+    """Whether it says that something is no longer as it was."""
+
+
+@cache
+def relations() -> tuple[Relation, ...]:
+    """All relations, in the file's order."""
+    tables = _tables()["relations"]
+    return tuple(
+        Relation(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
+        for table in tables
+    )
+
+
+@cache
+def words(kind: str, *, held_out: bool) -> tuple[str, ...]:
+    """A list of words of one split."""
+    text: str = _tables()["words"][kind]
+    found = [part.strip() for part in text.replace("\n", " " if "|" in text else "\n").split("|" if "|" in text else None)]
+    found = [each for each in found if each]
+    if kind in _SPLIT_WORDS:
+        found = [each for each in found if is_held_out(each, _SPLIT_SHARE) == held_out]
+    return tuple(found)
+
+
+@cache
+def _tables() -> dict[str, dict[str, str] | list[dict[str, object]]]:  # type: ignore[type-arg]
+    return tomllib.loads(files(__package__).joinpath("english_facts.toml").read_text("utf-8"))
+
+
+def sentence(text: str) -> str:
+    """With a capital letter at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
+class EnglishFacts:
+    """A seeded stream of facts from one split. Within one stream a subject or a value is drawn once for a relation."""
+
+    def __init__(self, seed: int | random.Random, *, held_out: bool = False, held_out_relations: bool = False) -> None:
+        self.random = seed if isinstance(seed, random.Random) else random.Random(seed)
+        self.held_out = held_out
+        self.relations = [each for each in relations() if each.held_out == held_out_relations]
+        self._taken: set[tuple[str, str]] = set()
+
+    def relation(self, *, plural: bool = False, changes: bool = False) -> Relation:
+        """Some relation, of the kind asked for."""
+        fitting = [each for each in self.relations if (each.plural or not plural) and (each.changes or not changes)]
+        return self.random.choice(fitting)
+
+    def fact(self, relation: Relation | None = None, *, subject: str | None = None, value: str | None = None) -> EnglishFact:
+        """A new fact; subject and value are new ones where they are not given."""
+        relation = relation or self.relation()
+        subject = subject or self._new(relation.name + " s", relation.subject)
+        value = value or self._new(relation.name + " v", relation.value)
+        return EnglishFact(relation, subject, value, self.state(relation, subject, value))
+
+    def near_miss(self, fact: EnglishFact) -> EnglishFact:
+        """A fact that is easily taken for another: of the same relation, or about the same subject."""
+        if self.random.random() < 0.6:
+            return self.fact(fact.relation)
+        same_kind = [each for each in self.relations if each.subject == fact.relation.subject]
+        others = [each for each in same_kind if each.name != fact.relation.name]
+        if not others:
+            return self.fact(fact.relation)
+        return self.fact(self.random.choice(others), subject=fact.subject)
+
+    def change(self, fact: EnglishFact) -> EnglishFact:
+        """What is true of the subject from now on."""
+        if fact.relation.subject == "person" and fact.relation.of_whom:  # someone else owns it now
+            other = self._new(fact.relation.name + " s", fact.relation.subject)
+            text = self._choose(fact.relation, fact.relation.changes)
+            return EnglishFact(fact.relation, other, fact.value, _filled(text, other, fact.value), changed=True)
+        value = self._new(fact.relation.name + " v", fact.relation.value)
+        text = self._choose(fact.relation, fact.relation.changes)
+        return EnglishFact(fact.relation, fact.subject, value, _filled(text, fact.subject, value), changed=True)
+
+    def state(self, relation: Relation, subject: str, value: str) -> str:
+        """A statement in one of the split's wordings, now and then as part of a longer sentence."""
+        text = _filled(self._choose(relation, relation.statements), subject, value)
+        if self.random.random() >= _FRAMED_SHARE:
+            return text
+        frame = self.random.choice(_FRAMES[-2:] if self.held_out else _FRAMES[:-2])
+        return frame.format(text=text.rstrip("."), inside=_inside(text.rstrip(".")))
+
+    def question(self, fact: EnglishFact) -> tuple[str, str]:
+        """A question about a fact, and its answer: the value, or the subject."""
+        relation = fact.relation
+        of_subject = bool(relation.subject_questions) and (
+            not relation.questions or relation.ask == "who" or self.random.random() < 0.3
+        )
+        if relation.changes and relation.ask != "who":
+            of_subject = False  # several may have had the value by turns
+        texts = relation.subject_questions if of_subject else relation.questions
+        return _filled(self._choose(relation, texts), fact.subject, fact.value), fact.subject if of_subject else fact.value
+
+    def _choose(self, relation: Relation, texts: Sequence[str]) -> str:
+        return self.random.choice(relation.worded(texts, held_out=self.held_out))
+
+    def _new(self, purpose: str, kind: str) -> str:
+        for _ in range(1000):
+            drawn = self.draw(kind)
+            if (purpose, drawn) not in self._taken:
+                break
+        self._taken.add((purpose, drawn))
+        return drawn
+
+    def draw(self, kind: str) -> str:
+        """Some word of a kind."""
+        if kind == "person":
+            pick = (self.random.choice(words(each, held_out=self.held_out)) for each in ("first_names", "family_names"))
+            return " ".join(pick)
+        if kind in _NUMBERS:
+            return str(self.random.randint(*_NUMBERS[kind]))
+        if kind == "invention":
+            return f"the {self.random.choice(ADJECTIVES)} {self.random.choice(_MACHINES)}"
+        if kind == "title":
+            return f"The {self.random.choice(ADJECTIVES).capitalize()} {self.random.choice(NOUNS).capitalize()}"
+        return self.random.choice(words(kind, held_out=self.held_out))
+
+
+def _inside(text: str) -> str:
+    """A sentence as it reads within a longer one."""
+    first = text.split(" ", 1)[0]
+    return text[:1].lower() + text[1:] if first in _SMALL else text
+
+
+def _filled(text: str, subject: str, value: str) -> str:
+    return sentence(text.replace("{s}", subject).replace("{v}", value))

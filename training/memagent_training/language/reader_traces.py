@@ -1,0 +1,324 @@
+"""What a scripted reader would write: prompts of every role on a section of prose, and the replies to learn.
+
+A section is real prose with planted facts, near misses among them. Each question about it is asked in a role, with a
+memory as the reader may have it there, and the reply follows from what is known of the section. The prompts are those
+of the policy's own profile, put together by the reader's own code, so training and reading have one format. Prompts
+with the section first share it: in the prefix-tree layout it is forwarded once for all questions on it.
+
+Memory is a few sentences of the text, as they stand there; of things to list, the list alone. Nothing is "none".
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, Relation, sentence
+from memagent_graph.prompts import Prompts
+from memagent_training.embedded.training_examples import Prose, plant
+from memagent_training.language.real_questions import RealQuestion, real_questions
+
+NOT_STATED: Final = "not stated"
+"""The answer where nothing answers."""
+_NOTHING: Final = "(nothing)"
+"""What the strategy `recall` shows where nothing was looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One prompt of a role, filled in, and the reply to learn."""
+
+    role: str
+    question: str
+    fields: dict[str, str]
+    reply: str
+
+    def content(self, prompts: Prompts) -> str:
+        """The prompt's text."""
+        return prompts.messages(self.role, self.question, **self.fields)[0]["content"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quest:
+    """A question, what a reader has of it before a section and after it, and what it comes to."""
+
+    question: str
+    before: tuple[str, ...]
+    """Notes; for a list, one note."""
+    after: tuple[str, ...]
+    answer: str
+    """From the notes after it."""
+    is_whole: bool
+    """Whether no more can be found than the notes after it have."""
+    next_words: str = ""
+    """What to look up while a piece is missing."""
+    next_question: str = ""
+    """What to read again for while a piece is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Prose with planted facts, and what can be asked about it."""
+
+    text: str
+    facts: tuple[EnglishFact, ...]
+    real: tuple[RealQuestion, ...]
+
+
+class TraceMaker:
+    """Composes turns from prose and facts; all randomness comes from the generator that it is given."""
+
+    def __init__(self, prose: Prose, *, held_out: bool = False) -> None:
+        self.prose = prose
+        self.held_out = held_out
+
+    def turns(self, rng: random.Random, characters: int, on_section: int, elsewhere: int) -> list[Turn]:
+        """Turns on one section of about so many characters, then turns of roles that see none."""
+        facts = EnglishFacts(rng, held_out=self.held_out)
+        text = self.prose.stretch(rng, characters)
+        text = text[text.find(" ") + 1 :]
+        quests, statements = self._planted(rng, facts)
+        text = plant(rng, text, statements, in_order=True)
+        elsewhere_text = self.prose.stretch(rng, 1500)
+        real, foreign = real_questions(text), real_questions(elsewhere_text)
+        foreign = [each for each in foreign if not each.could_be_answered_by(text)]
+        found: list[Turn] = []
+        while len(found) < on_section:
+            draw = rng.random()
+            if real and draw < 0.25:
+                quest = _real_here(rng, rng.choice(real), foreign)
+            elif foreign and draw < 0.36:
+                quest = _real_elsewhere(rng, rng.choice(foreign))
+            else:
+                quest = rng.choice(quests)(rng)
+            found.append(_on_section(rng, replace(quest, question=_asked(rng, quest.question)), text))
+        for _ in range(elsewhere):
+            quest = rng.choice(foreign + real) if (foreign or real) and rng.random() < 0.25 else None
+            made = _real_here(rng, quest, foreign) if quest else rng.choice(quests)(rng)
+            found.append(_without_section(rng, replace(made, question=_asked(rng, made.question)), facts))
+        return found
+
+    def _planted(
+        self, rng: random.Random, facts: EnglishFacts
+    ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
+        """Makers of quests, and the statements that the section has to have for them, in its order."""
+        makers: list[Callable[[random.Random], Quest]] = []
+        statements: list[str] = []
+        kinds = rng.choices(("single", "change", "hops", "list", "absent"), (34, 16, 22, 14, 14), k=rng.randint(2, 4))
+        for kind in kinds:
+            made, stated = getattr(self, f"_{kind}")(rng, facts)
+            makers += made
+            statements += stated
+        return makers, statements
+
+    def _single(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
+        """A fact that stands here, with a near miss beside it in most sections."""
+        fact = facts.fact()
+        missed = [facts.near_miss(fact)] if rng.random() < 0.7 else []
+        other = facts.near_miss(fact)
+
+        def here(rng: random.Random) -> Quest:
+            question, answer = facts.question(fact)
+            known = () if rng.random() < 0.75 else (facts.state(fact.relation, fact.subject, fact.value),)
+            return Quest(question, known, known or (fact.statement,), answer, True)
+
+        def elsewhere(rng: random.Random) -> Quest:
+            question, answer = facts.question(other)
+            known = (other.statement,) if rng.random() < 0.6 else ()
+            return Quest(question, known, known, answer if known else NOT_STATED, bool(known))
+
+        return [here, here, elsewhere], [each.statement for each in _shuffled(rng, [fact, *missed])]
+
+    def _absent(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
+        """A near miss stands here, and what is asked for does not."""
+        fact = facts.fact()
+        missed = facts.near_miss(fact)
+
+        def absent(rng: random.Random) -> Quest:
+            return Quest(facts.question(fact)[0], (), (), NOT_STATED, False)
+
+        return [absent], [missed.statement]
+
+    def _change(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
+        """What was so before is so no longer: the last statement counts."""
+        old = facts.fact(facts.relation(changes=True))
+        new = facts.change(old)
+        both = rng.random() < 0.3
+
+        def changed(rng: random.Random) -> Quest:
+            question, answer = facts.question(new)
+            known = (old.statement,) if rng.random() < 0.75 and not both else ()
+            return Quest(question, known, (new.statement,), answer, False)
+
+        miss = facts.near_miss(old)
+
+        def other(rng: random.Random) -> Quest:
+            question, answer = facts.question(miss)
+            return Quest(question, (miss.statement,), (miss.statement,), answer, False)
+
+        return [changed, changed, other], [*([old.statement] if both else []), new.statement]
+
+    def _list(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
+        """Several values of one subject."""
+        relation = facts.relation(plural=True)
+        first = facts.fact(relation)
+        rest = [facts.fact(relation, subject=first.subject) for _ in range(rng.randint(1, 3))]
+        here = rng.randint(1, 2)
+        all_of_them = _shuffled(rng, [first, *rest])
+        question = rng.choice(relation.plural_questions).replace("{s}", first.subject)
+
+        def listed(rng: random.Random) -> Quest:
+            stand_here, before = all_of_them[:here], all_of_them[here:]
+            if rng.random() < 0.25:
+                before = []
+            known = [each.value for each in before]
+            values = [*known, *(each.value for each in stand_here)]
+            note = (_list_note(first.subject, known),) if known else ()
+            return Quest(question, note, (_list_note(first.subject, values),), ", ".join(values), False)
+
+        return [listed, listed], [each.statement for each in all_of_them[:here]]
+
+    def _hops(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
+        """Two or three facts, each of which only the one before it makes matter; the section has some of them."""
+        chain, question = _chain(rng, facts, hops=3 if rng.random() < 0.25 else 2)
+        here = [rng.random() < 0.6 for _ in chain]
+        here[rng.randrange(len(chain))] = True
+        missed = [facts.fact(chain[-1].relation)] if rng.random() < 0.6 else []
+        stated = [fact for fact, stands_here in zip(chain, here, strict=True) if stands_here]
+
+        def hops(rng: random.Random) -> Quest:
+            first = here.index(True)
+            known = first if rng.random() < 0.7 else rng.randint(0, len(chain))
+            found = known
+            while found < len(chain) and here[found]:
+                found += 1
+            whole, begun = found == len(chain), 0 < found < len(chain)
+            notes = tuple(fact.statement for fact in chain)
+            return Quest(
+                question,
+                notes[:known],
+                notes[:found],
+                chain[-1].value if whole else NOT_STATED,
+                whole,
+                next_words=chain[found].subject if begun else "",
+                next_question=_filled(rng.choice(_asking(chain[found].relation)), chain[found].subject) if begun else "",
+            )
+
+        return [hops, hops], [each.statement for each in _shuffled(rng, [*stated, *missed])]
+
+
+def _chain(rng: random.Random, facts: EnglishFacts, hops: int) -> tuple[list[EnglishFact], str]:
+    """A fact that names a person, facts that lead on to others, one about the last, and the question that needs all."""
+    of_persons = [each for each in facts.relations if each.subject == "person"]
+    naming = [each for each in of_persons if each.of_whom or each.of_subject]
+    leading = [each for each in of_persons if each.of_subject]
+    about = [each for each in of_persons if each.ask != "who" and not each.plural]
+    chain = [facts.fact(rng.choice(naming))]
+    if chain[0].relation.of_whom:
+        who, name = chain[0].subject, rng.choice(chain[0].relation.of_whom).replace("{v}", chain[0].value)
+    else:
+        who, name = chain[0].value, rng.choice(chain[0].relation.of_subject).replace("{s}", chain[0].subject)
+    for _ in range(hops - 2):
+        chain.append(facts.fact(rng.choice(leading), subject=who))
+        who, name = chain[-1].value, rng.choice(chain[-1].relation.of_subject).replace("{s}", name)
+    chain.append(facts.fact(rng.choice(about), subject=who))
+    return chain, _filled(rng.choice(_asking(chain[-1].relation)), name)
+
+
+def _asking(relation: Relation) -> Sequence[str]:
+    return relation.worded(relation.questions, held_out=False)
+
+
+def _filled(question: str, subject: str) -> str:
+    return question.replace("{s}", subject)
+
+
+def _list_note(subject: str, values: Sequence[str]) -> str:
+    return sentence(f"{subject}: {', '.join(values)}.")
+
+
+def _real_here(rng: random.Random, real: RealQuestion, foreign: Sequence[RealQuestion]) -> Quest:
+    known = () if rng.random() < 0.8 else (real.statement,)
+    return Quest(real.question, known, (real.statement,), real.answer, True)
+
+
+def _real_elsewhere(rng: random.Random, real: RealQuestion) -> Quest:
+    known = (real.statement,) if rng.random() < 0.4 else ()
+    return Quest(real.question, known, known, real.answer if known else NOT_STATED, bool(known))
+
+
+def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
+    """A turn of one of the roles that see a section."""
+    before, after = " ".join(quest.before), " ".join(quest.after) or "none"
+    fields = {"chunk": section, "memory": before or rng.choice(("", "none"))}
+    changed = quest.after != quest.before
+    role = rng.choices(
+        ("update", "gated_update", "gated_update_or_stop", "extract", "map", "recall_update", "question"),
+        (38, 27, 10, 9, 3, 8, 5),
+    )[0]
+    if role == "gated_update":
+        reply = f"REWRITE\n{after}" if changed else "KEEP"
+    elif role == "gated_update_or_stop":
+        word = "STOP" if quest.is_whole and quest.after else "REWRITE" if changed else "KEEP"
+        reply = f"{word}\n{after}" if changed else word
+    elif role in {"extract", "map"}:
+        before_it = quest.before if role == "extract" else ()
+        found = " ".join(note for note in quest.after if note not in before_it) if changed else ""
+        if role == "map" and quest.before:
+            return _on_section(rng, replace(quest, before=(), after=()), section) if not changed else _on_section(rng, quest, section)
+        reply = found or "none"
+    elif role == "recall_update":
+        fields["recalled"] = _NOTHING
+        reply = after + (f"\nRECALL: {quest.next_words}" if quest.next_words and changed else "")
+    elif role == "question":
+        if quest.before:
+            return _on_section(rng, quest, section)
+        reply = f"\\boxed{{{quest.answer}}}"
+    else:
+        reply = after
+    return Turn(role, quest.question, fields, reply)
+
+
+def _without_section(rng: random.Random, quest: Quest, facts: EnglishFacts) -> Turn:
+    """A turn of one of the roles that see memory or findings only."""
+    notes = " ".join(quest.after)
+    role = rng.choices(("answer", "merge", "decompose", "integrate", "recall_last"), (60, 14, 10, 10, 6))[0]
+    noise = [facts.fact().statement for _ in range(rng.randint(0, 2))]
+    if role == "merge" and quest.after:
+        findings = _shuffled(rng, [*quest.after, *noise]) if ":" not in notes else [*quest.after]
+        kept = [each for each in findings if each in quest.after]
+        return Turn(role, quest.question, {"chunk": "\n".join(findings)}, " ".join(kept) or "none")
+    if role == "decompose":
+        reply = f"ASK\n{quest.next_question}" if quest.next_question else "ANSWER"
+        return Turn(role, quest.question, {"memory": notes}, reply)
+    if role in {"integrate", "recall_last"} and len(quest.after) >= 2:
+        first, second = " ".join(quest.after[:-1]), quest.after[-1]
+        if role == "integrate":
+            fields = {"chunk": second, "memory": first, "subquestion": quest.next_question or quest.question}
+            return Turn(role, quest.question, fields, notes)
+        recalled = "\n".join(_shuffled(rng, [second, *noise]))
+        return Turn(role, quest.question, {"memory": first, "recalled": recalled}, notes)
+    if rng.random() < 0.12 and noise and quest.after:  # a memory that does not answer
+        return Turn("answer", quest.question, {"memory": noise[0]}, f"\\boxed{{{NOT_STATED}}}")
+    return Turn("answer", quest.question, {"memory": notes or rng.choice(("", "none"))}, f"\\boxed{{{quest.answer}}}")
+
+
+_FRAMES: Final = (
+    (62, "{q}"), (5, "According to the text, {l}"), (4, "In this document, {l}"), (4, "{n}"), (4, "Tell me: {l}"), (3, "{lower}"),
+    (3, "Question: {q}"), (3, "I would like to know: {l}"), (3, "{q} Answer briefly."), (3, "Please answer: {q}"), (3, "Can you find out {n}?"),
+)  # fmt: skip
+
+
+def _asked(rng: random.Random, question: str) -> str:
+    """The question as one of many people may put it."""
+    frame = rng.choices([text for _, text in _FRAMES], [weight for weight, _ in _FRAMES])[0]
+    plain = question.rstrip("?.")
+    begins = question[:1].lower() + question[1:]
+    return frame.format(q=question, l=begins, n=plain if frame == "{n}" else plain[:1].lower() + plain[1:], lower=begins.lower())
+
+
+def _shuffled(rng: random.Random, items: Sequence[Any]) -> list[Any]:
+    return rng.sample(list(items), len(items))

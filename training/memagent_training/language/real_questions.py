@@ -1,0 +1,134 @@
+"""Questions about sentences that stand in real prose, found by the sentences' own form.
+
+"If the file is empty, nothing is printed." asks "What happens if the file is empty?". So a policy learns to read what
+nobody planted: conditions, reasons, purposes, definitions and duties of manuals, licences and references.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])|\n\s*\n")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9 ,.;:'\"()/_-]+")
+_COMMON: Final = frozenset(
+    "about after also before being between both cannot default does each every following function given have help here "
+    "into method more must name only option other program same should some such than that their them then there these "
+    "they this those used using value what when where whether which will with without would your".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RealQuestion:
+    """A sentence of the text as it stands there, a question that it answers, and the part of it that is the answer."""
+
+    statement: str
+    question: str
+    answer: str
+
+    @property
+    def keywords(self) -> frozenset[str]:
+        """The question's words that say what it is about, lower case."""
+        found = re.findall(r"[a-z][a-z0-9_-]{3,}", self.question.lower())
+        return frozenset(found) - _COMMON
+
+    def could_be_answered_by(self, text: str) -> bool:
+        """Whether a text has most of the question's own words, so that nobody can say that it does not answer it."""
+        lower = text.lower()
+        return 2 * sum(word in lower for word in self.keywords) > len(self.keywords)
+
+
+_VERBS: Final = (
+    "contains|returns|specifies|describes|provides|defines|controls|indicates|means|requires|supports|represents|allows"
+    "|creates|prints|displays|causes|sets|holds|reads|writes|accepts|takes|shows|removes|stores|enables|implements"
+)
+_SUBJECT: Final = r"(?P<s>(?:The|A|An|Each|Every) (?:(?!(?:is|are|that|which) )[\w'/-]+ ){1,5}?|[A-Z][a-z][\w-]* )"
+_FORMS: Final[tuple[tuple[re.Pattern[str], tuple[tuple[str, str], ...]], ...]] = tuple(
+    (re.compile(pattern), questions)
+    for pattern, questions in (
+        (
+            r"If (?P<c>[^,;:]{12,90}), (?:then )?(?P<r>[^;:]{12,120})\.",
+            (("What happens if {c}?", "{r}"), ("If {c}, what happens?", "{r}"), ("What follows if {c}?", "{r}")),
+        ),
+        (
+            r"When (?P<c>[^,;:]{12,90}), (?P<r>[^;:]{12,120})\.",
+            (("What happens when {c}?", "{r}"), ("When {c}, what is done?", "{r}")),
+        ),
+        (
+            r"(?P<r>(?:The|This|A|You|It) [^,;:]{15,110}) (?:if|unless|only when) (?P<c>[^;:]{12,90})\.",
+            (("Under what condition is it that {r}?", "{c}"), ("In which case {r}?", "{c}")),
+        ),
+        (
+            _SUBJECT + r"(?:is|are) used (?P<r>(?:to|for|by|in|as) [^;:]{8,100})\.",
+            (("What is {s} used for?", "{r}"), ("For what purpose is {s} used?", "{r}"), ("How is {s} used?", "{r}")),
+        ),
+        (
+            rf"{_SUBJECT}(?P<v>{_VERBS}) (?P<r>[^;:]{{10,110}})\.",
+            (("What does {s} {base}?", "{r}"), ("What {v} {r}?", "{s}"), ("Tell me what {s} {v}.", "{r}")),
+        ),
+        (
+            _SUBJECT + r"(?P<m>must|should|may not|cannot|shall) (?P<r>[^;:]{10,110})\.",
+            (("What {m} {s} do?", "{m} {r}"), ("What is said that {s} {m} do?", "{r}")),
+        ),
+        (
+            _SUBJECT + r"(?:is|are) (?P<r>(?:a|an|the) [^;:]{10,110})\.",
+            (("What is {s}?", "{r}"), ("How is {s} described?", "{r}"), ("What kind of thing is {s}?", "{r}")),
+        ),
+        (
+            r"(?P<r>[A-Z][^,;:]{12,110}),? because (?P<c>[^;:]{10,110})\.",
+            (("Why is it that {r}?", "{c}"), ("What is the reason that {r}?", "{c}")),
+        ),
+        (
+            r"To (?P<c>[^,;:]{8,70}), (?P<r>(?:use|set|run|call|specify|add|see|type|press|choose) [^;:]{6,90})\.",
+            (("How do you {c}?", "{r}"), ("What should one do to {c}?", "{r}"), ("How can I {c}?", "{r}")),
+        ),
+        (
+            r"(?P<s>[a-z][a-z0-9_-]{1,18}) - (?P<r>[a-z][^;:]{12,70})",
+            (("What does {s} do?", "{r}"), ("What is {s} for?", "{r}"), ("Which command or library is described as: {r}?", "{s}")),
+        ),
+    )
+)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The text's sentences as they stand in it, white space between words included."""
+    for part in _SENTENCE_END.split(text):
+        for found in part.split("\n\n"):
+            if stripped := found.strip():
+                yield stripped
+
+
+def real_questions(text: str) -> list[RealQuestion]:
+    """Questions about the sentences of a text whose form gives any; several about one sentence."""
+    found: list[RealQuestion] = []
+    for statement in sentences(text):
+        plain = " ".join(statement.split())
+        if not 40 <= len(plain) <= 230 or not _PLAIN.fullmatch(plain):
+            continue
+        for pattern, questions in _FORMS:
+            match = pattern.fullmatch(plain)
+            if match is None:
+                continue
+            parts = {name: _inside(part) for name, part in match.groupdict().items()}
+            parts["base"] = _base(parts.get("v", ""))
+            for question, answer in questions:
+                made = RealQuestion(plain, question.format(**parts), answer.format(**parts).strip())
+                if len(made.keywords) >= 2:
+                    found.append(made)
+            break
+    return found
+
+
+def _inside(part: str) -> str:
+    """A part of a sentence as it reads within another one."""
+    part = part.strip()
+    first, _, rest = part.partition(" ")
+    return f"{first.lower()} {rest}".strip() if first in {"The", "This", "A", "An", "Each", "Every", "It", "You"} else part
+
+
+def _base(verb: str) -> str:
+    if verb.endswith("ies"):
+        return verb[:-3] + "y"
+    return verb[:-1]
