@@ -15,6 +15,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
+import msgspec
+
 from memagent_graph.evaluation.planted_facts import ADJECTIVES, NOUNS, is_held_out
 
 _MACHINES: Final = ("clock", "lamp", "pump", "drill", "plough", "loom", "brush", "whistle", "scale", "heater", "kite")
@@ -24,13 +26,22 @@ _SPLIT_WORDS: Final = frozenset({"first_names", "family_names", "towns"})
 _SPLIT_SHARE: Final = 0.25
 _FRAMED_SHARE: Final = 0.2
 _FRAMES: Final = (
-    "As the town records show, {inside}.", "{text}, as the neighbours never tire of saying.", "It is well known that {inside}.",
-    "In the same week it was reported that {inside}.", "{text}, and nobody has ever doubted it.", "Strange as it sounds, {inside}.",
-    "A visitor soon learns that {inside}.", "{text}, although few people remember why.", "Note also that {inside}.",
-    "Among other things the letter said that {inside}.", "{text}, if the newspaper is to be believed.",
-)  # fmt: skip
+    "As the town records show, {inside}.",
+    "{text}, as the neighbours never tire of saying.",
+    "It is well known that {inside}.",
+    "In the same week it was reported that {inside}.",
+    "{text}, and nobody has ever doubted it.",
+    "Strange as it sounds, {inside}.",
+    "A visitor soon learns that {inside}.",
+    "{text}, although few people remember why.",
+    "Note also that {inside}.",
+    "Among other things the letter said that {inside}.",
+    "{text}, if the newspaper is to be believed.",
+)
 """Sentences that a statement may be part of; the last two are held out."""
-_SMALL: Final = frozenset({"The", "It", "In", "For", "At", "By", "On", "Because", "Every", "Many", "Nothing", "You", "Someone"})
+_SMALL: Final = frozenset(
+    {"The", "It", "In", "For", "At", "By", "On", "Because", "Every", "Many", "Nothing", "You", "Someone"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +83,30 @@ class EnglishFact:
     """Whether it says that something is no longer as it was."""
 
 
+class _File(msgspec.Struct):
+    words: dict[str, str]
+    relations: tuple[Relation, ...]
+
+
 @cache
+def _file() -> _File:
+    text = files(__package__).joinpath("english_facts.toml").read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text), _File)
+
+
 def relations() -> tuple[Relation, ...]:
     """All relations, in the file's order."""
-    tables = _tables()["relations"]
-    return tuple(
-        Relation(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
-        for table in tables
-    )
+    return _file().relations
 
 
 @cache
 def words(kind: str, *, held_out: bool) -> tuple[str, ...]:
-    """A list of words of one split."""
-    text: str = _tables()["words"][kind]
-    found = [part.strip() for part in text.replace("\n", " " if "|" in text else "\n").split("|" if "|" in text else None)]
-    found = [each for each in found if each]
-    if kind in _SPLIT_WORDS:
-        found = [each for each in found if is_held_out(each, _SPLIT_SHARE) == held_out]
-    return tuple(found)
-
-
-@cache
-def _tables() -> dict[str, dict[str, str] | list[dict[str, object]]]:  # type: ignore[type-arg]
-    return tomllib.loads(files(__package__).joinpath("english_facts.toml").read_text("utf-8"))
+    """A list of words of one split; phrases stand between bars, single words between spaces."""
+    text = _file().words[kind]
+    found = [" ".join(each.split()) for each in text.split("|")] if "|" in text else text.split()
+    return tuple(
+        each for each in found if each and (kind not in _SPLIT_WORDS or is_held_out(each, _SPLIT_SHARE) == held_out)
+    )
 
 
 def sentence(text: str) -> str:
@@ -117,7 +128,9 @@ class EnglishFacts:
         fitting = [each for each in self.relations if (each.plural or not plural) and (each.changes or not changes)]
         return self.random.choice(fitting)
 
-    def fact(self, relation: Relation | None = None, *, subject: str | None = None, value: str | None = None) -> EnglishFact:
+    def fact(
+        self, relation: Relation | None = None, *, subject: str | None = None, value: str | None = None
+    ) -> EnglishFact:
         """A new fact; subject and value are new ones where they are not given."""
         relation = relation or self.relation()
         subject = subject or self._new(relation.name + " s", relation.subject)
@@ -161,7 +174,36 @@ class EnglishFacts:
         if relation.changes and relation.ask != "who":
             of_subject = False  # several may have had the value by turns
         texts = relation.subject_questions if of_subject else relation.questions
-        return _filled(self._choose(relation, texts), fact.subject, fact.value), fact.subject if of_subject else fact.value
+        return _filled(
+            self._choose(relation, texts), fact.subject, fact.value
+        ), fact.subject if of_subject else fact.value
+
+    def about(self, relation: Relation, subject: str) -> str:
+        """A question that asks for what is so related to a subject."""
+        return self._choose(relation, relation.questions).replace("{s}", subject)
+
+    def chain(self, hops: int) -> tuple[list[EnglishFact], str]:
+        """Facts that lead from one to the next, and the question that needs all of them.
+
+        The first names a person, each of the next one leads on to another, the last one is about the last person.
+        """
+        of_persons = [each for each in self.relations if each.subject == "person"]
+        leading = [each for each in of_persons if each.of_subject]
+        about = [each for each in of_persons if each.questions and each.ask != "who" and not each.plural]
+        chain = [self.fact(self.random.choice([each for each in of_persons if each.of_whom or each.of_subject]))]
+        who, name = self._named(chain[0], chain[0].subject)
+        for _ in range(hops - 2):
+            chain.append(self.fact(self.random.choice(leading), subject=who))
+            who, name = self._named(chain[-1], name)
+        chain.append(self.fact(self.random.choice(about), subject=who))
+        return chain, self.about(chain[-1].relation, name)
+
+    def _named(self, fact: EnglishFact, subject: str) -> tuple[str, str]:
+        """Who a fact leads to, and how a question names them without their name."""
+        relation = fact.relation
+        if relation.of_whom:
+            return fact.subject, self.random.choice(relation.of_whom).replace("{v}", fact.value)
+        return fact.value, self.random.choice(relation.of_subject).replace("{s}", subject)
 
     def _choose(self, relation: Relation, texts: Sequence[str]) -> str:
         return self.random.choice(relation.worded(texts, held_out=self.held_out))

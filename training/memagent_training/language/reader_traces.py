@@ -11,12 +11,11 @@ Memory is a few sentences of the text, as they stand there; of things to list, t
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, Relation, sentence
+from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, sentence
 from memagent_graph.prompts import Prompts
 from memagent_training.embedded.training_examples import Prose, plant
 from memagent_training.language.real_questions import RealQuestion, real_questions
@@ -89,15 +88,16 @@ class TraceMaker:
         while len(found) < on_section:
             draw = rng.random()
             if real and draw < 0.25:
-                quest = _real_here(rng, rng.choice(real), foreign)
+                quest = _real_here(rng, rng.choice(real))
             elif foreign and draw < 0.36:
                 quest = _real_elsewhere(rng, rng.choice(foreign))
             else:
                 quest = rng.choice(quests)(rng)
             found.append(_on_section(rng, replace(quest, question=_asked(rng, quest.question)), text))
         for _ in range(elsewhere):
-            quest = rng.choice(foreign + real) if (foreign or real) and rng.random() < 0.25 else None
-            made = _real_here(rng, quest, foreign) if quest else rng.choice(quests)(rng)
+            of_prose = foreign + real
+            is_real = bool(of_prose) and rng.random() < 0.25
+            made = _real_here(rng, rng.choice(of_prose)) if is_real else rng.choice(quests)(rng)
             found.append(_without_section(rng, replace(made, question=_asked(rng, made.question)), facts))
         return found
 
@@ -114,7 +114,9 @@ class TraceMaker:
             statements += stated
         return makers, statements
 
-    def _single(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
+    def _single(
+        self, rng: random.Random, facts: EnglishFacts
+    ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
         """A fact that stands here, with a near miss beside it in most sections."""
         fact = facts.fact()
         missed = [facts.near_miss(fact)] if rng.random() < 0.7 else []
@@ -132,7 +134,9 @@ class TraceMaker:
 
         return [here, here, elsewhere], [each.statement for each in _shuffled(rng, [fact, *missed])]
 
-    def _absent(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
+    def _absent(
+        self, rng: random.Random, facts: EnglishFacts
+    ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
         """A near miss stands here, and what is asked for does not."""
         fact = facts.fact()
         missed = facts.near_miss(fact)
@@ -142,7 +146,9 @@ class TraceMaker:
 
         return [absent], [missed.statement]
 
-    def _change(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
+    def _change(
+        self, rng: random.Random, facts: EnglishFacts
+    ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
         """What was so before is so no longer: the last statement counts."""
         old = facts.fact(facts.relation(changes=True))
         new = facts.change(old)
@@ -161,7 +167,9 @@ class TraceMaker:
 
         return [changed, changed, other], [*([old.statement] if both else []), new.statement]
 
-    def _list(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
+    def _list(
+        self, rng: random.Random, facts: EnglishFacts
+    ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
         """Several values of one subject."""
         relation = facts.relation(plural=True)
         first = facts.fact(relation)
@@ -181,9 +189,11 @@ class TraceMaker:
 
         return [listed, listed], [each.statement for each in all_of_them[:here]]
 
-    def _hops(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
+    def _hops(
+        self, rng: random.Random, facts: EnglishFacts
+    ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
         """Two or three facts, each of which only the one before it makes matter; the section has some of them."""
-        chain, question = _chain(rng, facts, hops=3 if rng.random() < 0.25 else 2)
+        chain, question = facts.chain(3 if rng.random() < 0.25 else 2)
         here = [rng.random() < 0.6 for _ in chain]
         here[rng.randrange(len(chain))] = True
         missed = [facts.fact(chain[-1].relation)] if rng.random() < 0.6 else []
@@ -204,43 +214,17 @@ class TraceMaker:
                 chain[-1].value if whole else NOT_STATED,
                 whole,
                 next_words=chain[found].subject if begun else "",
-                next_question=_filled(rng.choice(_asking(chain[found].relation)), chain[found].subject) if begun else "",
+                next_question=facts.about(chain[found].relation, chain[found].subject) if begun else "",
             )
 
         return [hops, hops], [each.statement for each in _shuffled(rng, [*stated, *missed])]
-
-
-def _chain(rng: random.Random, facts: EnglishFacts, hops: int) -> tuple[list[EnglishFact], str]:
-    """A fact that names a person, facts that lead on to others, one about the last, and the question that needs all."""
-    of_persons = [each for each in facts.relations if each.subject == "person"]
-    naming = [each for each in of_persons if each.of_whom or each.of_subject]
-    leading = [each for each in of_persons if each.of_subject]
-    about = [each for each in of_persons if each.ask != "who" and not each.plural]
-    chain = [facts.fact(rng.choice(naming))]
-    if chain[0].relation.of_whom:
-        who, name = chain[0].subject, rng.choice(chain[0].relation.of_whom).replace("{v}", chain[0].value)
-    else:
-        who, name = chain[0].value, rng.choice(chain[0].relation.of_subject).replace("{s}", chain[0].subject)
-    for _ in range(hops - 2):
-        chain.append(facts.fact(rng.choice(leading), subject=who))
-        who, name = chain[-1].value, rng.choice(chain[-1].relation.of_subject).replace("{s}", name)
-    chain.append(facts.fact(rng.choice(about), subject=who))
-    return chain, _filled(rng.choice(_asking(chain[-1].relation)), name)
-
-
-def _asking(relation: Relation) -> Sequence[str]:
-    return relation.worded(relation.questions, held_out=False)
-
-
-def _filled(question: str, subject: str) -> str:
-    return question.replace("{s}", subject)
 
 
 def _list_note(subject: str, values: Sequence[str]) -> str:
     return sentence(f"{subject}: {', '.join(values)}.")
 
 
-def _real_here(rng: random.Random, real: RealQuestion, foreign: Sequence[RealQuestion]) -> Quest:
+def _real_here(rng: random.Random, real: RealQuestion) -> Quest:
     known = () if rng.random() < 0.8 else (real.statement,)
     return Quest(real.question, known, (real.statement,), real.answer, True)
 
@@ -268,7 +252,11 @@ def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
         before_it = quest.before if role == "extract" else ()
         found = " ".join(note for note in quest.after if note not in before_it) if changed else ""
         if role == "map" and quest.before:
-            return _on_section(rng, replace(quest, before=(), after=()), section) if not changed else _on_section(rng, quest, section)
+            return (
+                _on_section(rng, replace(quest, before=(), after=()), section)
+                if not changed
+                else _on_section(rng, quest, section)
+            )
         reply = found or "none"
     elif role == "recall_update":
         fields["recalled"] = _NOTHING
@@ -306,18 +294,29 @@ def _without_section(rng: random.Random, quest: Quest, facts: EnglishFacts) -> T
     return Turn("answer", quest.question, {"memory": notes or rng.choice(("", "none"))}, f"\\boxed{{{quest.answer}}}")
 
 
-_FRAMES: Final = (
-    (62, "{q}"), (5, "According to the text, {l}"), (4, "In this document, {l}"), (4, "{n}"), (4, "Tell me: {l}"), (3, "{lower}"),
-    (3, "Question: {q}"), (3, "I would like to know: {l}"), (3, "{q} Answer briefly."), (3, "Please answer: {q}"), (3, "Can you find out {n}?"),
-)  # fmt: skip
+_FRAMES: Final = {
+    "{q}": 62,
+    "According to the text, {l}": 5,
+    "In this document, {l}": 4,
+    "{n}": 4,
+    "Tell me: {l}": 4,
+    "{lower}": 3,
+    "Question: {q}": 3,
+    "I would like to know: {l}": 3,
+    "{q} Answer briefly.": 3,
+    "Please answer: {q}": 3,
+    "Can you find out {n}?": 3,
+}
 
 
 def _asked(rng: random.Random, question: str) -> str:
     """The question as one of many people may put it."""
-    frame = rng.choices([text for _, text in _FRAMES], [weight for weight, _ in _FRAMES])[0]
+    frame = rng.choices(list(_FRAMES), list(_FRAMES.values()))[0]
     plain = question.rstrip("?.")
     begins = question[:1].lower() + question[1:]
-    return frame.format(q=question, l=begins, n=plain if frame == "{n}" else plain[:1].lower() + plain[1:], lower=begins.lower())
+    return frame.format(
+        q=question, l=begins, n=plain if frame == "{n}" else plain[:1].lower() + plain[1:], lower=begins.lower()
+    )
 
 
 def _shuffled(rng: random.Random, items: Sequence[Any]) -> list[Any]:

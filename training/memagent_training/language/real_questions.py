@@ -14,10 +14,17 @@ from typing import Final
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])|\n\s*\n")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 ,.;:'\"()/_-]+")
 _COMMON: Final = frozenset(
-    "about after also before being between both cannot default does each every following function given have help here "
-    "into method more must name only option other program same should some such than that their them then there these "
-    "they this those used using value what when where whether which will with without would your".split()
+    re.findall(
+        r"\w+",
+        """
+        about after also before being between both cannot default does each every following function given
+        have help here into method more must name only option other program same should some such than that
+        their them then there these they this those used using value what when where whether which will with
+        without would your
+        """,
+    )
 )
+"""Words that say nothing of what a question is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,11 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], tuple[tuple[str, str], ...]], ...]] =
         ),
         (
             r"(?P<s>[a-z][a-z0-9_-]{1,18}) - (?P<r>[a-z][^;:]{12,70})",
-            (("What does {s} do?", "{r}"), ("What is {s} for?", "{r}"), ("Which command or library is described as: {r}?", "{s}")),
+            (
+                ("What does {s} do?", "{r}"),
+                ("What is {s} for?", "{r}"),
+                ("Which command or library is described as: {r}?", "{s}"),
+            ),
         ),
     )
 )
@@ -125,7 +136,9 @@ def _inside(part: str) -> str:
     """A part of a sentence as it reads within another one."""
     part = part.strip()
     first, _, rest = part.partition(" ")
-    return f"{first.lower()} {rest}".strip() if first in {"The", "This", "A", "An", "Each", "Every", "It", "You"} else part
+    return (
+        f"{first.lower()} {rest}".strip() if first in {"The", "This", "A", "An", "Each", "Every", "It", "You"} else part
+    )
 
 
 def _base(verb: str) -> str:

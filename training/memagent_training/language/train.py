@@ -106,7 +106,9 @@ def load_model(base: Path, rank: int, adapter: Path | None) -> Any:
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="sdpa")
     if adapter is not None:
         return PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(TARGETS), lora_dropout=0.0, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=list(TARGETS), lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
     return get_peft_model(model, config)
 
 
@@ -147,7 +149,9 @@ def train(arguments: argparse.Namespace) -> None:
         clock = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = rate(step, arguments.steps, arguments.lr, arguments.last_lr)
-        loss, weight, tokens, hits = _accumulate(model, maker.batch(arguments.seed, step, arguments.tokens, arguments.longest))
+        loss, weight, tokens, hits = _accumulate(
+            model, maker.batch(arguments.seed, step, arguments.tokens, arguments.longest)
+        )
         for each in learned:
             if each.grad is not None:
                 each.grad /= weight
