@@ -126,7 +126,7 @@ def real_questions(text: str) -> list[RealQuestion]:
             parts["base"] = _base(parts.get("v", ""))
             for question, answer in questions:
                 made = RealQuestion(plain, question.format(**parts), answer.format(**parts).strip())
-                if len(made.keywords) >= 2:
+                if len(made.keywords) >= (1 if match.groupdict().get("s", "")[:1].islower() else 2):
                     found.append(made)
             break
     return found

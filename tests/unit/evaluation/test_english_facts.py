@@ -1,0 +1,83 @@
+import random
+from itertools import pairwise
+
+import pytest
+
+from memagent_graph.evaluation.english_facts import EnglishFacts, relations, words
+
+SEEDS = range(200)
+
+
+def test_the_splits_share_no_person_no_town_and_no_wording() -> None:
+    for kind in ("first_names", "family_names", "towns"):
+        assert words(kind, held_out=False)
+        assert words(kind, held_out=True)
+        assert not set(words(kind, held_out=False)) & set(words(kind, held_out=True))
+    for relation in relations():
+        for texts in (relation.statements, relation.questions):
+            if len(texts) >= 3 and not relation.held_out:
+                assert not set(relation.worded(texts, held_out=True)) & set(relation.worded(texts, held_out=False))
+
+
+def test_held_out_relations_are_drawn_only_where_they_are_asked_for() -> None:
+    held_out = {each.name for each in relations() if each.held_out}
+    assert len(held_out) >= 5
+    drawn = {EnglishFacts(seed).fact().relation.name for seed in SEEDS}
+    assert not drawn & held_out
+    drawn = {EnglishFacts(seed, held_out=True, held_out_relations=True).fact().relation.name for seed in SEEDS}
+    assert drawn <= held_out
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_statement_has_its_subject_and_value_and_begins_with_a_capital(held_out: bool) -> None:
+    for seed in SEEDS:
+        fact = EnglishFacts(seed, held_out=held_out).fact()
+        assert fact.subject.lower() in fact.statement.lower()
+        assert fact.value.lower() in fact.statement.lower()
+        assert fact.statement[0] == fact.statement[0].upper()
+        assert fact.statement.endswith(".")
+        assert "{" not in fact.statement
+
+
+def test_a_question_names_one_side_of_the_fact_and_asks_for_the_other() -> None:
+    for seed in SEEDS:
+        facts = EnglishFacts(seed)
+        fact = facts.fact()
+        question, answer = facts.question(fact)
+        assert {answer} <= {fact.subject, fact.value}
+        named = fact.value if answer == fact.subject else fact.subject
+        assert named.lower() in question.lower()
+        assert answer.lower() not in question.lower().replace(named.lower(), "")
+        assert "{" not in question
+
+
+def test_a_near_miss_answers_no_question_about_the_fact() -> None:
+    for seed in SEEDS:
+        facts = EnglishFacts(seed)
+        fact = facts.fact()
+        miss = facts.near_miss(fact)
+        same = miss.relation.name == fact.relation.name
+        assert not (same and (miss.subject == fact.subject or miss.value == fact.value))
+
+
+def test_a_change_leaves_one_side_as_it_was_and_replaces_the_other() -> None:
+    for seed in SEEDS:
+        facts = EnglishFacts(seed)
+        old = facts.fact(facts.relation(changes=True))
+        new = facts.change(old)
+        assert (new.subject == old.subject) != (new.value == old.value)
+
+
+@pytest.mark.parametrize("hops", [2, 3])
+def test_a_chain_leads_from_one_fact_to_the_next_and_its_question_names_nobody_on_the_way(hops: int) -> None:
+    for seed in SEEDS:
+        chain, question = EnglishFacts(seed).chain(hops)
+        assert len(chain) == hops
+        for before, after in pairwise(chain):
+            assert after.subject in {before.subject, before.value}
+            assert after.subject not in question
+        assert chain[-1].value.lower() not in question.lower()
+
+
+def test_equal_seeds_give_equal_facts() -> None:
+    assert EnglishFacts(5).fact() == EnglishFacts(random.Random(5)).fact()

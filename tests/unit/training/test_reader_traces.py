@@ -1,0 +1,79 @@
+import random
+from pathlib import Path
+
+import pytest
+
+from memagent_graph.policies.profile import require_profile
+from memagent_graph.prompts import last_boxed
+from memagent_graph.reading.side_by_side import unless_none
+from memagent_graph.roles import Parsed
+from memagent_graph.strategies.gated import decision, decision_without_stop
+from memagent_graph.strategies.recall import memory_and_query
+from memagent_graph.strategies.reread import next_question
+from memagent_training.embedded.training_examples import Prose
+from memagent_training.language.reader_traces import NOT_STATED, TraceMaker, Turn
+from memagent_training.language.train import SHIPPED
+
+PROSE = (
+    "The daemon reads its settings when it starts. If the settings file is missing, the daemon writes a new one. "
+    "The log file contains one line for each request that was served. Nothing else is written to the disk. "
+    "To stop the daemon, use the stop command of the service manager. Every worker has a queue of its own. "
+)
+PARSERS = {
+    "gated_update": decision_without_stop,
+    "gated_update_or_stop": decision,
+    "extract": unless_none,
+    "map": unless_none,
+    "merge": unless_none,
+    "recall_update": memory_and_query,
+    "decompose": next_question(()),
+}
+
+
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory: pytest.TempPathFactory) -> list[Turn]:
+    path = tmp_path_factory.mktemp("corpus") / "train.txt"
+    path.write_text(PROSE * 40, encoding="utf-8")
+    maker = TraceMaker(Prose(path))
+    return [turn for seed in range(60) for turn in maker.turns(random.Random(seed), 600, 12, 6)]
+
+
+def test_every_role_that_ships_words_is_trained(turns: list[Turn]) -> None:
+    shipped = {path.stem for path in (Path(SHIPPED) / "templates").glob("*.txt")}
+    assert {turn.role for turn in turns} == shipped
+
+
+def test_every_reply_has_the_form_that_its_role_asks_for(turns: list[Turn]) -> None:
+    prompts = require_profile(SHIPPED).prompts
+    for turn in turns:
+        if parse := PARSERS.get(turn.role):
+            assert isinstance(parse(turn.reply, prompts), Parsed), turn
+        if turn.role in {"answer", "question"}:
+            assert last_boxed(turn.reply)
+
+
+def test_what_is_written_stands_in_the_prompt(turns: list[Turn]) -> None:
+    prompts = require_profile(SHIPPED).prompts
+    for turn in turns:
+        if turn.role in {"update", "extract", "integrate", "merge"} and turn.reply != "none":
+            seen = " ".join(turn.content(prompts).split())
+            for word in turn.reply.replace(",", " ").replace(":", " ").split():
+                assert word.strip(".") in seen, (word, turn)
+
+
+def test_a_gate_keeps_exactly_where_an_update_would_copy(turns: list[Turn]) -> None:
+    for turn in turns:
+        if turn.role == "gated_update" and turn.reply != "KEEP":
+            assert turn.reply.removeprefix("REWRITE\n") != turn.fields["memory"]
+
+
+def test_an_empty_memory_is_answered_with_not_stated(turns: list[Turn]) -> None:
+    empty = [turn for turn in turns if turn.role == "answer" and turn.fields["memory"] in {"", "none"}]
+    assert empty
+    assert all(turn.reply == f"\\boxed{{{NOT_STATED}}}" for turn in empty)
+
+
+def test_equal_seeds_give_equal_turns(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text(PROSE * 40, encoding="utf-8")
+    maker = TraceMaker(Prose(tmp_path / "train.txt"))
+    assert maker.turns(random.Random(1), 500, 5, 2) == maker.turns(random.Random(1), 500, 5, 2)
