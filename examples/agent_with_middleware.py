@@ -42,10 +42,10 @@ def main(tokens: int) -> None:
     policy = OpenAICompatiblePolicy() if "OPENAI_BASE_URL" in os.environ else LocalPolicy.embedded()
     with MemAgent(policy) as reader:
         agent = create_agent(model, [fetch_archive], middleware=[MemAgentMiddleware(reader, result_tokens=2_000)])
-        state = agent.invoke({"messages": [HumanMessage(archive.questions[0].fact.question)]})
+        state = agent.invoke({"messages": [HumanMessage(archive.questions[0].question)]})
     print(f"The tool returned {archive.tokens:,} tokens. This is what the model was shown of them:\n")
     print(state["messages"][2].text)
-    print(f"\nThe fact was {archive.questions[0].fact.value}, at {archive.questions[0].depth:.0%} of the text.")
+    print(f"\nThe fact was {archive.questions[0].answer}, at {archive.questions[0].depth:.0%} of the text.")
 
 
 if __name__ == "__main__":

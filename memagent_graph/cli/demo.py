@@ -18,7 +18,6 @@ from memagent_graph.cli.output import print_json
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
     from memagent_graph.evaluation.demo_document import DemoDocument
-    from memagent_graph.evaluation.planted_facts import Fact
     from memagent_graph.results import ReadResult
     from memagent_graph.trace import MemoryUpdate
 
@@ -70,7 +69,7 @@ class Demo:
                         f"language reference, with {len(document.questions)} facts planted and "
                         f"{document.foreign_facts} foreign ones, read {chunk_tokens} tokens at a time."
                     )
-                streams = [reader.astream(reference, each.fact.question) for each in document.questions]
+                streams = [reader.astream(reference, each.question) for each in document.questions]
                 results, seconds = await console.follow_all(streams, chunks=-(-document.tokens // chunk_tokens))
                 if self.as_json:
                     _print_as_json(document, results, seconds)
@@ -81,18 +80,21 @@ class Demo:
             asyncio.run(run(Path(folder)))
 
 
-def is_right(answer: str | None, fact: Fact) -> bool:
-    """Whether an answer is the fact's value, letter case and outer spaces aside."""
-    return (answer or "").strip().casefold() == fact.value.strip().casefold()
+def is_right(answer: str | None, expected: str) -> bool:
+    """Whether an answer is the one expected: letter case, articles and outer punctuation aside, as in evaluations."""
+    from memagent_graph.evaluation.samples import Metric  # noqa: PLC0415
+    from memagent_graph.evaluation.scorers import is_exactly  # noqa: PLC0415
+
+    return is_exactly(answer or "", (expected,), Metric.ANY)
 
 
 def _print_as_json(document: DemoDocument, results: Sequence[ReadResult], seconds: float) -> None:
     values = [
         {
             **result.to_dict(),
-            "expected": each.fact.value,
+            "expected": each.answer,
             "depth": each.depth,
-            "right": is_right(result.answer, each.fact),
+            "right": is_right(result.answer, each.answer),
         }
         for result, each in zip(results, document.questions, strict=True)
     ]
@@ -106,12 +108,12 @@ def _print(document: DemoDocument, results: Sequence[ReadResult], seconds: float
 
     right = 0
     for result, each in zip(results, document.questions, strict=True):
-        ok = is_right(result.answer, each.fact)
+        ok = is_right(result.answer, each.answer)
         right += ok
         table = Table.grid(padding=(0, 2))
-        table.add_row("[bold]question[/]", escape(each.fact.question))
-        table.add_row("planted", f"{escape(each.fact.statement)} [dim](at {each.depth:.0%})[/]")
-        verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(each.fact.value)}[/]"
+        table.add_row("[bold]question[/]", escape(each.question))
+        table.add_row("planted", f"{escape(each.statement)} [dim](at {each.depth:.0%})[/]")
+        verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(each.answer)}[/]"
         table.add_row("answer", f"{escape(str(result.answer))}  {verdict}")
         table.add_row("memory", escape(_timeline(result.updates, result.chunks_read)))
         console.out.print()
