@@ -1,0 +1,66 @@
+"""Twenty natural questions, on texts that any machine with this package has: what a policy makes of them, one by one.
+
+    python -m benchmarks.natural_questions --model smollm2
+
+The questions stand in `natural_questions.toml`. Each is read for over its whole text, in one pass for all of a text's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import pydoc_data.topics
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from memagent_graph.documents import Document
+from memagent_graph.results import ReadResult
+from memagent_graph.settings import ReaderSettings
+
+HERE = Path(__file__).parent
+REFERENCE_TOPICS = ("assert", "del", "global", "identifiers", "integers", "lambda", "nonlocal", "pass", "truth", "with")
+"""About as long as the other texts together; the whole reference is what `memagent demo` reads."""
+
+
+def texts() -> dict[str, str]:
+    """The texts by name."""
+    manual = importlib.metadata.metadata("openai").get_payload()  # type: ignore[attr-defined]
+    return {
+        "the Apache licence": (HERE.parent / "LICENSE").read_text("utf-8"),
+        "the manual of the openai package": str(manual),
+        "the language reference": "\n\n".join(pydoc_data.topics.topics[name] for name in REFERENCE_TOPICS),
+    }
+
+
+def is_right(answer: str | None, right: list[list[str]]) -> bool:
+    """Whether an answer holds all of one of the lists."""
+    said = " ".join((answer or "").casefold().split())
+    return any(all(part in said for part in parts) for parts in right)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model")
+    parser.add_argument("--base-url")
+    parser.add_argument("--strategy", default="overwrite")
+    arguments = parser.parse_args()
+    settings = ReaderSettings(model=arguments.model, base_url=arguments.base_url, strategy=arguments.strategy)
+    asked: list[dict[str, Any]] = tomllib.loads((HERE / "natural_questions.toml").read_text("utf-8"))["texts"]
+    known, total, correct = texts(), 0, 0
+    with tempfile.TemporaryDirectory() as folder, settings.make_reader(store=Path(folder), run_log=False) as reader:
+        for each in asked:
+            questions = [question["ask"] for question in each["questions"]]
+            results = reader.read_questions(Document.from_text(known[each["name"]]), questions)
+            print(f"\n{each['name']}")
+            for question, result in zip(each["questions"], results, strict=True):
+                answer = result.answer if isinstance(result, ReadResult) else f"({type(result).__name__})"
+                right = is_right(answer, question["right"])
+                total, correct = total + 1, correct + right
+                print(f"  {'right' if right else 'WRONG'}  {question['ask']}  ->  {answer}")
+    print(f"\n{correct} of {total} right")
+
+
+if __name__ == "__main__":
+    main()
