@@ -74,7 +74,7 @@ RELATIONS: Final = {
     ),
     "office": Relation(
         Kind.COMPANY, Kind.TOWN, ("{s} has its head office in {o}.", "The head office of {s} is in {o}."),
-        "the town with the head office of {s}", "In which town is the head office of {s}?",
+        "the town where {s} has its head office", "In which town is the head office of {s}?",
     ),
     "director": Relation(
         Kind.COMPANY, Kind.PERSON, ("The director of {s} is {o}.", "{s} is run by its director, {o}."),
