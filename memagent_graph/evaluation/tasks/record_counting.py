@@ -7,7 +7,8 @@ as `matching` says answer a question, or fewer; what is missing is made up for b
 another weekday, another person of the same surname), so that all samples need the same room. All other records are of
 another weekday or category, or another person's.
 
-Small variants have up to 5 in place of 12. There is no prose, so that `--haystack` changes nothing.
+Small variants have up to 5 in place of 12. The document is records alone, unless a haystack is named: then half of the
+other lines are its sentences.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import ClassVar, Final
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.samples import Sample, TaskSettings
+from memagent_graph.evaluation.tasks import haystacks
 from memagent_graph.evaluation.tasks.fitting import Insertion
 from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_graph.evaluation.tasks.haystacks import Lines
 from memagent_graph.evaluation.tasks.invented_names import FIRST_NAMES, SURNAMES
 
 RECORDS: Final = ("records_count", "records_most_frequent")
@@ -41,6 +42,7 @@ _ANSWER_TOKENS: Final = 32
 _MATCHING, _SMALL_MATCHING = 12, 5
 _LEAST_MATCHING: Final = 2
 _RIVALS: Final = 3
+_PROSE_SHARE: Final = 0.5
 _MOST_QUESTIONS: Final = 12
 """Of 48 pairs of a category and a weekday: so every asked one keeps near misses that are not asked about."""
 
@@ -72,14 +74,16 @@ class RecordsTask(GeneratedTask):
 
     Attributes:
         matching: How many records answer a question at most; with the near misses, so many stand there for each.
+        prose_share: Which share of the other lines are sentences of prose, 0 to 1.
     """
 
     shares_documents: ClassVar[bool] = True
-    dials: ClassVar[tuple[str, ...]] = ("matching",)
+    dials: ClassVar[tuple[str, ...]] = ("matching", "prose_share")
     margin: ClassVar[float] = 1.3
 
     most_frequent: bool
     matching: int
+    prose_share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.settings.questions_per_document > _MOST_QUESTIONS:
@@ -91,6 +95,10 @@ class RecordsTask(GeneratedTask):
             raise EvaluationError(
                 f"{self.name} cannot do with {self.matching} matching records",
                 hint=f"Take {_LEAST_MATCHING}, or any larger number.",
+            )
+        if not 0 <= self.prose_share < 1:
+            raise EvaluationError(
+                f"{self.name} cannot have a share of {self.prose_share} of prose", hint="Take 0 to less than 1."
             )
 
     def sample(self, length: int, index: int) -> Sample:
@@ -107,14 +115,20 @@ class RecordsTask(GeneratedTask):
                 purchase = _not_counted(partial(each.near_miss, chance), asked)
                 insertions.append(Insertion(_line(chance, purchase), chance.random()))
 
+        prose = haystacks.prose(self.settings.haystack, self.chance(length, number, "prose"))
+
         def others() -> Iterator[str]:
             source = self.chance(length, number, "lines")
+            sentences = prose.units()
             while True:
-                yield _line(source, _not_counted(partial(_purchase, source), asked))
+                if source.random() < self.prose_share:
+                    yield next(sentences).strip()
+                else:
+                    yield _line(source, _not_counted(partial(_purchase, source), asked))
 
         question, gold = asked[member].question, (asked[member].gold,)
         beside = [each.question for each in asked]
-        return self.planned(length, index, question, gold, Lines(others), insertions, beside)
+        return self.planned(length, index, question, gold, haystacks.Lines(others), insertions, beside)
 
     def _told(self, asked: _Asked, purchase: Purchase) -> str:
         """What a record contributes: its category, or to a number of records the number."""
@@ -188,4 +202,5 @@ def records_task(name: str, settings: TaskSettings) -> RecordsTask:
         answer_tokens=SMALL_ANSWER_TOKENS if settings.small else _ANSWER_TOKENS,
         most_frequent=name == "records_most_frequent",
         matching=_SMALL_MATCHING if settings.small else _MATCHING,
+        prose_share=0.0 if settings.haystack is None else _PROSE_SHARE,
     )

@@ -115,11 +115,26 @@ def test_other_records_are_near_misses_of_every_kind():
     assert sum(each[0] != weekday and each[3] == category for each in records) > 5
 
 
+def test_a_named_haystack_stands_between_the_records(tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text("\n\n".join(f"Line {number} of the book is short." for number in range(3000)))
+    for name in RECORDS:
+        sample = load_task(name, TaskSettings(TOKENIZER, haystack=book)).sample(4000, 0)
+        lines = "".join(sample.text()).split("\n")
+        prose = [line for line in lines if re.fullmatch(r"Line \d+ of the book is short\.", line)]
+        assert len(prose) + sum(RECORD.fullmatch(line) is not None for line in lines) == len(lines)
+        assert len(prose) > 30
+        assert counted("\n".join(lines), sample.question) == sample.gold[0]
+    none = load_task("records_count:prose_share=0", TaskSettings(TOKENIZER, haystack=book)).sample(4000, 0)
+    assert "book" not in "".join(none.text())
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("kth_of_4:others=-1", "cannot have -1 other notes"),
         ("records_count:matching=1", "cannot do with 1 matching records"),
+        ("records_count:prose_share=1", "a share of 1.0 of prose"),
         ("kth_of_5", "Did you mean kth_of_"),
     ],
 )
