@@ -57,7 +57,8 @@ class Needle:
     text: str
     """As it stands in the document."""
     gold: str
-    """The gold string that it carries."""
+    """The gold string that it carries; of one that only leads to the answer, what it contributes, such as the name of
+    who is asked about next."""
     depth: float
     """Where it begins, as a share of the document's characters, 0 to 1; approximate where the text is a stream."""
 
@@ -130,3 +131,5 @@ class TaskSettings:
     """A text file, or a folder of .txt and .md files, to take prose from; the prose found with Python if None."""
     data: Path | None = None
     """A data file, or a folder of data files under their published names; `evaluation` in the data folder if None."""
+    questions_per_document: int = 1
+    """How many samples that follow each other ask about one document: 0 to K - 1, K to 2 K - 1, and so on."""
