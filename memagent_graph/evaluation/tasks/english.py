@@ -6,8 +6,8 @@ What shipped language policies are trained with is the other split of `english_f
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar, Final
 
 from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts
@@ -27,9 +27,10 @@ class _Asked:
 
     question: str
     gold: tuple[str, ...]
-    evidence: tuple[tuple[str, str], ...]
-    """Statements, and what each contributes."""
-    foreign: tuple[str, ...]
+    evidence: tuple[EnglishFact, ...]
+    gives: tuple[str, ...]
+    """What each of the evidence contributes."""
+    foreign: tuple[EnglishFact, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class EnglishTask(GeneratedTask):
 
     shares_documents: ClassVar[bool] = True
     dials: ClassVar[tuple[str, ...]] = ("foreign",)
-    margin: ClassVar[float] = 1.3
+    margin: ClassVar[float] = 1.6
 
     kind: str
     foreign: int = 400
@@ -59,16 +60,14 @@ class EnglishTask(GeneratedTask):
         for place, each in enumerate(asked):
             depths = sorted(chance.random() for _ in each.evidence)
             insertions += [
-                Insertion(statement, depth, gold if place == member else None)
-                for (statement, gold), depth in zip(each.evidence, depths, strict=True)
+                Insertion(fact.statement, depth, gold if place == member else None)
+                for fact, gold, depth in zip(each.evidence, each.gives, depths, strict=True)
             ]
-            insertions += [Insertion(statement, chance.random()) for statement in each.foreign]
         others = EnglishFacts(chance, held_out=True)
-        taken = {word for each in asked for word in each.gold}
-        for _ in range(length // self.foreign):
-            fact = others.fact()
-            if not {fact.subject, fact.value} & taken:
-                insertions.append(Insertion(fact.statement, chance.random()))
+        foreign = [fact for each in asked for fact in each.foreign]
+        foreign += [others.fact() for _ in range(length // self.foreign)]
+        clear = _clear_of(asked)
+        insertions += [Insertion(fact.statement, chance.random()) for fact in foreign if clear(fact)]
         questions = [each.question for each in asked]
         haystack = haystacks.prose(self.settings.haystack, self.chance(length, number, "prose"))
         mine = asked[member]
@@ -77,36 +76,34 @@ class EnglishTask(GeneratedTask):
     def _asked(self, facts: EnglishFacts) -> _Asked:
         if self.kind.startswith("hop_"):
             chain, question = facts.chain(int(self.kind[-1]))
-            evidence = [(each.statement, after.subject) for each, after in pairwise(chain)]
-            evidence.append((chain[-1].statement, _bare(chain[-1].value)))
-            miss = facts.fact(chain[-1].relation)
-            return _Asked(question, (_bare(chain[-1].value),), tuple(evidence), (miss.statement,))
+            answer = _bare(chain[-1].value)
+            gives = (*(after.subject for after in chain[1:]), answer)
+            return _Asked(question, (answer,), tuple(chain), gives, (facts.fact(chain[-1].relation),))
         if self.kind == "list":
             first = facts.fact(facts.relation(plural=True))
-            all_of_them = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
+            listed = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
+            values = tuple(each.value for each in listed)
             question = facts.random.choice(first.relation.plural_questions).replace("{s}", first.subject)
-            return _Asked(
-                question,
-                tuple(each.value for each in all_of_them),
-                tuple((each.statement, each.value) for each in all_of_them),
-                (facts.fact(first.relation).statement,),
-            )
+            return _Asked(question, values, tuple(listed), values, (facts.fact(first.relation),))
         if self.kind == "change":
             old = facts.fact(facts.relation(changes=True))
             new = facts.change(old)
-            return self._about(facts, new, [old])
+            question, answer = facts.question(new)
+            before = old.subject if answer == new.subject else old.value
+            return _Asked(question, (_bare(answer),), (old, new), (before, _bare(answer)), (facts.near_miss(new),))
         fact = facts.fact()
-        asked = self._about(facts, fact, [])
-        if self.kind == "absent":
-            return _Asked(asked.question, ABSENT, (), asked.foreign)
-        return asked
-
-    @staticmethod
-    def _about(facts: EnglishFacts, fact: EnglishFact, before: list[EnglishFact]) -> _Asked:
         question, answer = facts.question(fact)
-        evidence = tuple((each.statement, _bare(each.value)) for each in before)
-        miss = facts.near_miss(fact)
-        return _Asked(question, (_bare(answer),), (*evidence, (fact.statement, _bare(answer))), (miss.statement,))
+        if self.kind == "absent":
+            return _Asked(question, ABSENT, (), (), (facts.near_miss(fact),))
+        return _Asked(question, (_bare(answer),), (fact,), (_bare(answer),), (facts.near_miss(fact),))
+
+
+def _clear_of(asked: Sequence[_Asked]) -> Callable[[EnglishFact], bool]:
+    """Whether a fact answers none of the questions: it says nothing of what any of them rests on, in that relation."""
+    known = {
+        (fact.relation.name, side) for each in asked for fact in each.evidence for side in (fact.subject, fact.value)
+    }
+    return lambda fact: not {(fact.relation.name, fact.subject), (fact.relation.name, fact.value)} & known
 
 
 def _bare(answer: str) -> str:

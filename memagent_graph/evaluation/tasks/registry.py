@@ -7,6 +7,8 @@ state_1, state_2, state_3    where a person is, where a thing is, where it was b
 kth_of_N                     the k-th of N (2, 4 or 8) near-identical notes, word for word
 records_count                how many of the records are of a kind
 records_most_frequent        which kind is most frequent among those of a person
+english_KIND                 facts in plain English: one (fact), of a kind never trained on (new), one that changes
+                             (change), several (list), that lead to each other (hop_2, hop_3), or none (absent)
 
 Some have options, which stand behind the name: "multi_hop_2:gap=0.1:distractors=40", "state_2:facts=0:prose_share=0.8".
 """
@@ -23,6 +25,7 @@ from typing import Any
 from memagent_graph.errors import EvaluationError, StrategyError
 from memagent_graph.evaluation.data_files import data_paths, data_task_names, load_data_task
 from memagent_graph.evaluation.samples import Task, TaskSettings
+from memagent_graph.evaluation.tasks.english import ENGLISH, EnglishTask, english_task
 from memagent_graph.evaluation.tasks.generated import GeneratedTask
 from memagent_graph.evaluation.tasks.kth_of_n import KTH, KthOfNTask, kth_task
 from memagent_graph.evaluation.tasks.lists import LISTS, list_task
@@ -44,12 +47,14 @@ _GENERATED: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {
     **dict.fromkeys(STATES, state_task),
     **dict.fromkeys(KTH, kth_task),
     **dict.fromkeys(RECORDS, records_task),
+    **dict.fromkeys(ENGLISH, english_task),
 }
 _DIALS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(MULTI_HOP, MultiHopTask.dials),
     **dict.fromkeys(STATES, StateTask.dials),
     **dict.fromkeys(KTH, KthOfNTask.dials),
     **dict.fromkeys(RECORDS, RecordsTask.dials),
+    **dict.fromkeys(ENGLISH, EnglishTask.dials),
 }
 _PARTS = ("name", "metric", "unit", "answer_tokens", "sample")
 

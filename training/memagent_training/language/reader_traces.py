@@ -18,7 +18,7 @@ from typing import Any, Final
 from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, sentence
 from memagent_graph.prompts import Prompts
 from memagent_training.embedded.training_examples import Prose, plant
-from memagent_training.language.real_questions import RealQuestion, real_questions
+from memagent_training.language.real_questions import RealQuestion, paraphrased, real_questions
 
 NOT_STATED: Final = "not stated"
 """The answer where nothing answers."""
@@ -87,9 +87,9 @@ class TraceMaker:
         found: list[Turn] = []
         while len(found) < on_section:
             draw = rng.random()
-            if real and draw < 0.25:
+            if real and draw < 0.32:
                 quest = _real_here(rng, rng.choice(real))
-            elif foreign and draw < 0.36:
+            elif foreign and draw < 0.44:
                 quest = _real_elsewhere(rng, rng.choice(foreign))
             else:
                 quest = rng.choice(quests)(rng)
@@ -226,7 +226,8 @@ def _list_note(subject: str, values: Sequence[str]) -> str:
 
 def _real_here(rng: random.Random, real: RealQuestion) -> Quest:
     known = () if rng.random() < 0.8 else (real.statement,)
-    return Quest(real.question, known, (real.statement,), real.answer, True)
+    question = paraphrased(rng, real.question) if rng.random() < 0.6 else real.question
+    return Quest(question, known, (real.statement,), real.answer, True)
 
 
 def _real_elsewhere(rng: random.Random, real: RealQuestion) -> Quest:

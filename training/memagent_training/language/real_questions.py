@@ -6,6 +6,7 @@ nobody planted: conditions, reasons, purposes, definitions and duties of manuals
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -92,6 +93,46 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], tuple[tuple[str, str], ...]], ...]] =
             (("How do you {c}?", "{r}"), ("What should one do to {c}?", "{r}"), ("How can I {c}?", "{r}")),
         ),
         (
+            r"(?:By default,? )?(?P<s>[^,;:]{4,60}?) (?:defaults to|is set by default to|is by default) (?P<r>[^;:]{2,60})\.",
+            (("What is the default of {s}?", "{r}"), ("Which value does {s} have by default?", "{r}")),
+        ),
+        (
+            r"By default,? (?P<c>[^;:]{15,110})\.",
+            (("What is the default behaviour?", "{c}"), ("What happens by default?", "{c}")),
+        ),
+        (
+            r"(?:[^;:]{0,60}?)[Rr]aises? (?:an? )?:?\w*:?`?(?P<r>[A-Z]\w+(?:Error|Exception|Warning))`?(?: exception)?,? (?:if|when) (?P<c>[^;:]{8,90})\.",
+            (
+                ("Which exception is raised if {c}?", "{r}"),
+                ("What is raised when {c}?", "{r}"),
+                ("What error do I get if {c}?", "{r}"),
+            ),
+        ),
+        (
+            r"You can (?P<c>[^,;:]{6,60}?) (?P<r>(?:with|using|by|through|in) [^;:]{6,80})\.",
+            (("How can I {c}?", "{r}"), ("How do I {c}?", "{r}"), ("With what can I {c}?", "{r}")),
+        ),
+        (
+            r"(?P<r>[A-Z][^,;:]{3,60}) (?:allows|enables|lets) (?:you|users|the user|one)(?: to)? (?P<c>[^;:]{8,90})\.",
+            (("What lets me {c}?", "{r}"), ("How can I {c}?", "{r}"), ("What can be used to {c}?", "{r}")),
+        ),
+        (
+            r"Use (?P<r>[^,;:]{3,60}?) to (?P<c>[^;:]{8,90})\.",
+            (
+                ("What can be used to {c}?", "{r}"),
+                ("How can I {c}?", "{r}"),
+                ("What should I use if I want to {c}?", "{r}"),
+            ),
+        ),
+        (
+            r"(?P<s>[A-Z][^,;:]{6,70}?) (?:is|are) (?P<r>not (?:allowed|permitted|supported|possible|recommended|guaranteed)[^;:]{0,60})\.",
+            (("Is it so that {s} may be used freely?", "{r}"), ("What is said about {s}?", "{r}")),
+        ),
+        (
+            r"(?P<s>[A-Z][^,;:]{6,70}?) after (?P<r>(?:\d+|one|two|three|four|five|six|ten|a few|several) [a-z]+)\.",
+            (("After how much time is it that {s}?", "{r}"), ("How long does it take until {s}?", "{r}")),
+        ),
+        (
             r"(?P<s>[a-z][a-z0-9_-]{1,18}) - (?P<r>[a-z][^;:]{12,70})",
             (
                 ("What does {s} do?", "{r}"),
@@ -130,6 +171,34 @@ def real_questions(text: str) -> list[RealQuestion]:
                     found.append(made)
             break
     return found
+
+
+_SYNONYMS: Final = {
+    "use": "employ", "used": "employed", "show": "display", "shows": "displays", "displays": "shows", "remove": "delete",
+    "removed": "deleted", "delete": "remove", "create": "make", "creates": "makes", "start": "begin", "starts": "begins",
+    "specified": "given", "given": "specified", "contains": "has", "returns": "gives back", "required": "needed",
+    "requires": "needs", "needed": "required", "must": "has to", "option": "switch", "print": "output", "prints": "outputs",
+    "large": "big", "small": "little", "error": "failure", "fails": "does not succeed", "empty": "without content",
+    "missing": "not there", "change": "alter", "changed": "altered", "allows": "lets", "file": "file", "also": "",
+    "directory": "folder", "program": "application", "invoked": "called", "called": "invoked", "enabled": "switched on",
+    "disabled": "switched off", "only": "", "current": "present", "previous": "earlier", "whole": "entire", "modify": "change",
+    "modified": "changed", "obtain": "get", "permission": "leave", "distribute": "pass on", "copy": "duplicate", "stop": "end",
+}  # fmt: skip
+"""What people say instead; an empty word is left out."""
+
+
+def paraphrased(rng: random.Random, question: str) -> str:
+    """The question in somewhat other words than those of the sentence that answers it."""
+    said: list[str] = []
+    for word in question.split(" "):
+        bare = word.rstrip("?,.")
+        if bare in _SYNONYMS and rng.random() < 0.6:
+            word = _SYNONYMS[bare] + word[len(bare) :]  # noqa: PLW2901
+        elif bare in {"the", "a", "an"} and rng.random() < 0.15:
+            continue
+        if word:
+            said.append(word)
+    return " ".join(said)
 
 
 def _inside(part: str) -> str:
