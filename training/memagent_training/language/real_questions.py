@@ -93,7 +93,7 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], tuple[tuple[str, str], ...]], ...]] =
             (("How do you {c}?", "{r}"), ("What should one do to {c}?", "{r}"), ("How can I {c}?", "{r}")),
         ),
         (
-            r"(?:By default,? )?(?P<s>[^,;:]{4,60}?) (?:defaults to|is set by default to|is by default) (?P<r>[^;:]{2,60})\.",
+            r"(?P<s>[A-Z][^,;:]{4,60}?) (?:defaults to|is set by default to|is by default) (?P<r>[^;:]{2,60})\.",
             (("What is the default of {s}?", "{r}"), ("Which value does {s} have by default?", "{r}")),
         ),
         (
@@ -101,7 +101,8 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], tuple[tuple[str, str], ...]], ...]] =
             (("What is the default behaviour?", "{c}"), ("What happens by default?", "{c}")),
         ),
         (
-            r"(?:[^;:]{0,60}?)[Rr]aises? (?:an? )?:?\w*:?`?(?P<r>[A-Z]\w+(?:Error|Exception|Warning))`?(?: exception)?,? (?:if|when) (?P<c>[^;:]{8,90})\.",
+            r"(?:[^;:]{0,60}?)[Rr]aises? (?:an? )?:?\w*:?`?(?P<r>[A-Z]\w+(?:Error|Exception|Warning))`?(?: exception)?,?"
+            r" (?:if|when) (?P<c>[^;:]{8,90})\.",
             (
                 ("Which exception is raised if {c}?", "{r}"),
                 ("What is raised when {c}?", "{r}"),
@@ -125,8 +126,9 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], tuple[tuple[str, str], ...]], ...]] =
             ),
         ),
         (
-            r"(?P<s>[A-Z][^,;:]{6,70}?) (?:is|are) (?P<r>not (?:allowed|permitted|supported|possible|recommended|guaranteed)[^;:]{0,60})\.",
-            (("Is it so that {s} may be used freely?", "{r}"), ("What is said about {s}?", "{r}")),
+            r"(?P<s>[A-Z][^,;:]{6,70}?) (?:is|are) (?P<r>not (?:allowed|permitted|supported|possible|recommended|guaranteed)"
+            r"[^;:]{0,60})\.",
+            (("Which restriction is there on {s}?", "{r}"), ("What is said about {s}?", "{r}")),
         ),
         (
             r"(?P<s>[A-Z][^,;:]{6,70}?) after (?P<r>(?:\d+|one|two|three|four|five|six|ten|a few|several) [a-z]+)\.",
@@ -174,15 +176,16 @@ def real_questions(text: str) -> list[RealQuestion]:
 
 
 _SYNONYMS: Final = {
-    "use": "employ", "used": "employed", "show": "display", "shows": "displays", "displays": "shows", "remove": "delete",
-    "removed": "deleted", "delete": "remove", "create": "make", "creates": "makes", "start": "begin", "starts": "begins",
-    "specified": "given", "given": "specified", "contains": "has", "returns": "gives back", "required": "needed",
-    "requires": "needs", "needed": "required", "must": "has to", "option": "switch", "print": "output", "prints": "outputs",
-    "large": "big", "small": "little", "error": "failure", "fails": "does not succeed", "empty": "without content",
-    "missing": "not there", "change": "alter", "changed": "altered", "allows": "lets", "file": "file", "also": "",
-    "directory": "folder", "program": "application", "invoked": "called", "called": "invoked", "enabled": "switched on",
-    "disabled": "switched off", "only": "", "current": "present", "previous": "earlier", "whole": "entire", "modify": "change",
-    "modified": "changed", "obtain": "get", "permission": "leave", "distribute": "pass on", "copy": "duplicate", "stop": "end",
+    "use": "employ", "used": "employed", "show": "display", "shows": "displays", "displays": "shows",
+    "remove": "delete", "removed": "deleted", "delete": "remove", "create": "make", "creates": "makes",
+    "start": "begin", "starts": "begins", "specified": "given", "given": "specified", "contains": "has",
+    "returns": "gives back", "required": "needed", "requires": "needs", "needed": "required", "must": "has to",
+    "option": "switch", "print": "output", "prints": "outputs", "large": "big", "small": "little", "error": "failure",
+    "fails": "does not succeed", "empty": "without content", "missing": "not there", "change": "alter",
+    "changed": "altered", "allows": "lets", "also": "", "directory": "folder", "program": "application",
+    "invoked": "called", "called": "invoked", "enabled": "switched on", "disabled": "switched off", "only": "",
+    "current": "present", "previous": "earlier", "whole": "entire", "modify": "change", "modified": "changed",
+    "obtain": "get", "permission": "leave", "distribute": "pass on", "copy": "duplicate", "stop": "end",
 }  # fmt: skip
 """What people say instead; an empty word is left out."""
 
