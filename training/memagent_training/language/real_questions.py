@@ -101,8 +101,8 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], tuple[tuple[str, str], ...]], ...]] =
             (("What is the default behaviour?", "{c}"), ("What happens by default?", "{c}")),
         ),
         (
-            r"(?:[^;:]{0,60}?)[Rr]aises? (?:an? )?:?\w*:?`?(?P<r>[A-Z]\w+(?:Error|Exception|Warning))`?(?: exception)?,?"
-            r" (?:if|when) (?P<c>[^;:]{8,90})\.",
+            r"(?:[^;:]{0,60}?)[Rr]aises? (?:an? )?:?\w*:?`?(?P<r>[A-Z]\w+(?:Error|Exception|Warning))`?(?: exception)?"
+            r",? (?:if|when) (?P<c>[^;:]{8,90})\.",
             (
                 ("Which exception is raised if {c}?", "{r}"),
                 ("What is raised when {c}?", "{r}"),
@@ -126,7 +126,7 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], tuple[tuple[str, str], ...]], ...]] =
             ),
         ),
         (
-            r"(?P<s>[A-Z][^,;:]{6,70}?) (?:is|are) (?P<r>not (?:allowed|permitted|supported|possible|recommended|guaranteed)"
+            r"(?P<s>[A-Z][^,;:]{6,70}?) (?:is|are) (?P<r>not (?:allowed|permitted|supported|possible|guaranteed)"
             r"[^;:]{0,60})\.",
             (("Which restriction is there on {s}?", "{r}"), ("What is said about {s}?", "{r}")),
         ),
