@@ -12,7 +12,8 @@ from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import RunError
 from memagent_graph.events import UpdateRule
-from memagent_graph.policies.named import PolicyRequest, make_policy
+from memagent_graph.policies.added import RECIPES
+from memagent_graph.policies.named import PolicyRequest, default_policy, make_policy
 from memagent_graph.policies.server_url import without_password
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.reader import MemAgent
@@ -27,7 +28,7 @@ class ReaderSettings:
     policy: str | None = None
     """A name that `memagent_graph.policies.named` knows; None leaves it to `model` and `base_url`."""
     model: str | None = None
-    """A name on the server; without a server a folder or hub id, or "embedded"."""
+    """A name on the server; without a server a folder, a hub id, "embedded", or a policy that was added."""
     base_url: str | None = None
     tokenizer: str | None = None
     profile: str | None = None
@@ -77,7 +78,8 @@ class ReaderSettings:
     def for_log(self) -> dict[str, Any]:
         """The settings that differ from the defaults, JSON-ready, without a user name or password in the URL."""
         values = {name: value for name, value in asdict(self).items() if value != getattr(_DEFAULTS, name)}
-        values.setdefault("model", "embedded" if self.policy_name == "embedded" else None)
+        named = self.policy_name == "embedded" or self.policy_name in RECIPES
+        values.setdefault("model", self.policy_name if named else None)
         if self.base_url:
             values["base_url"] = without_password(self.base_url)
         return values
@@ -88,8 +90,10 @@ class ReaderSettings:
         if self.policy is not None:
             return self.policy
         if self.base_url is None:
-            if self.model in {None, "embedded"}:
-                return "embedded"
+            if self.model is None:
+                return default_policy()
+            if self.model == "embedded" or self.model in RECIPES:
+                return self.model
             is_folder = Path(str(self.model)).expanduser().is_dir()
             # With a slash it is a hub id, or a folder misspelt.
             if is_folder or ("/" in str(self.model) and not os.environ.get("OPENAI_BASE_URL")):

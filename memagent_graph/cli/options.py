@@ -27,7 +27,10 @@ PolicyName = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option(help='A name on the server; without one, a folder, a hub id, or "embedded".', show_default="embedded"),
+    typer.Option(
+        help='A name on the server; without one, a folder, a hub id, "smollm2" once it was added, or "embedded".',
+        show_default="smollm2 where it was added, else embedded",
+    ),
 ]
 BaseURL = Annotated[
     str | None, typer.Option(help="The server's API, as in http://localhost:8000/v1.", show_default="$OPENAI_BASE_URL")

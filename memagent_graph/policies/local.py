@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
+from memagent_graph.policies.added import RECIPES, recipe
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.hub import is_hub_id, model_folder
 from memagent_graph.policies.model_info import ModelInfo, weights_version
@@ -46,7 +47,8 @@ class LocalPolicy:
 
     def __init__(self, model: Path | str, *, device: str = "cpu", dtype: str = "float32", max_batch: int = 64) -> None:
         self._folder = _folder_of(model)
-        self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
+        known = {EMBEDDED_FOLDER: "embedded", **{each.folder: each.name for each in RECIPES.values()}}
+        self._name = known.get(self._folder, str(model))
         self._engine = _Engine(str(self._folder), device, dtype)
         self._version = weights_version(self._folder)
         self._max_batch = max_batch
@@ -60,9 +62,21 @@ class LocalPolicy:
         """The small policy that comes with the package; its card, `embedded/CARD.md`, says what it can do."""
         return cls(EMBEDDED_FOLDER, **options)
 
+    @classmethod
+    def added(cls, name: str, **options: Any) -> LocalPolicy:
+        """A policy that was added to this machine, such as "smollm2".
+
+        Raises:
+            PolicyError: it was not, or nobody knows it.
+        """
+        wanted = recipe(name)
+        if not wanted.is_added:
+            raise PolicyError(f"the policy {name} is not on this machine", hint=f"Add it: memagent policy add {name}")
+        return cls(wanted.folder, **options)
+
     @property
     def name(self) -> str:
-        """The model's folder or hub id; "embedded" for the one that comes with the package."""
+        """The model's folder or hub id; "embedded", "smollm2" and so on for the policies that have such names."""
         return self._name
 
     async def describe(self) -> ModelInfo:
