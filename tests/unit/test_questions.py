@@ -42,7 +42,7 @@ def test_no_question_is_asked_of_a_chunk_before_all_are_done_with_those_before(m
         )
 
     policy = Uneven(reads)
-    results = make_reader(policy, strategy=strategy).read_questions(TEXT, [HARBOR, CASTLE, TOWER])
+    results = make_reader(policy, strategy=strategy).read(TEXT, questions=[HARBOR, CASTLE, TOWER])
     assert len({result.chunks_read for result in results}) == 1
     if strategy in {"overwrite", "refine", "gated"}:
         sections = list(dict.fromkeys(section for _, section in policy.asked))
@@ -53,7 +53,7 @@ def test_no_question_is_asked_of_a_chunk_before_all_are_done_with_those_before(m
 
 def test_each_question_has_its_result_its_run_and_its_reward(make_reader, tmp_path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
-    results = make_reader(run_log=log).read_questions(TEXT, [HARBOR, CASTLE, TOWER, HARBOR], run_id="r")
+    results = make_reader(run_log=log).read(TEXT, questions=[HARBOR, CASTLE, TOWER, HARBOR], run_id="r")
     assert [result.answer for result in results[:2]] == ["4711", "12"]
     assert results[3] is results[0]
     assert [result.run_id for result in results] == ["r-0", "r-1", "r-2", "r-0"]
@@ -72,11 +72,11 @@ def test_a_question_that_fails_leaves_the_others_and_can_be_resumed(make_reader,
         return PolicyError("gone") if failing and "castle" in part(prompt, "problem") else perfect_reader(prompt)
 
     reader = make_reader(ScriptedPolicy(reads), checkpoints=tmp_path / "checkpoints.sqlite")
-    outcomes = reader.read_questions(TEXT, [HARBOR, CASTLE], run_id="r", return_exceptions=True)
+    outcomes = reader.read(TEXT, questions=[HARBOR, CASTLE], run_id="r", return_exceptions=True)
     assert outcomes[0].answer == "4711"
     assert isinstance(outcomes[1], PolicyError) and outcomes[1].run_id == "r-1"
     with pytest.raises(PolicyError, match="gone"):
-        reader.read_questions(TEXT, [HARBOR, CASTLE])
+        reader.read(TEXT, questions=[HARBOR, CASTLE])
     failing = False
     assert reader.resume("r-1").answer == "12"
 
@@ -89,15 +89,15 @@ def test_a_question_that_stops_early_does_not_hold_up_the_others(make_reader) ->
             return "STOP"
         return f"REWRITE\n{perfect_reader(prompt)}"
 
-    harbor, castle = make_reader(ScriptedPolicy(reads), strategy="gated:stop=yes").read_questions(
-        TEXT, [HARBOR, CASTLE]
+    harbor, castle = make_reader(ScriptedPolicy(reads), strategy="gated:stop=yes").read(
+        TEXT, questions=[HARBOR, CASTLE]
     )
     assert (castle.stop_reason, castle.chunks_read) == (StopReason.ENOUGH, 1)
     assert (harbor.stop_reason, harbor.answer) == (StopReason.ANSWERED, "4711")
 
 
 def test_limits_count_for_each_question(make_reader) -> None:
-    results = make_reader().read_questions(TEXT, [HARBOR, CASTLE], limits=Limits(max_chunks=3))
+    results = make_reader().read(TEXT, questions=[HARBOR, CASTLE], limits=Limits(max_chunks=3))
     assert [(each.stop_reason, each.chunks_read) for each in results] == [(StopReason.MAX_CHUNKS, 3)] * 2
 
 
@@ -105,7 +105,7 @@ def test_a_thousand_questions_are_read_for_in_passes(make_reader) -> None:
     policy = ScriptedPolicy(perfect_reader)
     text = document_with({0.5: "The key of k7 is 4711."}, words=60)
     questions = [f"What is the key of k{number}?" for number in range(1000)]
-    results = make_reader(policy).read_questions(text, questions, max_concurrency=100)
+    results = make_reader(policy).read(text, questions=questions, max_concurrency=100)
     assert len(results) == 1000
     sections = [int(re.findall(r"k(\d+)\?", part(prompt, "problem"))[0]) // 100 for prompt in policy.prompts]
     assert sections == sorted(sections)
@@ -120,17 +120,17 @@ def test_what_is_no_question_is_refused_before_anything_is_read(make_reader) -> 
         ([HARBOR, "why " * 200], BudgetError, "its budget is 50"),
     ):
         with pytest.raises(kind, match=told):
-            reader.read_questions(TEXT, questions)
+            reader.read(TEXT, questions=questions)
     with pytest.raises(MemAgentError, match="max_concurrency is 0"):
-        reader.read_questions(TEXT, [HARBOR], max_concurrency=0)
+        reader.read(TEXT, questions=[HARBOR], max_concurrency=0)
     assert not policy.prompts
-    assert [each.question for each in reader.read_questions(TEXT, HARBOR)] == [HARBOR]
+    assert [each.question for each in reader.read(TEXT, questions=HARBOR)] == [HARBOR]
 
 
 def test_updates_are_shown_as_they_come(make_reader) -> None:
     shown = defaultdict(list)
-    results = make_reader().read_questions(
-        TEXT, [HARBOR, CASTLE], on_update=lambda question, update: shown[question].append(update.chunk_index)
+    results = make_reader().read(
+        TEXT, questions=[HARBOR, CASTLE], on_update=lambda question, update: shown[question].append(update.chunk_index)
     )
     assert {len(chunks) for chunks in shown.values()} == {results[0].chunks_read}
 
