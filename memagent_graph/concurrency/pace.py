@@ -109,8 +109,9 @@ async def in_passes(reads: Sequence[Callable[[Reach], Awaitable[T]]], at_once: i
 def in_passes_of_threads(reads: Sequence[Callable[[Reach], T]], at_once: int) -> list[T | Exception]:
     """`in_passes` for synchronous reads, which run in threads; an interrupt (Ctrl-C) ends them at their next chunks."""
 
-    def one(context: Context, read: Callable[[Reach], T], pace: Pace) -> T | Exception:
+    def one(context: Context, read: Callable[[Reach], T], pace: Pace, joined: threading.Barrier) -> T | Exception:
         with pace.reader() as reach:
+            joined.wait()  # or the first thread would be ahead before the last is there
             try:
                 return context.run(read, reach)
             except Exception as error:  # noqa: BLE001  whatever it is, the other reads go on
@@ -118,10 +119,13 @@ def in_passes_of_threads(reads: Sequence[Callable[[Reach], T]], at_once: int) ->
 
     outcomes: list[T | Exception] = []
     for pace, together in _passes(reads, at_once):
+        joined = threading.Barrier(len(together))
         with ThreadPoolExecutor(len(together)) as threads:
             try:
-                outcomes += [*threads.map(partial(one, pace=pace), (copy_context() for _ in together), together)]
+                do = partial(one, pace=pace, joined=joined)
+                outcomes += [*threads.map(do, (copy_context() for _ in together), together)]
             except BaseException:
+                joined.abort()
                 pace.stop()
                 raise
     return outcomes
