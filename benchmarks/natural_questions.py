@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from memagent_graph.documents import Document
-from memagent_graph.results import ReadResult
 from memagent_graph.settings import ReaderSettings
 
 HERE = Path(__file__).parent
@@ -52,13 +51,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, settings.make_reader(store=Path(folder), run_log=False) as reader:
         for each in asked:
             questions = [question["ask"] for question in each["questions"]]
-            results = reader.read_questions(Document.from_text(known[each["name"]]), questions)
+            results = reader.read(Document.from_text(known[each["name"]]), questions=questions)
             print(f"\n{each['name']}")
             for question, result in zip(each["questions"], results, strict=True):
-                answer = result.answer if isinstance(result, ReadResult) else f"({type(result).__name__})"
-                right = is_right(answer, question["right"])
+                right = is_right(result.answer, question["right"])
                 total, correct = total + 1, correct + right
-                print(f"  {'right' if right else 'WRONG'}  {question['ask']}  ->  {answer}")
+                print(f"  {'right' if right else 'WRONG'}  {question['ask']}  ->  {result.answer}")
     print(f"\n{correct} of {total} right")
 
 

@@ -34,7 +34,7 @@ _BUILT_IN: Final = {
     "eval": "eval:Eval",
     "eval-report": "eval_report:EvalReport",
     "mcp": "mcp:Mcp",
-    "policy": "policy:PolicyCommand",
+    "policy": "add_policy:PolicyCommand",
 }
 """Module and class of each command of this package."""
 

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 
 from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts
-from memagent_graph.evaluation.planted_facts import PlantedFacts
+from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph.evaluation.prose import prose
 from memagent_graph.tokenizers import Tokenizer
 
@@ -74,7 +74,7 @@ def compose(
 def _numbers(generator: random.Random, questions: int) -> tuple[list[tuple[str, str, str]], list[str]]:
     """Statements with their questions and answers, and foreign statements."""
     facts = PlantedFacts(generator, held_out=True, number_share=1.0)
-    asked = []
+    asked: list[Fact] = []
     for _ in range(questions):
         asked.append(facts.fact(exclude=frozenset(fact.entity.lower() for fact in asked)))
     entities = frozenset(fact.entity.lower() for fact in asked)

@@ -12,7 +12,7 @@ from memagent_graph.strategies.recall import memory_and_query
 from memagent_graph.strategies.reread import next_question
 from memagent_training.embedded.training_examples import Prose
 from memagent_training.language.reader_traces import NOT_STATED, TraceMaker, Turn
-from memagent_training.language.train import SHIPPED
+from memagent_training.language.supervised import SHIPPED
 
 PROSE = (
     "The daemon reads its settings when it starts. If the settings file is missing, the daemon writes a new one. "

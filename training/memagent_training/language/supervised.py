@@ -1,6 +1,6 @@
 """Supervised training of the language policy: an adapter on a pretrained base, resumable at any kill.
 
-    python -m memagent_training.language.train --base smollm2-base --corpus corpus --out work/smollm2 --steps 300
+    python -m memagent_training.language.supervised --base smollm2-base --corpus corpus --out work/smollm2 --steps 300
 
 Batches depend on seed and step alone, so a resumed run sees what an unbroken one would have seen. The learning rate
 rises in the first steps and then falls to its last value along a half cosine. The loss is the mean over reply tokens;

@@ -1,6 +1,6 @@
 """Pack a trained adapter for the package: in bfloat16, with the base that it belongs to.
 
-    python -m memagent_training.language.release --from work/smollm2 --base-file SmolLM2-135M-Instruct.Q4_1.gguf
+    python -m memagent_training.language.pack_adapter --from work/smollm2 --base-file SmolLM2-135M-Instruct.Q4_1.gguf
 
 Writes `adapter_model.safetensors` and `adapter_config.json` as PEFT has them, and in `base.json` the SHA-256 of the
 base's file: on another base the adapter means nothing.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from memagent_training.language.train import SHIPPED, TARGETS
+from memagent_training.language.supervised import SHIPPED, TARGETS
 
 LARGEST_MB = 12
 
@@ -32,7 +32,7 @@ def release(source: Path, target: Path, base_file: Path) -> int:
     weights = {
         name.replace(".default", ""): value.to(torch.bfloat16).contiguous() for name, value in state["adapter"].items()
     }
-    size = sum(value.nbytes for value in weights.values())
+    size: int = sum(value.nbytes for value in weights.values())
     if size > LARGEST_MB * 2**20:
         raise SystemExit(f"the adapter has {size / 2**20:.1f} MB, and at most {LARGEST_MB} are shipped: lower the rank")
     rank = next(value.shape[0] for name, value in weights.items() if ".lora_A." in name)
