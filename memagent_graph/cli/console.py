@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import rich.console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskProgressColumn,
     TextColumn,
@@ -24,6 +22,8 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.events import count_events
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
+
+_T = TypeVar("_T")
 
 
 class Console:
@@ -50,20 +50,10 @@ class Console:
 
             return await _result(parts, show)
 
-    async def follow_all(
-        self, streams: Sequence[AsyncIterator[MemoryUpdate | ReadResult]], *, chunks: int
-    ) -> tuple[list[ReadResult], float]:
-        """Show the progress of several reads at once; their results, in order, and the seconds they took."""
-        begin = time.monotonic()
-        with self._progress(MofNCompleteColumn()) as progress:
-            task = progress.add_task("reading", total=chunks * len(streams))
-            results = await asyncio.gather(*(_result(each, lambda _: progress.advance(task)) for each in streams))
-        return results, time.monotonic() - begin
-
     async def follow_questions(
         self,
-        read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[list[ReadResult | Exception]]],
-    ) -> list[ReadResult | Exception]:
+        read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]],
+    ) -> _T:
         """Show the progress of one pass for many questions; `read` is given what to call with each update."""
         with self._progress("{task.fields[updates]} updates") as progress:
             task = progress.add_task("reading", total=1.0, updates=0)
@@ -147,7 +137,7 @@ class Console:
         self.err.print(f"[yellow]interrupted[/]{how}")
         return int(code)
 
-    def _progress(self, last: TextColumn | MofNCompleteColumn | str) -> Progress:
+    def _progress(self, last: TextColumn | str) -> Progress:
         column = TextColumn(last) if isinstance(last, str) else last
         return Progress(
             TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), column, TimeRemainingColumn(),

@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Plant facts in real prose, read it with the embedded policy, and show what was found."""
+    """Plant facts in real prose, read it with the policy that is installed, and show what was found.
 
-    tokens: Annotated[int, typer.Option(min=5_000, help="Length of the document, at least.")] = 100_000
+    A policy that understands English is asked about people, places and dates; the embedded one about numbers, which are
+    all that it knows.
+    """
+
+    tokens: Annotated[int, typer.Option(min=5_000, help="Length of the document, at least.")] = 40_000
     questions: Annotated[int, typer.Option(min=1, max=50, help="How many facts to plant and ask for.")] = 4
     seed: Annotated[int, typer.Option(help="Seed of the facts and of their places.")] = 7
     policy: PolicyName = None
@@ -41,6 +45,7 @@ class Demo:
     def run(self) -> None:
         """Run the command."""
         import asyncio  # noqa: PLC0415
+        import time  # noqa: PLC0415
         from tempfile import TemporaryDirectory  # noqa: PLC0415
 
         from memagent_graph.cli.console import Console  # noqa: PLC0415
@@ -61,16 +66,28 @@ class Demo:
             async with settings.make_reader(store=folder, run_log=False) as reader:
                 context = await reader.aprepare()
                 chunk_tokens = context.budget.chunk_tokens
-                document = compose(context.tokenizer, tokens=self.tokens, questions=self.questions, seed=self.seed)
+                document = compose(
+                    context.tokenizer,
+                    tokens=self.tokens,
+                    questions=self.questions,
+                    seed=self.seed,
+                    in_english="embedded" not in {settings.policy_name, settings.profile},
+                )
                 reference = reader.store.add(Document.from_text(document.text, name="demo"))
                 if not self.as_json:
                     console.out.print(
                         f"A document of {document.tokens:,} tokens ({len(document.text):,} characters) of Python's "
                         f"language reference, with {len(document.questions)} facts planted and "
-                        f"{document.foreign_facts} foreign ones, read {chunk_tokens} tokens at a time."
+                        f"{document.foreign_facts} foreign ones, read by {reader.policy.name} {chunk_tokens} tokens at a "
+                        "time."
                     )
-                streams = [reader.astream(reference, each.question) for each in document.questions]
-                results, seconds = await console.follow_all(streams, chunks=-(-document.tokens // chunk_tokens))
+                begin = time.monotonic()
+                results = await console.follow_questions(
+                    lambda show: reader.aread(
+                        reference, questions=[each.question for each in document.questions], on_update=show
+                    )
+                )
+                seconds = time.monotonic() - begin
                 if self.as_json:
                     _print_as_json(document, results, seconds)
                 else:
@@ -116,6 +133,9 @@ def _print(document: DemoDocument, results: Sequence[ReadResult], seconds: float
         verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(each.answer)}[/]"
         table.add_row("answer", f"{escape(str(result.answer))}  {verdict}")
         table.add_row("memory", escape(_timeline(result.updates, result.chunks_read)))
+        for source in result.evidence[:2]:
+            quote = " ".join(source.quote.split())
+            table.add_row("source", f"{escape(quote)} [dim](chunk {source.chunk_index})[/]")
         console.out.print()
         console.out.print(table)
     prompt, completion, turns = (
