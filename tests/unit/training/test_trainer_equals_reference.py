@@ -108,6 +108,12 @@ class Reference:
             divide_by_std=config.divide_by_std,
             epsilon=config.advantage_epsilon,
             step_share=config.step_reward_share,
+            terms=tuple(
+                self.plain.Term(
+                    **{**each, **({"roles": (roles,)} if isinstance(roles := each.get("roles"), str) else {})}
+                )
+                for each in config.credit or ()
+            ),
             leave_one_out=config.baseline == "leave_one_out",
             overlong=overlong,
             drop_zero_variance=config.drop_zero_variance,

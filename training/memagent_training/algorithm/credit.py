@@ -157,7 +157,7 @@ def check_roles(terms: Sequence[CreditTerm], roles: Collection[str]) -> None:
                 )
 
 
-_KINDS: Final = {
+_KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     "reward": str, "weight": (int, float), "scope": str, "of": (str, type(None)), "roles": (str, list, tuple),
     "divide_by_std": (bool, type(None)),
 }  # fmt: skip
