@@ -15,7 +15,8 @@ pytest.importorskip("trl")
 from support.rl_loops import SETTINGS, small_job
 from support.scripts import document_with, part, perfect_reader
 
-from memagent_graph import MemAgentError, RunLog, ScriptedPolicy
+from memagent_graph import Completion, FinishReason, MemAgentError, RunLog, ScriptedPolicy
+from memagent_graph.policy import TokenUsage
 from memagent_training.algorithm.credit import CreditTerm, check_roles, terms_of
 from memagent_training.data.replay import load_groups
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
@@ -148,7 +149,11 @@ def test_old_runs_are_scored_from_a_file_that_knows_their_evidence(read, tmp_pat
 
 
 def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Path) -> None:
-    read()
+    def exactly(prompt: str) -> Completion:
+        text, usage = reads(prompt), TokenUsage(1, 1)
+        return Completion(text, FinishReason.STOP, "scripted", usage, [5], [6], [-0.5], policy_version="v1")
+
+    read(exactly)
     terms = terms_of([{"reward": "kindness"}, {"reward": "evidence_f2"}])
     told = load_groups(tmp_path / "runs.sqlite", reward=lambda _: 1.0, term_rewards=term_rewards(terms, gold=False))
     assert told.report.unknown == {"kindness: the log holds no such reward": 1}
