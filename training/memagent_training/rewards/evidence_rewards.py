@@ -187,7 +187,7 @@ def _holds(span: Span, places: _Places | list[tuple[int, int]]) -> bool:
 @lru_cache(maxsize=64)
 def _evidence_in(root: Path, key: str, size: int, evidence: tuple[str, ...]) -> tuple[_Places, ...] | str:
     """Where each text stands in a document of a store; of one that does not, that."""
-    text = DocumentStore(root).read_bytes(DocumentRef(key=key, name="", size=size), 0, size)
+    text = DocumentStore(root).read_bytes(DocumentRef(key=key, name="", size=size, media_type="text/plain"), 0, size)
     found = []
     for each in evidence:
         wanted, places = each.encode(), list[tuple[int, int]]()
