@@ -8,6 +8,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
@@ -33,7 +34,10 @@ class GeneratedTask(ABC):
         answer_tokens: How many tokens of a length are set aside for the answer.
         metric: How several gold strings count.
         unit: What lengths count.
+        whole_document: Whether the answer rests on all of the document, so that needles are not all its evidence.
     """
+
+    whole_document: ClassVar[bool] = False
 
     name: str
     settings: TaskSettings
