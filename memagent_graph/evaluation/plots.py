@@ -75,11 +75,13 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
     for unit in units:
         rows = [row for row in results.rows if row.unit == unit]
         ending = unit if len(units) > 1 else ""
-        for name, shown in _together_and_by_task([row for row in rows if not row.scripted]):
+        parts = _together_and_by_task([row for row in rows if not row.scripted])
+        for name, shown in parts:
             with _figure() as figure:
                 draw_accuracy(figure, shown, unit)
                 drawn.append(_save(figure, folder / file_stem("accuracy", name, ending)))
-            if len({row.system for row in shown}) > 1:
+        for name, shown in parts if parts and parts[0][0] else parts[:1]:
+            if len({row.system for row in shown if row.has_costs}) > 1:
                 with _figure() as figure:
                     draw_tradeoff(figure, shown, unit)
                     drawn.append(_save(figure, folder / file_stem("tradeoff", name, ending)))
@@ -96,12 +98,10 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
 
 
 def _together_and_by_task(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row]]]:
-    """What has a picture of its own, each with the ending of its name: all tasks, where a mean of them means
+    """What has a picture of its own, each with what its name says: all tasks, where a mean of them means
     something, and each task where there are several.
     """
-    by_task: list[tuple[str, Sequence[Row]]] = [
-        (task, of_task) for task, of_task in grouped(rows, lambda row: row.task)
-    ]
+    by_task: list[tuple[str, Sequence[Row]]] = list(grouped(rows, lambda row: row.task))
     if not rows or not can_be_pooled(rows):
         return by_task
     return [("", rows), *(by_task if len(by_task) > 1 else [])]

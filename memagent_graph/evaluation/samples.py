@@ -19,9 +19,9 @@
             return Sample(self, length, index, "On which day of the month was Ada born?", (day,), text)
 
 `memagent eval my_tasks.py:Birthdays` then measures it like any other. A task whose data decides on its lengths may say
-them (`planning.OwnLengths`); one with a metric of its own, too (`scorers.OwnMetric`). A sample that names its needles is
-told where its facts were lost, and what an early stop cost or saved; a task in which all of the document counts, as in
-counting, says `whole_document = True`, so that no stop before the end is taken for a good one.
+them (`planning.OwnLengths`); one with a metric of its own, too (`scorers.OwnMetric`). Where samples name their
+needles, the report says where facts were lost, and what early stops cost or saved; a task in which all of the document
+counts, as in counting, says `whole_document = True`, so that no stop before the end is taken for a good one.
 """
 
 from __future__ import annotations

@@ -313,10 +313,18 @@ class Ranking:
         for group in self.groups:
             last = place + len(group) - 1
             places = f"{place}." if len(group) == 1 else f"{place}. to {last}."
-            shared = "" if len(group) == 1 else " (not told apart as a group)"
+            apart = [f"{ahead} is better than {behind}" for ahead, behind in self._told if {ahead, behind} <= {*group}]
+            but = f", but {', '.join(apart)}" if apart else ""
+            shared = "" if len(group) == 1 else f" (not told apart as a group{but})"
             lines.append(f"{places} {', '.join(group)}{shared}")
             place = last + 1
         return tuple(lines)
+
+    @property
+    def _told(self) -> list[tuple[str, str]]:
+        """The pairs that are told apart, the better one first."""
+        told = [each for each in self.comparisons if each.told_apart]
+        return [(each.first, each.second)[:: 1 if each.difference > 0 else -1] for each in told]
 
 
 def ranked(
@@ -370,7 +378,7 @@ def ranking_of(names: Iterable[str], raw: Sequence[Comparison]) -> Ranking:
     """The ranking that comparisons of pairs allow, as `ranked`; their p-values are corrected here."""
     names = list(names)
     comparisons = corrected(raw)
-    beats = {(each.first, each.second)[:: 1 if each.difference > 0 else -1] for each in comparisons if each.told_apart}
+    beats = set(Ranking((), comparisons)._told)
     # Means of different questions are no order. Where every system of a group beats all others, its wins less its
     # losses are more than theirs, so no such group is missed.
     won = {name: sum((name == x) - (name == y) for x, y in beats) for name in names}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from memagent_graph.documents import DocumentRef
@@ -55,7 +55,7 @@ class Attempt:
     """How many chunks of the document the policy went through; 0 for systems that ask about an excerpt."""
     memory: str | None = None
     """The memory that the answer came from; None or empty where it came from none."""
-    trace: Trace = Trace()
+    trace: Trace = field(default=Trace(), repr=False)
     """All that the policy was asked, as a graph; empty where the system cannot say."""
     detail: str = ""
     """What else a reader of the results should know, such as "4,096 of 131,072 tokens shown"."""
