@@ -146,6 +146,7 @@ def draw_tradeoff(figure: Any, rows: Sequence[Row], unit: str) -> None:
     """Accuracy against cost, a panel for each length; the dashed line joins what nothing cheaper is as good as."""
     lengths = sorted({row.length for row in rows if row.has_costs})[-_MOST_PANELS:]
     known = all(row.flops for row in rows if row.has_costs)
+    ticker = extra_module("matplotlib.ticker", "drawing results")
     panels = figure.subplots(1, max(1, len(lengths)), sharey=True, squeeze=False)[0]
     for axes, length in zip(panels, lengths, strict=False):
         points: list[tuple[float, float]] = []
@@ -161,18 +162,19 @@ def draw_tradeoff(figure: Any, rows: Sequence[Row], unit: str) -> None:
                 color=CURVE_COLOURS[place % len(CURVE_COLOURS)], zorder=20 - place, elinewidth=1.1,
                 **{**_line(place), "linestyle": "none"},
             )  # fmt: skip
-        front = [each for each in points if not any(x <= each[0] and y > each[1] for x, y in points)]
+        front = [(a, b) for a, b in points if not any(x <= a and y >= b and (x, y) != (a, b) for x, y in points)]
         axes.plot(*zip(*sorted(front), strict=True), color="#999999", linestyle=(0, (4, 2)), linewidth=1.2, zorder=1)
-        axes.set_xscale("log")
-        axes.margins(x=0.15)
+        axes.set_xlim(0, 1.15 * max(at for at, _ in points))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
+        axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
         axes.set_title(f"{length_label(length, unit)} {unit}")
+        axes.set_xlabel("floating-point operations" if known else "tokens, in and out")
         axes.set_ylim(-3, 103)
     panels[0].set_ylabel("questions answered right, %")
-    figure.supxlabel(f"{'floating-point operations' if known else 'tokens, in and out'} per question", fontsize=10.5)
     title = f"Accuracy against cost: {_tasks(rows)}, {_per_point(rows)}"
     figure.suptitle(title, x=0.01, ha="left")
     found = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(found.values(), found.keys(), loc="outside right upper", handlelength=1.8)
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=3, handlelength=1.8, fontsize=9)
 
 
 def depth_grid(rows: Sequence[Row]) -> dict[tuple[int, int], list[bool]]:
