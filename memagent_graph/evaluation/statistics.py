@@ -324,7 +324,7 @@ class Ranking:
     def _told(self) -> list[tuple[str, str]]:
         """The pairs that are told apart, the better one first."""
         told = [each for each in self.comparisons if each.told_apart]
-        return [(each.first, each.second)[:: 1 if each.difference > 0 else -1] for each in told]
+        return [(each.first, each.second) if each.difference > 0 else (each.second, each.first) for each in told]
 
 
 def ranked(
