@@ -89,9 +89,8 @@ def measure(given: argparse.Namespace) -> list[Figure]:
             agent.read(document(given, 3 * number + 1), questions(1)[0])
             alone = time.monotonic() - begin
             begin = time.monotonic()
-            outcomes = agent.read_questions(document(given, 3 * number + 2), questions(given.questions))
+            results = agent.read(document(given, 3 * number + 2), questions=questions(given.questions))
             together = time.monotonic() - begin
-            results = [each for each in outcomes if isinstance(each, ReadResult)]
             first, *others = sorted(results, key=lambda each: each.usage.cached_tokens)
             share = cached_share(others)
             figures += [

@@ -7,15 +7,16 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, overload
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_graph.budget import Budget
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
-from memagent_graph.concurrency.pace import Pace, Reach
+from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import DocumentMismatchError, MemAgentError, PolicyError, RunMismatchError
@@ -25,7 +26,7 @@ from memagent_graph.policies.profile import Profile, require_profile
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.assembly import Choices, assemble
-from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question
+from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question, checked_questions
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules, new_run_id
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
@@ -148,6 +149,7 @@ class MemAgent:
 
     # Reading
 
+    @overload
     async def aread(
         self,
         document: DocumentSource | DocumentRef,
@@ -155,25 +157,90 @@ class MemAgent:
         *,
         run_id: str | None = None,
         limits: Limits | None = None,
-    ) -> ReadResult:
-        """Read a document with a question in mind.
+    ) -> ReadResult: ...
+
+    @overload
+    async def aread(
+        self,
+        document: DocumentSource | DocumentRef,
+        *,
+        questions: Iterable[str],
+        run_id: str | None = None,
+        limits: Limits | None = None,
+        max_concurrency: int = AT_ONCE,
+        return_exceptions: Literal[False] = False,
+        on_update: Callable[[str, MemoryUpdate], None] | None = None,
+    ) -> list[ReadResult]: ...
+
+    @overload
+    async def aread(
+        self,
+        document: DocumentSource | DocumentRef,
+        *,
+        questions: Iterable[str],
+        run_id: str | None = None,
+        limits: Limits | None = None,
+        max_concurrency: int = AT_ONCE,
+        return_exceptions: bool,
+        on_update: Callable[[str, MemoryUpdate], None] | None = None,
+    ) -> list[ReadResult | Exception]: ...
+
+    async def aread(
+        self,
+        document: DocumentSource | DocumentRef,
+        question: str | None = None,
+        *,
+        questions: Iterable[str] | None = None,
+        run_id: str | None = None,
+        limits: Limits | None = None,
+        max_concurrency: int = AT_ONCE,
+        return_exceptions: bool = False,
+        on_update: Callable[[str, MemoryUpdate], None] | None = None,
+    ) -> ReadResult | list[ReadResult] | list[ReadResult | Exception]:
+        """Read a document with a question in mind, or once for several questions.
+
+        Several questions each have a memory, a run and a log entry of their own, and all are at the same chunk at the
+        same time. Where the section stands first in the prompt (`prompts.layout`), a server with a prefix cache
+        computes it once for all of them.
+
+        >>> agent.read(report, "Who signed it?").answer  # doctest: +SKIP
+        >>> [result.answer for result in agent.read(report, questions=["Who signed it?", "When?"])]  # doctest: +SKIP
 
         Args:
             document: anything that `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text,
                 LangChain documents; or a reference from `store.add`.
             question: the question, at most `budget.question_tokens` tokens.
-            run_id: an id of your own; otherwise one is made. A run of that id that is there is replaced.
-            limits: bounds for this call, instead of the reader's own.
+            questions: several, in its place; at least one. Of equal ones, the first is read for, and all have its
+                result.
+            run_id: an id of your own; otherwise one is made. A run of that id that is there is replaced. With
+                `questions`, what the runs' ids begin with; the question's number, from 0, follows behind a hyphen.
+            limits: bounds for each question's run in this call, instead of the reader's own.
+            max_concurrency: how many of `questions` are read for in one pass; further ones follow in further passes.
+            return_exceptions: put failures in the places of `questions`, instead of raising the first of them.
+            on_update: is called with each of `questions` and its memory updates as they are made.
+
+        Returns:
+            the result; with `questions` the list of their results, in their order.
 
         Raises:
-            DocumentError, BudgetError, PolicyError: what went wrong, at which chunk, and what to do. With
-                `checkpoints`, the run can be resumed.
+            MemAgentError, BudgetError: no question was given, or one is empty or too long; nothing was read then.
+            DocumentError, PolicyError: what went wrong, at which chunk, and what to do; of `questions`, once the others
+                are read. With `checkpoints`, the run can be resumed.
         """
-        async with aclosing(self._start(document, question, run_id, limits, shown=False)) as parts:
-            async for part in parts:
-                if isinstance(part, ReadResult):
-                    return part
-        raise AssertionError("a stream ends with its result")
+        if (question is None) == (questions is None):
+            raise MemAgentError(
+                "there is no question" if question is None else "both question and questions were given",
+                hint='Give one, read(document, "..."), or several, read(document, questions=["...", "..."]).',
+            )
+        if question is not None:
+            if return_exceptions or on_update is not None:
+                raise MemAgentError(
+                    "return_exceptions and on_update are for several questions",
+                    hint="Pass questions=[...], or use stream for the updates of one.",
+                )
+            return await result_of(self._start(document, question, run_id, limits, shown=False))
+        outcomes = await self._read_each(document, questions or (), run_id, limits, max_concurrency, on_update)
+        return outcomes if return_exceptions else raise_first(outcomes)
 
     read = synchronous(aread)
 
@@ -184,9 +251,13 @@ class MemAgent:
         *,
         run_id: str | None = None,
         limits: Limits | None = None,
+        pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Read, giving each memory update as it is made, and the result at the end. Arguments as for `aread`."""
-        async with aclosing(self._start(document, question, run_id, limits)) as parts:
+        """Read, giving each memory update as it is made, and the result at the end.
+
+        Arguments as for `aread`; `pace`, from `concurrency.pace`, keeps the read together with others of the document.
+        """
+        async with aclosing(self._start(document, question, run_id, limits, pace=pace)) as parts:
             async for part in parts:
                 yield part
 
@@ -199,7 +270,7 @@ class MemAgent:
         max_concurrency: int = 128,
         return_exceptions: bool = False,
     ) -> list[ReadResult | Exception]:
-        """Read many documents, or one document with many questions, at most `max_concurrency` at once.
+        """Read many documents, at most `max_concurrency` at once; for many questions on one, see `aread`.
 
         Results come in the order of the requests. All reads go on to their end; then the first failure is raised,
         or, with `return_exceptions`, every failure stands in its read's place.
@@ -215,77 +286,9 @@ class MemAgent:
 
         each = [request if isinstance(request, ReadRequest) else ReadRequest(*request) for request in requests]
         outcomes = await asyncio.gather(*map(one, each))
-        return outcomes if return_exceptions else _raise_first(outcomes)
+        return outcomes if return_exceptions else [*raise_first(outcomes)]
 
     batch = synchronous(abatch)
-
-    async def aread_questions(
-        self,
-        document: DocumentSource | DocumentRef,
-        questions: Iterable[str],
-        *,
-        run_id: str | None = None,
-        limits: Limits | None = None,
-        max_concurrency: int = 128,
-        return_exceptions: bool = False,
-        on_update: Callable[[str, MemoryUpdate], None] | None = None,
-    ) -> list[ReadResult | Exception]:
-        """Read a document once for many questions, each with a memory, a run and a log entry of its own.
-
-        All questions are at the same chunk at the same time. Where the section stands first in the prompt
-        (`prompts.layout`), a server with a prefix cache computes it once for all of them.
-
-        Args:
-            document: as for `aread`.
-            questions: at least one. Of equal ones, the first is read for, and all have its result.
-            run_id: what the runs' ids begin with; the question's number, from 0, follows behind a hyphen.
-            limits: bounds for each question's run.
-            max_concurrency: how many questions are read for in one pass; further ones are read for in further passes.
-            return_exceptions: put failures in their questions' places, instead of raising the first of them at the end.
-            on_update: is called with each question's memory updates as they are made.
-
-        Returns:
-            the results, in the order of the questions.
-
-        Raises:
-            MemAgentError: no question was given, or one is empty.
-            BudgetError: a question is too long.
-            DocumentError, PolicyError: as for `aread`, once the other questions' reads have ended.
-        """
-        asked = [questions] if isinstance(questions, str) else list(questions)
-        if not asked:
-            raise MemAgentError("there is no question", hint="Give at least one.")
-        if max_concurrency < 1:
-            raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
-        context = (await self._graph()).reader_context
-        for question in asked:
-            check_question(question, context)
-        reference = await self._reference(document)
-        outcomes: dict[str, ReadResult | Exception] = {}
-
-        async def one(question: str, number: int, pace: Pace) -> None:
-            own_id = None if run_id is None else f"{run_id}-{number}"
-            try:
-                with pace.reader() as reach:
-                    shown = on_update is not None
-                    parts = self._start(reference, question, own_id, limits, shown=shown, pace=reach)
-                    async with aclosing(parts):
-                        async for part in parts:
-                            if isinstance(part, ReadResult):
-                                outcomes[question] = part
-                            elif on_update is not None:
-                                on_update(question, part)
-            except Exception as error:  # noqa: BLE001  whatever it is, the other questions' reads go on
-                outcomes[question] = error
-
-        different = [(question, number) for number, question in enumerate(asked) if asked.index(question) == number]
-        for start in range(0, len(different), max_concurrency):
-            pace = Pace()
-            await asyncio.gather(*(one(*each, pace) for each in different[start : start + max_concurrency]))
-        found = [outcomes[question] for question in asked]
-        return found if return_exceptions else _raise_first(found)
-
-    read_questions = synchronous(aread_questions)
 
     # Resuming, and editing
 
@@ -330,18 +333,19 @@ class MemAgent:
             RunNotFoundError: the checkpoints know no such run.
             RunMismatchError: another document, or a reader with another tokenizer, chunk size or wording.
         """
-        async with aclosing(self.astream_resume(run_id, document=document, limits=limits)) as parts:
-            async for part in parts:
-                if isinstance(part, ReadResult):
-                    return part
-        raise AssertionError("a stream ends with its result")
+        return await result_of(self.astream_resume(run_id, document=document, limits=limits))
 
     resume = synchronous(aresume)
 
     async def astream_resume(
-        self, run_id: str, *, document: DocumentSource | None = None, limits: Limits | None = None
+        self,
+        run_id: str,
+        *,
+        document: DocumentSource | None = None,
+        limits: Limits | None = None,
+        pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """`aresume`, giving each further memory update as it is made, and the result at the end."""
+        """`aresume`, giving each further memory update as it is made, and the result at the end; `pace` as above."""
         graph = await self._graph()
         state = (await newest_snapshot(graph, run_id)).values
         await self._require_same(state, graph.reader_context, run_id, document)
@@ -352,7 +356,7 @@ class MemAgent:
             return
         if reason:
             await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
-        async with aclosing(self._run(graph, None, state, limits, done)) as parts:
+        async with aclosing(self._run(graph, None, state, limits, done, pace=pace)) as parts:
             async for part in parts:
                 yield part
 
@@ -505,6 +509,31 @@ class MemAgent:
             self.store.add, Document.of(document), replace_undecodable=self._choices.replace_undecodable
         )
 
+    async def _read_each(
+        self,
+        document: DocumentSource | DocumentRef,
+        questions: Iterable[str],
+        run_id: str | None,
+        limits: Limits | None,
+        max_concurrency: int,
+        on_update: Callable[[str, MemoryUpdate], None] | None,
+    ) -> list[ReadResult | Exception]:
+        """What comes of each question, in their order."""
+        if max_concurrency < 1:
+            raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
+        asked = checked_questions(questions, (await self._graph()).reader_context)
+        reference = await self._reference(document)
+
+        async def one(number: int, question: str, pace: Reach) -> ReadResult:
+            own_id = None if run_id is None else f"{run_id}-{number}"
+            report = partial(on_update, question) if on_update else None
+            parts = self._start(reference, question, own_id, limits, shown=report is not None, pace=pace)
+            return await result_of(parts, report)
+
+        reads = {question: partial(one, asked.index(question), question) for question in dict.fromkeys(asked)}
+        outcomes = dict(zip(reads, await in_passes(list(reads.values()), max_concurrency), strict=True))
+        return [outcomes[question] for question in asked]
+
     async def _start(
         self,
         document: DocumentSource | DocumentRef,
@@ -600,8 +629,21 @@ class MemAgent:
             ) from error
 
 
-def _raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult | Exception]:
-    """The outcomes, unless one of them is a failure.
+async def result_of(
+    parts: AsyncGenerator[MemoryUpdate | ReadResult, None], report: Callable[[MemoryUpdate], None] | None = None
+) -> ReadResult:
+    """The result that a reader's stream ends with; every update before it is reported."""
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, ReadResult):
+                return part
+            if report is not None:
+                report(part)
+    raise AssertionError("a stream ends with its result")
+
+
+def raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
+    """The results, unless one of them is a failure.
 
     Raises:
         Exception: the first failure.
@@ -610,7 +652,7 @@ def _raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult | Ex
         if len(failures) > 1:
             failures[0].add_note(f"{len(failures)} of {len(outcomes)} reads failed; this is the first.")
         raise failures[0]
-    return outcomes
+    return [each for each in outcomes if isinstance(each, ReadResult)]
 
 
 def _open_log(given: RunLog | Path | str | bool) -> RunLog | None:

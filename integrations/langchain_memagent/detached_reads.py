@@ -8,16 +8,13 @@ traces, and the policy's tokens in its message stream, between the model's own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import Coroutine
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from langchain_core.runnables.config import var_child_runnable_config
 
 from memagent_graph.concurrency.background import run_sync
-from memagent_graph.results import ReadResult
-from memagent_graph.trace import MemoryUpdate
 
 T = TypeVar("T")
 
@@ -30,18 +27,6 @@ async def detached(coroutine: Coroutine[Any, Any, T]) -> T:
 def detached_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """`detached` for synchronous code."""
     return _outside().run(run_sync, coroutine)
-
-
-async def result_of(
-    parts: AsyncGenerator[MemoryUpdate | ReadResult, None], report: Callable[[MemoryUpdate], None]
-) -> ReadResult:
-    """The result that a reader's stream ends with; every update before it is reported."""
-    async with aclosing(parts):
-        async for part in parts:
-            if isinstance(part, ReadResult):
-                return part
-            report(part)
-    raise AssertionError("a stream ends with its result")
 
 
 def _outside() -> Context:

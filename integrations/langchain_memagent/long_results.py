@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from langchain_core.messages import ToolMessage
 
 from langchain_memagent.transcripts import block_text
 from memagent_graph.documents import DocumentRef
+from memagent_graph.errors import MemAgentError
 from memagent_graph.events import StopReason
 from memagent_graph.results import ReadResult
 
@@ -31,7 +33,7 @@ class Reading:
             f"[The result of {self.tool} has {self.tokens:,} tokens, too long to show. It was read from "
             f"{'its beginning' if self.result.stop_reason.resumable else 'beginning to end'} with this question in "
             f"mind: {self.result.question}]\n\n{self.findings()}\n\n[The whole result is kept. To learn something "
-            f'else from it, call ask_tool_result with run_id="{self.result.run_id}" and a question.]'
+            f'else from it, call ask_tool_result with run_id="{self.result.run_id}" and questions.]'
         )
 
     def findings(self) -> str:
@@ -80,7 +82,7 @@ class Unread:
         if self.document is not None:
             remedy = (
                 "The whole result is kept: once that is remedied, call ask_tool_result with "
-                f'run_id="{self.run_id}" and a question.'
+                f'run_id="{self.run_id}" and questions.'
             )
         else:
             remedy = "It could not be stored either: call the tool again, for less at once if it can be asked for less."
@@ -94,6 +96,31 @@ class Unread:
         """As `Reading.artifact`; with the whole text where nothing else keeps it."""
         kept: dict[str, Any] = {"document": dict(self.document)} if self.document else {"text": self.text}
         return {"run_id": self.run_id, **kept, "error": self.error, "artifact": original}
+
+
+def further_findings(
+    questions: Sequence[str], outcomes: Sequence[ReadResult | Exception]
+) -> tuple[str, dict[str, Any]]:
+    """What further questions found: for the model, and, under "readings", each for the application.
+
+    Raises:
+        Exception: every read failed, or one by a defect; the first of these failures.
+    """
+    told = [each for each in outcomes if isinstance(each, MemAgentError | OSError)]
+    defects = [each for each in outcomes if isinstance(each, Exception) and each not in told]
+    if defects or len(told) == len(outcomes):
+        raise (defects or told)[0]
+    texts: list[str] = []
+    readings: list[dict[str, Any]] = []
+    for number, (question, outcome) in enumerate(zip(questions, outcomes, strict=True), 1):
+        if isinstance(outcome, ReadResult):
+            reading = Reading("", None, outcome)
+            text, values = reading.findings(), reading.artifact(None)
+        else:
+            text, values = f"The result could not be read: {outcome}", {"question": question, "error": str(outcome)}
+        texts.append(f"Question {number}: {question}\n{text}" if len(questions) > 1 else text)
+        readings.append(values)
+    return "\n\n".join(texts), {"readings": readings}
 
 
 def over_long_text(message: ToolMessage, tokens: int) -> str | None:

@@ -17,13 +17,13 @@ from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
-from langchain_memagent.detached_reads import detached, detached_sync, result_of
-from langchain_memagent.long_results import Reading, Unread, over_long_text, replaced_text
-from langchain_memagent.questions import about_result, latest_request, shortened
+from langchain_memagent.detached_reads import detached, detached_sync
+from langchain_memagent.long_results import Reading, Unread, further_findings, over_long_text, replaced_text
+from langchain_memagent.questions import Questions, about_result, latest_request, shortened
 from langchain_memagent.rolling_history import RollingHistory
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError
-from memagent_graph.reader import MemAgent
+from memagent_graph.reader import MemAgent, result_of
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
@@ -37,6 +37,7 @@ except ImportError as error:
 ToolResult: TypeAlias = ToolMessage | Command[Any]
 Report: TypeAlias = Callable[[str, MemoryUpdate], None]
 _READINGS = "memagent_readings"
+_MOST_QUESTIONS = 8
 
 
 def _merged(old: dict[str, DocumentRef] | None, new: dict[str, DocumentRef] | None) -> dict[str, DocumentRef]:
@@ -56,7 +57,11 @@ class AskToolResult(BaseModel):
     """The arguments of `ask_tool_result`."""
 
     run_id: str = Field(description="The run id that stands in place of the tool result.")
-    question: str = Field(description="One question, with every name and detail that the answer depends on.")
+    questions: Questions = Field(
+        min_length=1,
+        max_length=_MOST_QUESTIONS,
+        description=f"1 to {_MOST_QUESTIONS} questions, each with every name and detail that its answer depends on.",
+    )
 
 
 class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
@@ -108,8 +113,8 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             self._ask,
             coroutine=self._aask,
             name="ask_tool_result",
-            description="Ask a further question about a tool result that was too long to show and was read instead. "
-            "The whole result is read again with the new question.",
+            description="Ask further questions about a tool result that was too long to show and was read instead. "
+            "The whole result is read again, once for all the questions of a call.",
             args_schema=AskToolResult,
             infer_schema=False,
             response_format="content_and_artifact",
@@ -199,25 +204,36 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
 
     # Further questions
 
-    def _ask(self, run_id: str, question: str, runtime: ToolRuntime[Any, Any]) -> tuple[str, dict[str, Any]]:
-        return detached_sync(self._ask_detached(run_id, question, runtime.state, _reporter(runtime)))
+    def _ask(self, run_id: str, questions: list[str], runtime: ToolRuntime[Any, Any]) -> tuple[str, dict[str, Any]]:
+        return detached_sync(self._ask_detached(run_id, questions, runtime.state, _reporter(runtime)))
 
-    async def _aask(self, run_id: str, question: str, runtime: ToolRuntime[Any, Any]) -> tuple[str, dict[str, Any]]:
-        return await detached(self._ask_detached(run_id, question, runtime.state, _reporter(runtime)))
+    async def _aask(
+        self, run_id: str, questions: list[str], runtime: ToolRuntime[Any, Any]
+    ) -> tuple[str, dict[str, Any]]:
+        return await detached(self._ask_detached(run_id, questions, runtime.state, _reporter(runtime)))
 
-    async def _ask_detached(self, run_id: str, question: str, state: Any, report: Report) -> tuple[str, dict[str, Any]]:
+    async def _ask_detached(
+        self, run_id: str, questions: list[str], state: Any, report: Report
+    ) -> tuple[str, dict[str, Any]]:
         known = state.get(_READINGS) or {}
         if run_id not in known:
             there = f"Those that can be asked: {', '.join(known)}." if known else "None was too long to show so far."
             raise ToolException(f"No tool result of this conversation was read under the run id {run_id!r}. {there}")
+        name = new_run_id()
         try:
             context = await self._agent.aprepare()
-            asked = shortened(question, context.budget.question_tokens, context.tokenizer)
-            result = await self._read(known[run_id], asked, new_run_id(), report)
+            asked = [shortened(each, context.budget.question_tokens, context.tokenizer) for each in questions]
+            outcomes = await self._agent.aread(
+                known[run_id],
+                questions=asked,
+                run_id=name,
+                limits=self._limits,
+                return_exceptions=True,
+                on_update=lambda question, update: report(f"{name}-{asked.index(question)}", update),
+            )
+            return further_findings(asked, outcomes)
         except (MemAgentError, OSError) as error:
             raise ToolException(f"The result could not be read: {error}") from error
-        reading = Reading("", None, result)
-        return reading.findings(), reading.artifact(None)
 
     # Histories
 

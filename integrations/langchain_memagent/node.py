@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
-from langchain_memagent.subgraph_reads import PreparedGraph, aread, read
+from langchain_memagent.subgraph_reads import PreparedGraph, aread, aread_each, read, read_each
 from memagent_graph import MemAgent, ReaderGraph, ReadResult
 from memagent_graph.errors import MemAgentError
 
@@ -27,10 +27,10 @@ def memagent_node(
     run_id: str | None = None,
     evidence: str | None = None,
     stop_reason: str | None = None,
-    write: Callable[[Any, ReadResult], Mapping[str, Any]] | None = None,
+    write: Callable[[Any, Any], Mapping[str, Any]] | None = None,
     name: str = "memagent",
 ) -> Runnable[Any, dict[str, Any]]:
-    """A node that reads a document with a question in mind and writes the answer into the parent's state.
+    """A node that reads a document with a question in mind, or several, and writes the answer into the parent's state.
 
     It runs as a subgraph: on the parent's checkpointer, store, callbacks and stream (progress comes with
     `subgraphs=True`, `stream_mode="custom"`), under `invoke` and `ainvoke`, and without counting against the parent's
@@ -39,11 +39,16 @@ def memagent_node(
 
     >>> builder.add_node("read", memagent_node(agent, document="report"))  # doctest: +SKIP
 
+    Where the question is a list of texts, the document is read once for all of them, and every key that is written
+    gets a list in their order: the state has `question: list[str]` and `answer: list[str | None]`. One that fails is
+    raised once the others are read; with a checkpointer those keep what they have found, and are not read again.
+
     Args:
         agent: the reader; it is prepared at the first call. Give `agent.graph()` instead to have the reader's steps
             in the parent's drawing, and its memory within reach of the parent's `get_state(subgraphs=True)` and
             `update_state`.
-        question: where the question is: a key, or a function of the state (of the argument, for `Send`).
+        question: where the question is: a key, or a function of the state (of the argument, for `Send`); there, a text
+            or a list of texts.
         document: likewise the document: text, `pathlib.Path`, LangChain documents, or, so that the parent's
             checkpoints stay small, a reference from `agent.store.add`.
         answer: the key for the answer (text; None where a limit stopped the read); None writes none.
@@ -51,35 +56,53 @@ def memagent_node(
         run_id: the key for the run's id, by which run log and command line know it.
         evidence: the key for the quotes that the memory rests on: a list of `Evidence` as dicts.
         stop_reason: the key for why the read ended, as text.
-        write: for all else, a function of the state and the result that gives further changes, as with `Send`, where
-            answers go into a list: `lambda state, result: {"findings": [(state["title"], result.answer)]}`.
+        write: for all else, a function of the state and the `ReadResult` (for several questions, the list of them) that
+            gives further changes, as with `Send`, where answers go into a list:
+            `lambda state, result: {"findings": [(state["title"], result.answer)]}`.
         name: what drawings and traces call it.
 
     Raises:
-        MemAgentError: when it runs: a key is missing in the state; all that `MemAgent.read` raises.
+        MemAgentError: when it runs: a key is missing in the state, or holds no question; all that `MemAgent.read`
+            raises.
     """
     prepared = PreparedGraph(agent)
     # LangGraph finds subgraphs among the names that a node's function uses.
     subgraph = agent if isinstance(agent, ReaderGraph) else None
 
-    def given(state: Any) -> tuple[Any, str]:
-        return _taken(state, document, "document"), _taken(state, question, "question")
+    def given(state: Any) -> tuple[Any, str | list[str]]:
+        return _taken(state, document, "document"), _asked(_taken(state, question, "question"))
 
-    def changes(state: Any, result: ReadResult) -> dict[str, Any]:
-        """What the node writes. Quotes are looked up in the document's text, so this may take a moment."""
-        plain = {answer: result.answer, memory: result.memory, run_id: result.run_id}
-        plain[stop_reason] = result.stop_reason.value
-        written: dict[str, Any] = {key: value for key, value in plain.items() if key is not None}
+    def plain(result: ReadResult) -> dict[str, Any]:
+        """What is written of one result. Quotes are looked up in the document's text, so this may take a moment."""
+        values = {answer: result.answer, memory: result.memory, run_id: result.run_id}
+        values[stop_reason] = result.stop_reason.value
+        written: dict[str, Any] = {key: value for key, value in values.items() if key is not None}
         if evidence is not None:
             written[evidence] = [asdict(each) for each in result.evidence]
-        return written | dict(write(state, result) if write else {})
+        return written
+
+    def changes(state: Any, found: ReadResult | list[ReadResult]) -> dict[str, Any]:
+        """What the node writes."""
+        if isinstance(found, ReadResult):
+            written = plain(found)
+        else:
+            each = [plain(result) for result in found]
+            written = {key: [values[key] for values in each] for key in each[0]}
+        return written | dict(write(state, found) if write else {})
 
     def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        return changes(state, read(subgraph or prepared.get(), *given(state), config))
+        source, asked = given(state)
+        graph = subgraph or prepared.get()
+        if isinstance(asked, str):
+            return changes(state, read(graph, source, asked, config))
+        return changes(state, read_each(graph, source, asked, config))
 
     async def arun(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        result = await aread(subgraph or await prepared.aget(), *given(state), config)
-        return await asyncio.to_thread(changes, state, result)
+        source, asked = given(state)
+        graph = subgraph or await prepared.aget()
+        if isinstance(asked, str):
+            return await asyncio.to_thread(changes, state, await aread(graph, source, asked, config))
+        return await asyncio.to_thread(changes, state, await aread_each(graph, source, asked, config))
 
     return RunnableLambda(run, arun, name=name)
 
@@ -94,3 +117,14 @@ def _taken(state: Any, source: From, what: str) -> Any:
             hint=f'Set it in a node before, or name another key: memagent_node(..., {what}="...").',
         )
     return value
+
+
+def _asked(question: Any) -> str | list[str]:
+    if isinstance(question, str):
+        return question
+    if isinstance(question, list | tuple):
+        return list(question)
+    raise MemAgentError(
+        f"the question is of type {type(question).__name__}, not a text or a list of texts",
+        hint="Name the key that has it, or make it of the state: memagent_node(..., question=lambda state: ...).",
+    )

@@ -1,14 +1,18 @@
-"""The question that a tool result or a history is read with, within the reader's question budget."""
+"""Questions: as models give them to tools, and as tool results and histories are read with, within their budget."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from langchain_core.messages import BaseMessage, HumanMessage
+from pydantic import BeforeValidator
 
 from langchain_memagent.transcripts import call_text, content_text
 from memagent_graph.tokenizers import Tokenizer
+
+Questions: TypeAlias = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+"""An argument of a tool: models that ask one thing often give it as plain text."""
 
 SOURCE = "lc_source"
 """Key in a message's `additional_kwargs` with which middlewares mark messages of their own."""

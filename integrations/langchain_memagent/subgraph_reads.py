@@ -6,14 +6,20 @@ that a read is a part of the run around it, and continues at its chunk when that
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.types import StateSnapshot, StreamMode
 
 from memagent_graph import MemAgent, MemoryUpdate, ReaderGraph, ReadResult
+from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes, in_passes_of_threads
+from memagent_graph.reader import raise_first
+from memagent_graph.reading.graph import checked_questions, stored
+from memagent_graph.reading.langgraph_internals import SCRATCHPAD
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
 
 PARTS: Final[list[StreamMode]] = ["updates", "values"]
@@ -43,7 +49,9 @@ class PreparedGraph:
         return self._reader
 
 
-def read(graph: ReaderGraph, document: Any, question: str, config: RunnableConfig | None = None) -> ReadResult:
+def read(
+    graph: ReaderGraph, document: Any, question: str, config: RunnableConfig | None = None, pace: Reach | None = None
+) -> ReadResult:
     """Read as a part of the run that `config`, or the calling context, belongs to.
 
     Args:
@@ -51,24 +59,89 @@ def read(graph: ReaderGraph, document: Any, question: str, config: RunnableConfi
         document: what `Document.of` takes, or a reference from a `DocumentStore`.
         question: the question.
         config: the caller's; by default that of the runnable around this call, if there is one.
+        pace: keeps the read together with others of the document.
 
     Raises:
         DocumentError, BudgetError, PolicyError: as `MemAgent.read`.
     """
     config, followed = ensure_config(config), FollowedRead()
-    for mode, part in graph.stream({"question": question, "document": document}, config, stream_mode=PARTS):
+    given, context = {"question": question, "document": document}, replace(graph.reader_context, pace=pace)
+    for mode, part in graph.stream(given, config, context=context, stream_mode=PARTS):
         if followed.began_earlier(mode, part):
             followed.complete(graph.get_state_history(config))
     return followed.result(graph)
 
 
-async def aread(graph: ReaderGraph, document: Any, question: str, config: RunnableConfig | None = None) -> ReadResult:
+async def aread(
+    graph: ReaderGraph, document: Any, question: str, config: RunnableConfig | None = None, pace: Reach | None = None
+) -> ReadResult:
     """`read` for asynchronous code."""
     config, followed = ensure_config(config), FollowedRead()
-    async for mode, part in graph.astream({"question": question, "document": document}, config, stream_mode=PARTS):
+    given, context = {"question": question, "document": document}, replace(graph.reader_context, pace=pace)
+    async for mode, part in graph.astream(given, config, context=context, stream_mode=PARTS):
         if followed.began_earlier(mode, part):
             followed.complete([snapshot async for snapshot in graph.aget_state_history(config)])
     return followed.result(graph)
+
+
+def read_each(
+    graph: ReaderGraph, document: Any, questions: Iterable[str], config: RunnableConfig | None = None
+) -> list[ReadResult]:
+    """Read once for several questions, as `MemAgent.read` does, as a part of the run around it.
+
+    Each question's checkpoints lie in a place of its own. When the run is resumed, every question continues at its
+    chunk, and one that was answered gives its result again.
+
+    Args:
+        graph: from `MemAgent.graph`; it must have no checkpointer of its own.
+        document: what `Document.of` takes, or a reference from a `DocumentStore`.
+        questions: at least one. Of equal ones, the first is read for, and all have its result.
+        config: as for `read`.
+
+    Raises:
+        MemAgentError, BudgetError: a question is missing, empty or too long; nothing was read then.
+        DocumentError, PolicyError: the first question's that failed, once the others are read.
+    """
+    context, config = graph.reader_context, ensure_config(config)
+    asked = checked_questions(questions, context)
+    reference, places = stored(document, context), _places(asked, config)
+    reads = [partial(read, graph, reference, question, place) for question, place in places.items()]
+    outcomes = dict(zip(places, in_passes_of_threads(reads, AT_ONCE), strict=True))
+    return raise_first([outcomes[question] for question in asked])
+
+
+async def aread_each(
+    graph: ReaderGraph, document: Any, questions: Iterable[str], config: RunnableConfig | None = None
+) -> list[ReadResult]:
+    """`read_each` for asynchronous code."""
+    context, config = graph.reader_context, ensure_config(config)
+    asked = checked_questions(questions, context)
+    reference, places = await asyncio.to_thread(stored, document, context), _places(asked, config)
+    reads = [partial(aread, graph, reference, question, place) for question, place in places.items()]
+    outcomes = dict(zip(places, await in_passes(reads, AT_ONCE), strict=True))
+    return raise_first([outcomes[question] for question in asked])
+
+
+def own_place(config: RunnableConfig, name: str = "") -> RunnableConfig:
+    """The config of a graph whose checkpoints lie in a place of that name below a task's own, or right there.
+
+    LangGraph would tell several graphs that are called in one task apart by the order of their calls; after a crash
+    that may be another order, and one would continue with the read of another.
+    """
+    place = config.get("configurable", {})
+    if (scratchpad := place.get(SCRATCHPAD)) is None:
+        return config
+    namespace = f"{place['checkpoint_ns']}|{name}" if name else place["checkpoint_ns"]
+    counter = replace(scratchpad, subgraph_counter=lambda: 0)
+    return {**config, "configurable": {**place, "checkpoint_ns": namespace, SCRATCHPAD: counter}}
+
+
+def _places(asked: list[str], config: RunnableConfig) -> dict[str, RunnableConfig]:
+    """Each different question's config. The names are those that LangGraph gives to a task's first graph and others."""
+    return {
+        question: own_place(config, str(number) if number else "")
+        for number, question in enumerate(dict.fromkeys(asked))
+    }
 
 
 @dataclass

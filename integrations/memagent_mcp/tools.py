@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import fields
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
@@ -14,6 +15,7 @@ import anyio
 from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
+from memagent_graph.concurrency.pace import Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
 from memagent_graph.reader import MemAgent
@@ -29,7 +31,7 @@ from memagent_mcp.run_report import RunReport, run_text
 from memagent_mcp.tool_results import Answer, Reading, RunListing, RunSummary
 
 MOST_QUESTIONS = 16
-"""How many questions one call may ask: each reads the whole document."""
+"""How many questions one call may ask: each has a memory, and an answer, of its own."""
 
 Result = TypeVar("Result")
 Questions = Annotated[
@@ -79,8 +81,8 @@ class Tools:
 
         Use it for what does not fit your own context: books, logs, transcripts, long reports. The document is read
         chunk by chunk by a language model of its own; you get the answer, quotes that support it with their places in
-        the document, and a run id with which ask_again asks the same document something else. Each question costs one
-        pass over the whole document, so ask precisely, and everything at once.
+        the document, and a run id with which ask_again asks the same document something else. A call costs a
+        pass over the whole document, which its questions share, so ask precisely, and everything at once.
         """
         asked = [questions] if isinstance(questions, str) else questions
         document = await self._document(context, path, text)
@@ -123,7 +125,7 @@ class Tools:
     async def _answers(
         self, context: ToolContext, document: Document | DocumentRef, questions: Sequence[str], limits: Limits
     ) -> CallToolResult:
-        """Read a document with several questions side by side.
+        """Read a document once for several questions; of equal ones, the first is read for, and all have its answer.
 
         Raises:
             MemAgentError: every one of them failed; this is the first one's error. Others are raised likewise once all
@@ -136,11 +138,12 @@ class Tools:
             reference = await asyncio.to_thread(store.add, document, replace_undecodable=prepared.replace_undecodable)
         else:
             reference = document
-        progress = _Progress(context, reference["name"], len(questions))
+        different = list(dict.fromkeys(questions))
+        progress = _Progress(context, reference["name"], len(different))
 
-        async def one(index: int, question: str) -> Answer:
+        async def one(index: int, question: str, pace: Reach) -> Answer:
             try:
-                async with aclosing(self._reader.astream(reference, question, limits=bounds)) as parts:
+                async with aclosing(self._reader.astream(reference, question, limits=bounds, pace=pace)) as parts:
                     async for part in parts:
                         if isinstance(part, ReadResult):
                             return await asyncio.to_thread(Answer.of, part)
@@ -152,22 +155,23 @@ class Tools:
                 ) from error
             raise AssertionError("a stream ends with its result")
 
-        reads = (one(index, question) for index, question in enumerate(questions))
-        outcomes = await asyncio.gather(*reads, return_exceptions=True)
-        answers: list[Answer] = []
+        reads = [partial(one, index, question) for index, question in enumerate(different)]
+        answers: dict[str, Answer] = {}
         failures: list[MemAgentError] = []
-        for question, outcome in zip(questions, outcomes, strict=True):
+        for question, outcome in zip(different, await in_passes(reads, MOST_QUESTIONS), strict=True):
             if isinstance(outcome, Answer):
-                answers.append(outcome)
+                answers[question] = outcome
             elif isinstance(outcome, MemAgentError):
-                answers.append(Answer.failed(question, outcome))
+                answers[question] = Answer.failed(question, outcome)
                 failures.append(outcome)
             else:
                 raise outcome
         if len(failures) == len(answers):
             raise failures[0]
         size = await asyncio.to_thread(store.size, reference)
-        reading = Reading(document=reference["name"], document_bytes=size, answers=answers)
+        reading = Reading(
+            document=reference["name"], document_bytes=size, answers=[answers[each] for each in questions]
+        )
         return _result(reading, reading.in_words())
 
     async def _document(self, context: ToolContext, path: str, text: str) -> Document:

@@ -72,6 +72,10 @@ class Eval(ReaderOptions):
     ] = None
     small: Small = False
     haystack: Haystack = None
+    questions_per_document: Annotated[
+        int,
+        typer.Option(min=1, help="Questions that share a document; RULER's needle tasks and those of our own can."),
+    ] = 1
     data: Annotated[Path | None, typer.Option(help="Data files of the tasks that need some: a file or folder.")] = None
     seed: Annotated[int, typer.Option(help="Seed of the tasks, and of sampling where it is not greedy.")] = 0
     temperature: Temperature = 0.0
@@ -181,6 +185,7 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
         small=request.small,
         haystack=request.haystack,
         data=request.data,
+        questions_per_document=request.questions_per_document,
         retrieved_chunks=request.retrieved_chunks,
         limits=EvaluationLimits(request.max_questions, request.max_tokens_total, request.max_seconds),
         log=request.log,
@@ -194,12 +199,13 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
 
 def _print_names(*, as_json: bool) -> None:
     from memagent_graph.evaluation.systems import system_names  # noqa: PLC0415
-    from memagent_graph.evaluation.tasks import task_names  # noqa: PLC0415
+    from memagent_graph.evaluation.tasks import task_names, task_options  # noqa: PLC0415
 
     if as_json:
         print_json({"tasks": task_names(), "systems": system_names()})
         return
-    for kind, names in (("tasks", task_names()), ("systems", system_names())):
+    tasks = ["".join([name, *(f"[:{option}=...]" for option in task_options(name))]) for name in task_names()]
+    for kind, names in (("tasks", tasks), ("systems", system_names())):
         typer.echo(f"{kind}:\n" + "\n".join(f"  {name}" for name in names))
 
 

@@ -102,8 +102,8 @@ class Read(ReaderOptions, RunOptions):
                         commands = [self.resume_command(f"{name}-{number}") for number in range(len(questions))]
                         console.resume_command = "; ".join(commands[:8] + ["..."] * (len(commands) > 8))
                     return await console.follow_questions(
-                        lambda show: reader.aread_questions(
-                            reference, questions, run_id=name, limits=self.limits,
+                        lambda show: reader.aread(
+                            reference, questions=questions, run_id=name, limits=self.limits,
                             max_concurrency=self.concurrency, return_exceptions=True, on_update=show,
                         )
                     )  # fmt: skip

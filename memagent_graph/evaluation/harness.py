@@ -35,7 +35,7 @@ from memagent_graph.evaluation.planning import completion_tokens
 from memagent_graph.evaluation.result_journal import Journal
 from memagent_graph.evaluation.result_table import Key, Outcome, Plan, Row
 from memagent_graph.evaluation.sample_documents import Maker, OpenDocuments, Prepared, SampleError, ThreadMaker
-from memagent_graph.evaluation.samples import Sample, Task
+from memagent_graph.evaluation.samples import Needle, Sample, Task
 from memagent_graph.evaluation.scorers import contains, score
 from memagent_graph.evaluation.stopping import stop_of, tokens_read
 from memagent_graph.evaluation.systems import Attempt, System
@@ -383,8 +383,8 @@ class _Call:
             full_context_flops=usage.full_context_flops,
             chunks=attempt.chunks,
             document_bytes=prepared.document["size"] or 0,
-            needle_depths=tuple(needle.depth for needle in sample.facts),
-            needles_found=tuple(answered and contains(attempt.answer or "", each.gold) for each in sample.facts),
+            needle_depths=tuple(needle.depth for needle in sample.needles),
+            needles_found=tuple(answered and _found(each, sample, attempt.answer or "") for each in sample.needles),
             where_lost=(),
             lost_at=(),
             attempts=attempts,
@@ -401,6 +401,11 @@ def _by_sample(keys: Iterable[Key]) -> Iterator[tuple[tuple[str, int, int], list
     """Task, length and index of samples, each with the systems that are asked about it."""
     for sample, same in groupby(keys, key=lambda key: key[1:]):
         yield sample, [key[0] for key in same]
+
+
+def _found(needle: Needle, sample: Sample, answer: str) -> bool:
+    """Whether an answer holds what a needle carries, or, of one that only leads to it, any of what was to be found."""
+    return any(contains(answer, gold) for gold in ((needle.gold,) if needle.gold in sample.gold else sample.gold))
 
 
 def _first(errors: BaseExceptionGroup[MemAgentError]) -> MemAgentError:

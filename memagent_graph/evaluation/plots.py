@@ -320,7 +320,7 @@ def file_stem(*parts: str) -> str:
 def _save(figure: Any, stem: Path) -> Path:
     """Write PNG and SVG; each appears whole. The PNG's path."""
     for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
-        path = stem.with_suffix(suffix)
+        path = stem.with_name(stem.name + suffix)  # a task's options may have a point
         with written_whole(path) as new:
             figure.savefig(new, format=suffix[1:], metadata=metadata)
-    return stem.with_suffix(".png")
+    return stem.with_name(f"{stem.name}.png")

@@ -47,6 +47,7 @@ class EvaluationRequest:
     small: bool = False
     haystack: Path | None = None
     data: Path | None = None
+    questions_per_document: int = 1
     retrieved_chunks: int | None = None
     limits: EvaluationLimits = field(default_factory=EvaluationLimits)
     log: Path | None = None
@@ -87,7 +88,14 @@ async def carry_out(request: EvaluationRequest) -> Ended:
     async with request.reader.make_reader(api_key=request.api_key, store=request.documents, run_log=False) as reader:
         context = await reader.aprepare()
         identities = [(name, await request.system(name, reader).identity()) for name in request.systems]
-        task_settings = TaskSettings(context.tokenizer, request.seed, request.small, request.haystack, request.data)
+        task_settings = TaskSettings(
+            context.tokenizer,
+            request.seed,
+            request.small,
+            request.haystack,
+            request.data,
+            request.questions_per_document,
+        )
         tasks = load_tasks(request.tasks, task_settings)
         plan = plan_of(request.systems, tasks, request.lengths, request.count)
         check_plan(plan, tasks, context)

@@ -96,7 +96,7 @@ class Row:
     """How many the policy went through; 0 where a system asks about an excerpt, or the attempt failed."""
     document_bytes: int
     needle_depths: tuple[float, ...]
-    """Where in the document each fact begins that carries a part of the answer, 0 to 1."""
+    """Where in the document each fact begins that the answer rests on, 0 to 1."""
     needles_found: tuple[bool, ...]
     """Whether the answer holds what each of them tells."""
     where_lost: tuple[str, ...]

@@ -123,11 +123,6 @@ class Sample:
     where the gold strings stand first."""
 
     @property
-    def facts(self) -> tuple[Needle, ...]:
-        """The needles that carry a gold string; the others only lead to one."""
-        return tuple(each for each in self.needles if each.gold in self.gold)
-
-    @property
     def evidence(self) -> tuple[Needle, ...]:
         """The needles that a reader may stop behind. Empty where there is no such place, or it is not known: then
         nothing is said of early stops.
@@ -153,3 +148,5 @@ class TaskSettings:
     """A text file, or a folder of .txt and .md files, to take prose from; the prose found with Python if None."""
     data: Path | None = None
     """A data file, or a folder of data files under their published names; `evaluation` in the data folder if None."""
+    questions_per_document: int = 1
+    """How many samples that follow each other ask about one document: 0 to K - 1, K to 2 K - 1, and so on."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Checkpointer, Durability
 
-from memagent_graph.documents import Document
+from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import BudgetError, MemAgentError
 from memagent_graph.reading.fused import fuse
 from memagent_graph.reading.langgraph_internals import CHECKPOINTER, DURABILITY, inherited
@@ -65,12 +65,13 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         **options: Any,
     ) -> AsyncIterator[Any]:
         """As in LangGraph; see the class for what is different."""
-        reference = input if _has_reference(input) else await asyncio.to_thread(self._with_reference, input)
+        is_ready = isinstance(input, dict) and _is_reference(input.get("document"))
+        given = input if is_ready else await asyncio.to_thread(self._with_reference, input)
         own = self._for_this_call(context, config)
         await own.meter.turn.begin()
         try:
             async for part in super().astream(
-                reference,
+                given,
                 _unbounded(config),
                 context=own,
                 durability=self._durability(config, durability),
@@ -90,11 +91,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
             )
         check_question(given["question"], self.reader_context)
         given = {**given, "run_id": given.get("run_id") or new_run_id()}
-        if _has_reference(given):
-            return given
-        context = self.reader_context
-        reference = context.store.add(Document.of(given["document"]), replace_undecodable=context.replace_undecodable)
-        return {**given, "document": reference}
+        return {**given, "document": stored(given["document"], self.reader_context)}
 
     def _for_this_call(self, context: ReaderContext | None, config: RunnableConfig | None) -> ReaderContext:
         chosen = context if isinstance(context, ReaderContext) else self.reader_context
@@ -151,8 +148,35 @@ def check_question(question: str, context: ReaderContext) -> None:
         )
 
 
-def _has_reference(given: Any) -> bool:
-    document = given.get("document") if isinstance(given, dict) else None
+def checked_questions(questions: Iterable[str], context: ReaderContext) -> list[str]:
+    """The questions as a list; a lone text is one question.
+
+    Raises:
+        MemAgentError: there is none, or one is empty or not text.
+        BudgetError: one is beyond its budget.
+    """
+    asked = [questions] if isinstance(questions, str) else list(questions)
+    if not asked:
+        raise MemAgentError("there is no question", hint="Give at least one.")
+    for question in asked:
+        if not isinstance(question, str):
+            raise MemAgentError(f"a question is of type {type(question).__name__}", hint="Questions are text.")
+        check_question(question, context)
+    return asked
+
+
+def stored(document: Any, context: ReaderContext) -> DocumentRef:
+    """A document's reference; what is not one yet is stored first.
+
+    Raises:
+        DocumentError: it cannot be read.
+    """
+    if _is_reference(document):
+        return cast("DocumentRef", document)
+    return context.store.add(Document.of(document), replace_undecodable=context.replace_undecodable)
+
+
+def _is_reference(document: Any) -> bool:
     return isinstance(document, dict) and "key" in document and "size" in document
 
 

@@ -216,6 +216,28 @@ async def test_a_client_over_http_reads_asks_again_lists_and_shows(folder) -> No
             await use_every_tool(session, folder / "book.txt")
 
 
+async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_once(folder) -> None:
+    castle = "What is the key of castle?"
+    with FakeServer() as server:
+        async with over_stdio("--root", folder, "--base-url", server.base_url, *SMALL) as session:
+            heard = Heard()
+            asked = {"path": "book.txt", "questions": [QUESTION, castle, QUESTION]}
+            read = await session.call_tool("read_document", asked, progress_callback=heard)
+    first, second, third = read.structuredContent["answers"]
+    assert (first["answer"], second["answer"]) == ("4711", "1234")
+    assert first == third
+    assert first["run_id"] != second["run_id"]
+    prompts = [body["messages"][0]["content"] for body in server.requests]
+    sections = [part(prompt, "section") for prompt in prompts if "<section>" in prompt]
+    assert sections == [section for section in dict.fromkeys(sections) for _ in range(2)]
+    shares = [share for share, *_ in heard.told]
+    assert (shares, shares[-1]) == (sorted(shares), 1.0)
+    assert {told.split(" for ")[1].split(",")[0] for *_, told in heard.told if told} == {
+        "question 1 of 2",
+        "question 2 of 2",
+    }
+
+
 async def test_tools_describe_themselves_and_their_results(folder) -> None:
     async with over_stdio("--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded") as session:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
@@ -537,9 +559,8 @@ async def test_a_cancelled_request_stops_its_read_and_leaves_the_session_usable(
 async def cancel_a_read(session: Any, server: FakeServer) -> None:
     heard = Heard()
     number = session._request_id
-    call = asyncio.create_task(
-        session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION}, progress_callback=heard)
-    )
+    asked = {"path": "book.txt", "questions": [QUESTION, "What is the key of castle?"]}
+    call = asyncio.create_task(session.call_tool("read_document", asked, progress_callback=heard))
     await heard.twice.wait()
     cancelled = types.CancelledNotification(params=types.CancelledNotificationParams(requestId=number))
     await session.send_notification(types.ClientNotification(cancelled))
@@ -550,7 +571,7 @@ async def cancel_a_read(session: Any, server: FakeServer) -> None:
     await asyncio.sleep(0.5)
     assert len(server.requests) == asked < 8
     runs = await session.call_tool("list_runs", {})
-    assert [run["stop_reason"] for run in runs.structuredContent["runs"]] == [None]
+    assert [run["stop_reason"] for run in runs.structuredContent["runs"]] == [None, None]
     shown = await session.call_tool("show_run", {"run_id": runs.structuredContent["runs"][0]["run_id"]})
     assert "Ended: not yet" in said(shown)
 

@@ -105,7 +105,7 @@ class TestToolResults:
             if len(results) == 1:
                 run_id = results[0].artifact["run_id"]
                 return calls(
-                    ("ask_tool_result", {"run_id": run_id, "question": "What is the key of castle?"}), prefix="more"
+                    ("ask_tool_result", {"run_id": run_id, "questions": "What is the key of castle?"}), prefix="more"
                 )
             return AIMessage("done")
 
@@ -114,7 +114,8 @@ class TestToolResults:
             agent = create_agent(ScriptedChatModel(script=script), [fetch], middleware=[middleware])
             asked = tool_message(await run(agent, ASK), 1)
             assert "Answer: 2222" in asked.content
-            assert asked.artifact["question"] == "What is the key of castle?"
+            (reading,) = asked.artifact["readings"]
+            assert reading["question"] == "What is the key of castle?"
 
     async def test_a_result_can_be_asked_in_a_later_turn_by_another_process_but_not_on_another_thread(
         self, make_reader: MakeReader, run: Any
@@ -126,7 +127,7 @@ class TestToolResults:
             return create_agent(in_turn(*replies), [fetch], middleware=[middleware], checkpointer=saver)
 
         first = tool_message(await run(agent(calls(("fetch", {"name": "long"})), "4711"), ASK))
-        arguments = {"run_id": first.artifact["run_id"], "question": "What is the key of castle?"}
+        arguments = {"run_id": first.artifact["run_id"], "questions": "What is the key of castle?"}
         again = {"messages": [HumanMessage("And castle?")]}
         same = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "2222"), again)
         assert "Answer: 2222" in tool_message(same, -1).content
@@ -208,7 +209,7 @@ class TestToolResults:
         assert LONG[:500] in told.content
         assert load_tokenizer("embedded").count(told.content) <= 2000
         down[0] = False
-        ask = calls(("ask_tool_result", {"run_id": told.artifact["run_id"], "question": ASK["messages"][0].content}))
+        ask = calls(("ask_tool_result", {"run_id": told.artifact["run_id"], "questions": ASK["messages"][0].content}))
         agent = create_agent(in_turn(ask, "4711"), [fetch], middleware=[middleware], checkpointer=saver)
         assert "Answer: 4711" in tool_message(await run(agent, ASK), -1).content
 

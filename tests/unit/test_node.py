@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import os
 import signal
@@ -371,7 +372,7 @@ async def test_its_memory_can_be_edited_through_the_parent(make_reader) -> None:
 
 CHUNKS = 300
 PARENT = """
-import operator, sqlite3, sys
+import json, operator, sqlite3, sys
 from pathlib import Path
 from typing import Annotated, TypedDict
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -379,7 +380,7 @@ from langgraph.graph import END, START, StateGraph
 from langchain_memagent.node import memagent_node
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
 
-url, folder, question = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+url, folder, question = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
 agent = MemAgent(
     OpenAICompatiblePolicy("fake", base_url=url),
     tokenizer="embedded",
@@ -390,9 +391,9 @@ agent = MemAgent(
 )
 
 class State(TypedDict, total=False):
-    question: str
+    question: str | list[str]
     path: str
-    answer: str
+    answer: str | list[str]
     done: Annotated[list[str], operator.add]
 
 builder = StateGraph(State)
@@ -407,11 +408,12 @@ with SqliteSaver.from_conn_string(str(folder / "parent.sqlite")) as saver:
     begun = bool(parent.get_state(config).values)
     print("reading", flush=True)
     out = parent.invoke(None if begun else {"question": question, "path": str(folder / "book.txt")}, config)
-    print(out["answer"], *out["done"], flush=True)
+    print(json.dumps(out["answer"]), *out["done"], flush=True)
 """
 
 
-def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("questions", [1, 3])
+def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_path: Path, questions: int) -> None:
     """The parent asks for no durability of its own, so LangGraph's default would apply: "async"."""
     tokenizer = load_tokenizer("embedded")
     text = document_with({0.2: "The key of harbor is 4711."}, words=15_000)
@@ -419,8 +421,9 @@ def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_p
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "parent.py").write_text(PARENT)
     with FakeServer(lambda body, number: perfect_reader(body["messages"][0]["content"])) as server:
-        command = [sys.executable, str(tmp_path / "parent.py"), server.base_url, str(tmp_path), QUESTION]
-        kills = (60, 150, 240)
+        asked = QUESTION if questions == 1 else [QUESTION, "Where is the key of harbor?", "Which is harbor's key?"]
+        command = [sys.executable, str(tmp_path / "parent.py"), server.base_url, str(tmp_path), json.dumps(asked)]
+        kills = [questions * chunk for chunk in (60, 150, 240)]
         for chunk in kills:
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout.readline() == "reading\n"
@@ -429,8 +432,9 @@ def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_p
                     time.sleep(0.0005)
                 os.kill(process.pid, signal.SIGKILL)
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        sections = [part(body["messages"][0]["content"], "section") for body in server.requests]
-    assert done.stdout.splitlines()[1] == "4711 prepare finish"
-    asked = Counter(section for section in sections if section)
-    assert len(asked) == CHUNKS
-    assert sum(asked.values()) <= CHUNKS + len(kills)
+        prompts = [body["messages"][0]["content"] for body in server.requests]
+    answer = "4711" if questions == 1 else ["4711"] * 3
+    assert done.stdout.splitlines()[1] == f"{json.dumps(answer)} prepare finish"
+    read = Counter((part(prompt, "problem"), part(prompt, "section")) for prompt in prompts if "<section>" in prompt)
+    assert len(read) == questions * CHUNKS
+    assert sum(read.values()) <= questions * (CHUNKS + len(kills))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import defaultdict
+from functools import partial
+from typing import Any
 
 import pytest
 from support.scripts import document_with, part, perfect_reader
 
 from memagent_graph import Limits, RunLog, ScriptedPolicy, StopReason
-from memagent_graph.concurrency.pace import Pace
+from memagent_graph.concurrency.pace import Pace, Reach, in_passes_of_threads
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
@@ -42,7 +44,7 @@ def test_no_question_is_asked_of_a_chunk_before_all_are_done_with_those_before(m
         )
 
     policy = Uneven(reads)
-    results = make_reader(policy, strategy=strategy).read_questions(TEXT, [HARBOR, CASTLE, TOWER])
+    results = make_reader(policy, strategy=strategy).read(TEXT, questions=[HARBOR, CASTLE, TOWER])
     assert len({result.chunks_read for result in results}) == 1
     if strategy in {"overwrite", "refine", "gated"}:
         sections = list(dict.fromkeys(section for _, section in policy.asked))
@@ -53,7 +55,7 @@ def test_no_question_is_asked_of_a_chunk_before_all_are_done_with_those_before(m
 
 def test_each_question_has_its_result_its_run_and_its_reward(make_reader, tmp_path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
-    results = make_reader(run_log=log).read_questions(TEXT, [HARBOR, CASTLE, TOWER, HARBOR], run_id="r")
+    results = make_reader(run_log=log).read(TEXT, questions=[HARBOR, CASTLE, TOWER, HARBOR], run_id="r")
     assert [result.answer for result in results[:2]] == ["4711", "12"]
     assert results[3] is results[0]
     assert [result.run_id for result in results] == ["r-0", "r-1", "r-2", "r-0"]
@@ -72,11 +74,11 @@ def test_a_question_that_fails_leaves_the_others_and_can_be_resumed(make_reader,
         return PolicyError("gone") if failing and "castle" in part(prompt, "problem") else perfect_reader(prompt)
 
     reader = make_reader(ScriptedPolicy(reads), checkpoints=tmp_path / "checkpoints.sqlite")
-    outcomes = reader.read_questions(TEXT, [HARBOR, CASTLE], run_id="r", return_exceptions=True)
+    outcomes = reader.read(TEXT, questions=[HARBOR, CASTLE], run_id="r", return_exceptions=True)
     assert outcomes[0].answer == "4711"
     assert isinstance(outcomes[1], PolicyError) and outcomes[1].run_id == "r-1"
     with pytest.raises(PolicyError, match="gone"):
-        reader.read_questions(TEXT, [HARBOR, CASTLE])
+        reader.read(TEXT, questions=[HARBOR, CASTLE])
     failing = False
     assert reader.resume("r-1").answer == "12"
 
@@ -89,15 +91,15 @@ def test_a_question_that_stops_early_does_not_hold_up_the_others(make_reader) ->
             return "STOP"
         return f"REWRITE\n{perfect_reader(prompt)}"
 
-    harbor, castle = make_reader(ScriptedPolicy(reads), strategy="gated:stop=yes").read_questions(
-        TEXT, [HARBOR, CASTLE]
+    harbor, castle = make_reader(ScriptedPolicy(reads), strategy="gated:stop=yes").read(
+        TEXT, questions=[HARBOR, CASTLE]
     )
     assert (castle.stop_reason, castle.chunks_read) == (StopReason.ENOUGH, 1)
     assert (harbor.stop_reason, harbor.answer) == (StopReason.ANSWERED, "4711")
 
 
 def test_limits_count_for_each_question(make_reader) -> None:
-    results = make_reader().read_questions(TEXT, [HARBOR, CASTLE], limits=Limits(max_chunks=3))
+    results = make_reader().read(TEXT, questions=[HARBOR, CASTLE], limits=Limits(max_chunks=3))
     assert [(each.stop_reason, each.chunks_read) for each in results] == [(StopReason.MAX_CHUNKS, 3)] * 2
 
 
@@ -105,7 +107,7 @@ def test_a_thousand_questions_are_read_for_in_passes(make_reader) -> None:
     policy = ScriptedPolicy(perfect_reader)
     text = document_with({0.5: "The key of k7 is 4711."}, words=60)
     questions = [f"What is the key of k{number}?" for number in range(1000)]
-    results = make_reader(policy).read_questions(text, questions, max_concurrency=100)
+    results = make_reader(policy).read(text, questions=questions, max_concurrency=100)
     assert len(results) == 1000
     sections = [int(re.findall(r"k(\d+)\?", part(prompt, "problem"))[0]) // 100 for prompt in policy.prompts]
     assert sections == sorted(sections)
@@ -120,17 +122,17 @@ def test_what_is_no_question_is_refused_before_anything_is_read(make_reader) -> 
         ([HARBOR, "why " * 200], BudgetError, "its budget is 50"),
     ):
         with pytest.raises(kind, match=told):
-            reader.read_questions(TEXT, questions)
+            reader.read(TEXT, questions=questions)
     with pytest.raises(MemAgentError, match="max_concurrency is 0"):
-        reader.read_questions(TEXT, [HARBOR], max_concurrency=0)
+        reader.read(TEXT, questions=[HARBOR], max_concurrency=0)
     assert not policy.prompts
-    assert [each.question for each in reader.read_questions(TEXT, HARBOR)] == [HARBOR]
+    assert [each.question for each in reader.read(TEXT, questions=HARBOR)] == [HARBOR]
 
 
 def test_updates_are_shown_as_they_come(make_reader) -> None:
     shown = defaultdict(list)
-    results = make_reader().read_questions(
-        TEXT, [HARBOR, CASTLE], on_update=lambda question, update: shown[question].append(update.chunk_index)
+    results = make_reader().read(
+        TEXT, questions=[HARBOR, CASTLE], on_update=lambda question, update: shown[question].append(update.chunk_index)
     )
     assert {len(chunks) for chunks in shown.values()} == {results[0].chunks_read}
 
@@ -160,3 +162,58 @@ async def test_who_leaves_or_is_cancelled_is_not_waited_for() -> None:
     assert not going.done()
     waiting.cancel()
     await going
+
+
+def test_threads_stay_at_the_same_chunk_and_one_that_fails_leaves() -> None:
+    reached: list[tuple[int, int]] = []
+
+    def reader(number: int, reach: Reach) -> int:
+        async def read() -> int:
+            for chunk in range(20):
+                await reach(chunk)
+                reached.append((chunk, number))
+                if (number, chunk) == (1, 7):
+                    raise KeyError("a defect")
+                await asyncio.sleep(0.001 * (number % 3))
+            return number
+
+        return asyncio.run(read())
+
+    outcomes = in_passes_of_threads([partial(reader, number) for number in range(6)], at_once=4)
+    assert [each for each in outcomes if not isinstance(each, Exception)] == [0, 2, 3, 4, 5]
+    assert isinstance(outcomes[1], KeyError)
+    for together in (range(4), range(4, 6)):
+        chunks = [chunk for chunk, number in reached if number in together]
+        assert chunks == sorted(chunks)
+
+
+def test_an_interrupt_ends_threads_at_their_next_chunks() -> None:
+    begun: list[int] = []
+
+    def reader(number: int, reach: Reach) -> None:
+        async def read() -> None:
+            for chunk in range(1000):
+                await reach(chunk)
+                begun.append(chunk)
+                await asyncio.sleep(0.001)
+
+        if number == 0:
+            raise KeyboardInterrupt
+        asyncio.run(read())
+
+    with pytest.raises(KeyboardInterrupt):
+        in_passes_of_threads([partial(reader, number) for number in range(3)], at_once=3)
+    assert len(begun) < 1900, "both would have read to their ends"
+
+
+def test_what_does_not_go_together_is_refused(make_reader) -> None:
+    reader: Any = make_reader()
+    for given, told in (
+        ({}, "there is no question"),
+        ({"question": HARBOR, "questions": [CASTLE]}, "both question and questions"),
+        ({"question": HARBOR, "return_exceptions": True}, "are for several questions"),
+        ({"question": HARBOR, "on_update": print}, "use stream"),
+        ({"questions": [HARBOR, None]}, "a question is of type NoneType"),
+    ):
+        with pytest.raises(MemAgentError, match=told):
+            reader.read(TEXT, **given)

@@ -3,11 +3,9 @@
 It has no checkpointer of its own, so it takes the agent's, and so do its readers; each step is saved before the next
 begins, however the agent was invoked. When an agent that was killed resumes, the tool is called again, and the graph
 continues: the document is not opened again, answered questions keep their readings, and the others continue at
-the chunk they were at. The questions are read side by side, each in a task of its own.
+the chunk they were at. The questions are read side by side in one pass, each in a task of its own.
 
-A tool call's checkpoints lie in a namespace of its own. LangGraph would tell several graphs that are called in one
-task apart by the order of their calls; after a crash that may be another order, and one call would go on with the read
-of another.
+A tool call's checkpoints lie in a namespace of its own.
 """
 
 from __future__ import annotations
@@ -23,14 +21,15 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from langchain_memagent.subgraph_reads import PARTS, FollowedRead
+from langchain_memagent.subgraph_reads import PARTS, FollowedRead, own_place
 from langchain_memagent.tool.call import Outcome, ReadCall
 from langchain_memagent.tool.readings import Reading, failed_reading, reading_of
 from memagent_graph.concurrency.background import run_sync
+from memagent_graph.concurrency.pace import AT_ONCE, Pace, Reach
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.graph import ReaderGraph
-from memagent_graph.reading.langgraph_internals import CHECKPOINTER, RESUMING, SCRATCHPAD, inherited
+from memagent_graph.reading.langgraph_internals import CHECKPOINTER, RESUMING, inherited
 from memagent_graph.reading.state import ReaderContext, new_run_id
 
 _FEW_STEPS = 25
@@ -61,14 +60,9 @@ async def aread_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
 
 def _own_place(call: ReadCall, config: RunnableConfig) -> RunnableConfig:
     """The config of a graph whose checkpoints lie where only this tool call has them."""
-    place = config["configurable"]
-    if call.key is not None and (scratchpad := place.get(SCRATCHPAD)) is not None:
-        place = {
-            **place,
-            "checkpoint_ns": f"{place['checkpoint_ns']}|read_long_document:{call.key}",
-            SCRATCHPAD: replace(scratchpad, subgraph_counter=lambda: 0),
-        }
-    return {**config, "configurable": place, "recursion_limit": _FEW_STEPS}
+    own = config if call.key is None else own_place(config, f"read_long_document:{call.key}")
+    # Without a number, LangGraph would read for as many questions at once as the machine has processors, and a few.
+    return {**own, "recursion_limit": _FEW_STEPS, "max_concurrency": config.get("max_concurrency") or AT_ONCE}
 
 
 class _Questions(TypedDict, total=False):
@@ -87,6 +81,8 @@ class _Asked(TypedDict):
 
 
 def _over_questions(call: ReadCall, reader: ReaderGraph) -> Any:
+    pace = Pace()
+
     async def astore(given: Any) -> Any:
         return {"document": await call.store_document()}
 
@@ -94,35 +90,37 @@ def _over_questions(call: ReadCall, reader: ReaderGraph) -> Any:
         return run_sync(astore(given))
 
     def read(asked: _Asked, config: RunnableConfig) -> Any:
-        read = _Read(call, reader, asked, config)
-        try:
-            if read.earlier and not reader.get_state(read.place()).values:
-                left_off = read.left_off(reader.get_state(read.place(read.earlier[-1])).values)
-                if left_off is not None:
-                    reader.update_state(read.place(), left_off, as_node=reader.strategy.continues_after)
-            for mode, part in reader.stream(*read.start, **read.options):
-                if read.followed.began_earlier(mode, part):
-                    for place in read.earlier_places:
-                        read.followed.complete(reader.get_state_history(place))
-            reading = read.reading()
-        except MemAgentError as error:
-            reading = read.failed(error)
+        with pace.reader() as reach:
+            read = _Read(call, reader, asked, config, reach)
+            try:
+                if read.earlier and not reader.get_state(read.place()).values:
+                    left_off = read.left_off(reader.get_state(read.place(read.earlier[-1])).values)
+                    if left_off is not None:
+                        reader.update_state(read.place(), left_off, as_node=reader.strategy.continues_after)
+                for mode, part in reader.stream(*read.start, **read.options):
+                    if read.followed.began_earlier(mode, part):
+                        for place in read.earlier_places:
+                            read.followed.complete(reader.get_state_history(place))
+                reading = read.reading()
+            except MemAgentError as error:
+                reading = read.failed(error)
         return {"readings": {str(asked["index"]): reading}}
 
     async def aread(asked: _Asked, config: RunnableConfig) -> Any:
-        read = _Read(call, reader, asked, config)
-        try:
-            if read.earlier and not (await reader.aget_state(read.place())).values:
-                left_off = read.left_off((await reader.aget_state(read.place(read.earlier[-1]))).values)
-                if left_off is not None:
-                    await reader.aupdate_state(read.place(), left_off, as_node=reader.strategy.continues_after)
-            async for mode, part in reader.astream(*read.start, **read.options):
-                if read.followed.began_earlier(mode, part):
-                    for place in read.earlier_places:
-                        read.followed.complete([each async for each in reader.aget_state_history(place)])
-            reading = await asyncio.to_thread(read.reading)
-        except MemAgentError as error:
-            reading = read.failed(error)
+        with pace.reader() as reach:
+            read = _Read(call, reader, asked, config, reach)
+            try:
+                if read.earlier and not (await reader.aget_state(read.place())).values:
+                    left_off = read.left_off((await reader.aget_state(read.place(read.earlier[-1]))).values)
+                    if left_off is not None:
+                        await reader.aupdate_state(read.place(), left_off, as_node=reader.strategy.continues_after)
+                async for mode, part in reader.astream(*read.start, **read.options):
+                    if read.followed.began_earlier(mode, part):
+                        for place in read.earlier_places:
+                            read.followed.complete([each async for each in reader.aget_state_history(place)])
+                reading = await asyncio.to_thread(read.reading)
+            except MemAgentError as error:
+                reading = read.failed(error)
         return {"readings": {str(asked["index"]): reading}}
 
     def each_question(state: _Questions) -> list[Send]:
@@ -151,6 +149,7 @@ class _Read:
     reader: ReaderGraph
     asked: _Asked
     config: RunnableConfig
+    pace: Reach
     continues: bool = False
     """Whether it starts from where an earlier tool call left off."""
 
@@ -209,7 +208,7 @@ class _Read:
     @property
     def _context(self) -> ReaderContext:
         context = self.reader.reader_context
-        return replace(context, limits=self.call.limits) if self.call.limits else context
+        return replace(context, limits=self.call.limits or context.limits, pace=self.pace)
 
     @property
     def earlier_places(self) -> list[RunnableConfig]:

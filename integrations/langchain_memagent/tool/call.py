@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -19,12 +19,13 @@ from typing import Any, cast
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memagent.detached_reads import result_of
 from langchain_memagent.tool.readings import Reading, failed_reading, reading_of
 from memagent_graph import MemAgent
+from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import StopReason
+from memagent_graph.reader import result_of
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
@@ -36,6 +37,7 @@ class ReadCall:
 
     agent: MemAgent
     questions: tuple[str, ...]
+    """All different."""
     store_document: Callable[[], Awaitable[DocumentRef]]
     """Opens and stores the document. Not called again when a read in an agent's checkpoints goes on."""
     report: Callable[[str, str, MemoryUpdate], None]
@@ -60,10 +62,15 @@ class ReadCall:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The document's reference and the readings, by question."""
+    """The document's reference, and a reading for each different question."""
 
     document: DocumentRef
     readings: list[Reading]
+
+    def for_each(self, asked: Iterable[str]) -> list[Reading]:
+        """A reading for each question as they were asked, equal ones included."""
+        by_question = {reading["question"]: reading for reading in self.readings}
+        return [by_question[question] for question in asked]
 
 
 def unfinished_readings(state: Any, tool_name: str) -> dict[tuple[str, str], Reading]:
@@ -89,13 +96,13 @@ async def read_alone(call: ReadCall, config: RunnableConfig) -> Outcome:
         MemAgentError: a read failed, and the call wants that raised.
     """
     reference = await call.store_document()
-    reads = (_read_one(call, reference, index, config) for index in range(len(call.questions)))
-    # One that fails must not end the others, whose answers a resumed call would have to find again.
-    readings = await asyncio.gather(*reads, return_exceptions=True)
-    for reading in readings:
-        if isinstance(reading, BaseException):
-            raise reading
-    return Outcome(reference, cast("list[Reading]", readings))
+    reads = [partial(_read_one, call, reference, index, config) for index in range(len(call.questions))]
+    # One that fails does not end the others, whose answers a resumed call would have to find again.
+    outcomes = await in_passes(reads, AT_ONCE)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return Outcome(reference, cast("list[Reading]", outcomes))
 
 
 def _is_unfinished(reading: Reading) -> bool:
@@ -103,13 +110,14 @@ def _is_unfinished(reading: Reading) -> bool:
     return reading["stop_reason"] is None or StopReason(reading["stop_reason"]).resumable
 
 
-async def _read_one(call: ReadCall, reference: DocumentRef, index: int, config: RunnableConfig) -> Reading:
+async def _read_one(call: ReadCall, reference: DocumentRef, index: int, config: RunnableConfig, pace: Reach) -> Reading:
     question = call.questions[index]
     earlier = call.earlier(reference, question) if call.keeps_own else None
     run_id = (earlier and earlier["run_id"]) or _run_id(call, index, config)
     goes_on = call.keeps_own and call.key is not None
     try:
-        result = await result_of(_parts(call, reference, question, run_id), partial(call.report, run_id, question))
+        parts = _parts(call, reference, question, run_id, pace)
+        result = await result_of(parts, partial(call.report, run_id, question))
     except MemAgentError as error:
         if call.raises:
             raise
@@ -118,17 +126,17 @@ async def _read_one(call: ReadCall, reference: DocumentRef, index: int, config: 
 
 
 async def _parts(
-    call: ReadCall, reference: DocumentRef, question: str, run_id: str
+    call: ReadCall, reference: DocumentRef, question: str, run_id: str, pace: Reach
 ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
     """The read's updates and its result; of a run that this agent began before, and that still fits, those left."""
     if call.keeps_own and call.key is not None:
         try:
-            async for part in call.agent.astream_resume(run_id, limits=call.limits):
+            async for part in call.agent.astream_resume(run_id, limits=call.limits, pace=pace):
                 yield part
             return
         except (RunNotFoundError, RunMismatchError):
             pass
-    async for part in call.agent.astream(reference, question, run_id=run_id, limits=call.limits):
+    async for part in call.agent.astream(reference, question, run_id=run_id, limits=call.limits, pace=pace):
         yield part
 
 

@@ -30,7 +30,6 @@ from langchain_core.tools import BaseTool, InjectedToolArg, ToolException
 from langgraph.config import get_stream_writer
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     Field,
     PrivateAttr,
     SkipValidation,
@@ -39,6 +38,7 @@ from pydantic import (
     model_validator,
 )
 
+from langchain_memagent.questions import Questions
 from langchain_memagent.tool.agent_checkpoints import aread_in_agent, has_checkpointer, read_in_agent
 from langchain_memagent.tool.allowed_documents import DocumentSources, Fetcher, FileBackend, NamedSource
 from langchain_memagent.tool.call import Outcome, ReadCall, read_alone, unfinished_readings
@@ -56,7 +56,8 @@ from memagent_graph.trace import MemoryUpdate
 _DESCRIPTION = (
     "Read a whole document of any length with questions in mind, and get their answers with quotes from it. "
     "Use it for documents that are too long to look at directly. Ask everything that you need from one document in "
-    "one call. Each question is answered on its own, from the document alone, so make it complete in itself."
+    "one call: its questions share one pass over the document. Each question is answered on its own, from the document "
+    "alone, so make it complete in itself."
 )
 _SOURCES = {
     "path": "Path of the file to read.",
@@ -142,40 +143,47 @@ class ReadLongDocument(BaseTool):
     def _run(
         self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        call, config = self._call(questions, NamedSource(**named), runtime), ensure_config()
+        asked = self._checked(questions)
+        call, config = self._call(asked, NamedSource(**named), runtime), ensure_config()
         with self._errors_for_model():
             _check_questions(call.questions, run_sync(self.agent.aprepare()))
             # An agent's synchronous checkpointer is used from this thread.
             in_agent = has_checkpointer(config) and not call.keeps_own
             outcome = read_in_agent(call, config) if in_agent else run_sync(read_alone(call, config))
-            return self._reply(outcome, runtime)
+            return self._reply(outcome, asked, runtime)
 
     async def _arun(
         self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        call, config = self._call(questions, NamedSource(**named), runtime), ensure_config()
+        asked = self._checked(questions)
+        call, config = self._call(asked, NamedSource(**named), runtime), ensure_config()
         with self._errors_for_model():
             _check_questions(call.questions, await self.agent.aprepare())
             in_agent = has_checkpointer(config) and not call.keeps_own
-            return self._reply(await (aread_in_agent if in_agent else read_alone)(call, config), runtime)
+            outcome = await (aread_in_agent if in_agent else read_alone)(call, config)
+            return self._reply(outcome, asked, runtime)
 
-    def _call(self, questions: list[str], named: NamedSource, runtime: Any) -> ReadCall:
-        asked = tuple(dict.fromkeys(question.strip() for question in questions))
-        if not 1 <= len(asked) <= self.max_questions:
-            raise ToolException(f"Ask 1 to {self.max_questions} questions in one call, not {len(asked)}.")
+    def _checked(self, questions: list[str]) -> list[str]:
+        if not 1 <= len(questions) <= self.max_questions:
+            raise ToolException(f"Ask 1 to {self.max_questions} questions in one call, not {len(questions)}.")
+        asked = [question.strip() for question in questions]
         if "" in asked:
             raise ToolException("A question is empty. Write it out, or leave it out.")
+        return asked
+
+    def _call(self, asked: list[str], named: NamedSource, runtime: Any) -> ReadCall:
+        different = tuple(dict.fromkeys(asked))
         # The graph that reads has a state and a stream of its own; these two belong to the agent's.
         here = contextvars.copy_context()
         return ReadCall(
             agent=self.agent,
-            questions=asked,
+            questions=different,
             store_document=partial(_in_context, here, self._store, named, getattr(runtime, "state", None)),
             report=partial(_report, here, _stream_writer()),
             limits=self.limits,
             raises=self.on_failure == "raise",
             unfinished=unfinished_readings(getattr(runtime, "state", None), self.name),
-            key=_key(getattr(runtime, "tool_call_id", None), asked, named),
+            key=_key(getattr(runtime, "tool_call_id", None), different, named),
         )
 
     async def _store(self, named: NamedSource, state: Any) -> DocumentRef:
@@ -183,10 +191,11 @@ class ReadLongDocument(BaseTool):
         replace = (await self.agent.aprepare()).replace_undecodable
         return await asyncio.to_thread(self.agent.store.add, document, replace_undecodable=replace)
 
-    def _reply(self, outcome: Outcome, runtime: Any) -> tuple[str | ToolMessage, ReadArtifact]:
-        content = content_for_model(outcome.readings)
-        artifact = ReadArtifact(document=outcome.document, readings=outcome.readings)
-        if any(reading["error"] is None for reading in outcome.readings):
+    def _reply(self, outcome: Outcome, asked: list[str], runtime: Any) -> tuple[str | ToolMessage, ReadArtifact]:
+        readings = outcome.for_each(asked)
+        content = content_for_model(readings)
+        artifact = ReadArtifact(document=outcome.document, readings=readings)
+        if any(reading["error"] is None for reading in readings):
             return content, artifact
         if (tool_call_id := getattr(runtime, "tool_call_id", None)) is None:
             raise ToolException(content)
@@ -229,7 +238,7 @@ def _arguments_schema(sources: DocumentSources, max_questions: int) -> type[Base
     """The arguments, with those kinds of source only that can be read here."""
     fields: dict[str, Any] = {
         "questions": (
-            Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)],
+            Questions,
             Field(min_length=1, description=f"The questions, 1 to {max_questions}, each complete in itself."),
         )
     }

@@ -44,7 +44,7 @@ class Insertion:
     depth: float
     """Where: after this share of the haystack's tokens (or of its units, where these are counted), 0 to 1."""
     gold: str | None = None
-    """The gold string that it carries; None for a decoy, which the answer does not rest on."""
+    """As in the needle that it becomes; None for a decoy, which the answer does not rest on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,6 @@ DEPTHS = tuple(step / 39 for step in range(40))
 SMALL_ANSWER_TOKENS = 48
 """An answer's tokens in small variants, where the published number is larger: the embedded policy's budget."""
 
-_MARGIN = 1.15
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedTask(ABC):
@@ -34,10 +32,17 @@ class GeneratedTask(ABC):
         answer_tokens: How many tokens of a length are set aside for the answer.
         metric: How several gold strings count.
         unit: What lengths count.
+        shares_documents: Whether several samples can ask about one document
+            (`TaskSettings.questions_per_document`).
+        dials: The fields that can be set behind its name, as in "multi_hop_2:gap=0.1".
+        margin: By how much samples' least lengths differ at most, as a factor.
         whole_document: Whether the answer rests on all of the document, so that needles are not all its evidence.
     """
 
     whole_document: ClassVar[bool] = False
+    shares_documents: ClassVar[bool] = False
+    dials: ClassVar[tuple[str, ...]] = ()
+    margin: ClassVar[float] = 1.15
 
     name: str
     settings: TaskSettings
@@ -48,6 +53,10 @@ class GeneratedTask(ABC):
     @abstractmethod
     def sample(self, length: int, index: int) -> Sample:
         """The `index`-th sample of a length. Raises EvaluationError where there is none."""
+
+    def shared(self, index: int) -> tuple[int, int]:
+        """The number of the document that a sample asks about, and which of the questions about it is the sample's."""
+        return divmod(index, self.settings.questions_per_document)
 
     def chance(self, length: int, index: int, *purpose: str | int) -> random.Random:
         """The sample's random numbers: the same for the same seed, task, length and index, in any process.
@@ -72,7 +81,7 @@ class GeneratedTask(ABC):
         """
         least, counted = length + missing, "of the document"
         if self.unit is LengthUnit.TOKENS:
-            least, counted = 10 * math.ceil(_MARGIN * least / 10), "of document, question and answer together"
+            least, counted = 10 * math.ceil(self.margin * least / 10), "of document, question and answer together"
         return EvaluationError(
             f"a length of {length:,} {self.unit} is too small for {self.name}",
             hint=f"Ask for at least {least:,}, {counted}.",
@@ -86,14 +95,25 @@ class GeneratedTask(ABC):
         gold: tuple[str, ...],
         haystack: Haystack,
         insertions: Sequence[Insertion],
+        beside: Sequence[str] = (),
     ) -> Sample:
         """The sample whose document is a haystack with insertions, exactly as long as asked.
+
+        Args:
+            length: As asked.
+            index: As asked.
+            question: The sample's.
+            gold: The sample's.
+            haystack: What surrounds the insertions.
+            insertions: Those of all questions about the document; only what this sample's answer rests on has gold.
+            beside: All questions about the document, where there are several: the longest decides on its length, so
+                that it is the same for all.
 
         Raises:
             EvaluationError: The insertions alone are longer.
         """
         tokenizer = self.settings.tokenizer
-        room = self.room(length, question)
+        room = min(self.room(length, each) for each in (question, *beside))
         least = least_tokens(haystack, insertions, tokenizer)
         if least > room:
             raise self.too_short(length, least - room)

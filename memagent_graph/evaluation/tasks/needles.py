@@ -9,12 +9,13 @@ policy knows it.
 
 from __future__ import annotations
 
+import math
 import random
 import uuid
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from memagent_graph.evaluation.planted_facts import MAGIC, MAGIC_STATEMENT, PlantedFacts
 from memagent_graph.evaluation.samples import Sample, TaskSettings
@@ -154,6 +155,8 @@ class NeedleTask(GeneratedTask):
         shape: Its row of the table.
     """
 
+    shares_documents: ClassVar[bool] = True
+
     shape: Shape
 
     def sample(self, length: int, index: int) -> Sample:
@@ -163,36 +166,40 @@ class NeedleTask(GeneratedTask):
             EvaluationError: The length is too small for needles, question and answer.
             MissingExtraError: The word lists that full-size keys come from are not installed.
         """
-        chance = self.chance(length, index)
+        number, member = self.shared(index)
+        chance = self.chance(length, number)
         source = self._keys(chance)
         taken: set[str] = set()
         keys: list[_Key] = []
-        for _ in range(self.shape.keys):
+        for _ in range(self.settings.questions_per_document * self.shape.keys):
             key = source.key(self.shape.values, taken)
             taken |= {key.name, *key.values}
             keys.append(key)
-        queried = keys[: self.shape.queried]
-        depths = iter(chance.sample(DEPTHS, self.shape.keys * self.shape.values))
+        asked = [keys[first : first + self.shape.queried] for first in range(0, len(keys), self.shape.keys)]
+        queried = asked[member]
+        statements = len(keys) * self.shape.values
+        depths = iter(chance.sample(DEPTHS * math.ceil(statements / len(DEPTHS)), statements))
         insertions = [
             Insertion(statement, next(depths), value if key in queried else None)
             for key in keys
             for value, statement in zip(key.values, key.statements, strict=True)
         ]
         gold = tuple(value for key in queried for value in key.values)
-        haystack = self._haystack(length, index, frozenset(taken))
-        return self.planned(length, index, self._question(queried), gold, haystack, insertions)
+        haystack = self._haystack(length, number, frozenset(taken))
+        questions = [self._question(each) for each in asked]
+        return self.planned(length, index, questions[member], gold, haystack, insertions, questions)
 
     def _keys(self, chance: random.Random) -> _Keys:
         return (_Small if self.settings.small else _FullSize)(self.shape, chance)
 
-    def _haystack(self, length: int, index: int, taken: frozenset[str]) -> Haystack:
+    def _haystack(self, length: int, number: int, taken: frozenset[str]) -> Haystack:
         if self.shape.hay is Hay.NOISE:
             return haystacks.noise()
         if self.shape.hay is Hay.PROSE:
-            return haystacks.prose(self.settings.haystack, self.chance(length, index, "prose"))
+            return haystacks.prose(self.settings.haystack, self.chance(length, number, "prose"))
 
         def lines() -> Iterator[str]:
-            source = self._keys(self.chance(length, index, "lines"))
+            source = self._keys(self.chance(length, number, "lines"))
             while True:
                 yield source.key(1, taken).statements[0]
 

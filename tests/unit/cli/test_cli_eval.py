@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,24 @@ def test_a_limit_stops_it_resumably_and_more_may_be_asked_later(task, tmp_path) 
 
 
 @pytest.mark.usefixtures("without_plots")
+def test_questions_share_a_document_where_that_is_asked_for(tmp_path) -> None:
+    out = tmp_path / "out"
+    with FakeServer(respond) as server:
+        base = ["eval", "multi_hop_2_backward", "records_count", "--base-url", server.base_url, *SMALL, "--small",
+                "--out", out, "--lengths", "900"]  # fmt: skip
+        memagent(*base, "-n", 3, "--questions-per-document", 3)
+        memagent(*base, "-n", 6, "--questions-per-document", 3, "--resume")
+        refused = memagent(*base, "-n", 6, "--resume", code=7)
+    assert "tasks.questions_per_document is not set and was 3" in refused.stderr
+    results = load_results(out)
+    assert (len(results.rows), results.missing) == (12, 0)
+    assert results.settings["tasks"]["questions_per_document"] == 3
+    with closing(RunLog(out / "runs.sqlite")) as log:
+        read = {(row.task, row.index // 3, log.get(row.run_id or "").document["key"]) for row in results.rows}
+    assert len(read) == len({key for _, _, key in read}) == 4
+
+
+@pytest.mark.usefixtures("without_plots")
 def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
     out = tmp_path / "out"
     with FakeServer(respond) as server:
@@ -234,6 +253,9 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
         (["niah_single_2", "--context-window", "300"], 7, "context window"),
         (["niah_single_2", "--chunk-tokens", "800"], 7, "context window"),
         (["niah_single_2", "--question-tokens", "5"], 7, "question has"),
+        (["vt", "--questions-per-document", "2"], 7, "vt has one question on each document"),
+        (["niah_single_2", "--questions-per-document", "0"], 2, "questions-per-document"),
+        (["multi_hop_2:hops=3"], 7, "multi_hop_2 has no option 'hops'"),
         (["squad"], 7, "--data"),
         (["hotpotqa", "--data", "nowhere.json"], 7, "nowhere.json"),
         (["niah_single_2", "--haystack", "nowhere"], 7, "nowhere"),

@@ -30,7 +30,7 @@ from memagent_graph.evaluation.progress_display import ProgressDisplay
 from memagent_graph.evaluation.result_journal import Journal, open_journal
 from memagent_graph.evaluation.result_table import Outcome, Plan, Row
 from memagent_graph.evaluation.sample_documents import ProcessMaker
-from memagent_graph.evaluation.samples import Sample
+from memagent_graph.evaluation.samples import Needle, Sample, Task
 from memagent_graph.evaluation.systems import Attempt, load_system
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.results import Usage
@@ -75,22 +75,43 @@ class Oracle:
 PLAN = Plan.grid(("oracle",), ("keys",), (100, 400), 8)
 
 
+class Hops(Keys):
+    """As `Keys`, with a needle besides that the answer does not hold."""
+
+    def sample(self, length: int, index: int) -> Sample:
+        sample = super().sample(length, index)
+        return replace(sample, task=self, needles=(Needle("The key of", "the lock", 0.0), *sample.needles))
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> DocumentStore:
     return DocumentStore(tmp_path / "documents")
 
 
 async def run(
-    tmp_path: Path, store: DocumentStore, *systems: Any, plan: Plan = PLAN, watcher: Any = None, **options: Any
+    tmp_path: Path,
+    store: DocumentStore,
+    *systems: Any,
+    plan: Plan = PLAN,
+    watcher: Any = None,
+    task: Task | None = None,
+    **options: Any,
 ) -> tuple[Ended, list[Row]]:
     names = tuple(system.name for system in systems)
     evaluation = Evaluation(
-        plan=replace(plan, systems=names), tasks={"keys": Keys()}, systems={each.name: each for each in systems},
-        store=store, **options,
+        plan=replace(plan, systems=names), tasks={"keys": task or Keys()},
+        systems={each.name: each for each in systems}, store=store, **options,
     )  # fmt: skip
     with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
         ended = await evaluate(evaluation, journal, watcher)
         return ended, list(journal.results.rows)
+
+
+async def test_what_only_leads_to_the_answer_is_found_with_it(tmp_path, store) -> None:
+    _, rows = await run(tmp_path, store, Oracle(store), task=Hops())
+    assert {each.needles_found for each in rows} == {(True, True)}
+    _, rows = await run(tmp_path / "wrong", store, Oracle(store, answer="the lock"), task=Hops())
+    assert {each.needles_found for each in rows} == {(False, False)}
 
 
 async def test_every_system_answers_every_question_of_every_length(tmp_path, store) -> None:

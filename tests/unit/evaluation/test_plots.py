@@ -100,6 +100,14 @@ def test_a_script_has_costs_and_no_accuracy(names_only, tmp_path) -> None:
     assert names == ["cost.png"]
 
 
+def test_tasks_that_differ_in_an_option_with_a_point_have_a_picture_each(tmp_path) -> None:
+    tasks = ("multi_hop_2:gap=0.1", "multi_hop_2:gap=0.2")
+    rows = [row(task=task, index=index) for task in tasks for index in range(2)]
+    draw_all(results(*rows), tmp_path)
+    files = {f"accuracy_{task}.{ending}" for task in tasks for ending in ("png", "svg")}
+    assert files < {path.name for path in tmp_path.iterdir()}
+
+
 def test_equal_results_give_equal_files_without_a_date(pictures, tmp_path) -> None:
     folder, _ = pictures
     draw_all(results(*ROWS), tmp_path)

@@ -21,7 +21,10 @@ CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-GENERATED = (*SHAPES, "vt", *LISTS)
+GENERATED = (
+    *(*SHAPES, "vt", *LISTS, "multi_hop_2", "multi_hop_4_backward", "state_2", "state_3", "kth_of_4"),
+    *("records_count", "records_most_frequent"),
+)
 PROSE = list(itertools.islice(reference_topics(), 300))
 
 

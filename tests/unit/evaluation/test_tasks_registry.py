@@ -9,7 +9,7 @@ import pytest
 from memagent_graph.errors import EvaluationError, MissingExtraError
 from memagent_graph.evaluation import samples
 from memagent_graph.evaluation.samples import Task
-from memagent_graph.evaluation.tasks import TaskSettings, load_task, task_names
+from memagent_graph.evaluation.tasks import TaskSettings, load_task, task_names, task_options
 from memagent_graph.evaluation.tasks.vocabulary import words
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -18,15 +18,25 @@ RULER = (
     *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
     *("niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2"),
 )
+OUR_OWN = (
+    *(f"multi_hop_{hops}{order}" for hops in (2, 3, 4) for order in ("", "_backward", "_shuffled")),
+    *("state_1", "state_2", "state_3", "kth_of_2", "kth_of_4", "kth_of_8", "records_count", "records_most_frequent"),
+)
 DATA_TASKS = ("hotpotqa", "squad", "longbench", "mrcr", "ruler_files", "ruler_hqa_files")
 
 
-def test_all_of_ruler_and_the_data_files_have_names():
-    assert set(task_names()) == {*RULER, "ruler_hqa", *DATA_TASKS}
+def test_all_of_ruler_our_own_and_the_data_files_have_names():
+    assert set(task_names()) == {*RULER, "ruler_hqa", *OUR_OWN, *DATA_TASKS}
     assert len(task_names()) == len(set(task_names()))
 
 
-@pytest.mark.parametrize("name", [name for name in RULER if not name.startswith("qa")])
+def test_the_options_of_a_task_are_listed():
+    for name in OUR_OWN:
+        assert task_options(name) == load_task(name, SETTINGS).dials != ()
+    assert task_options("niah_single_1") == ()
+
+
+@pytest.mark.parametrize("name", [*(name for name in RULER if not name.startswith("qa")), *OUR_OWN])
 def test_a_task_describes_itself(name):
     task = load_task(name, SETTINGS)
     sample = task.sample(3000, 5)
@@ -56,7 +66,7 @@ def test_a_task_of_a_data_file_says_which_one_it_needs_and_where(name, own_home)
     assert str(own_home / "evaluation") in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["niah_single_2", "vt", "cwe", "fwe"])
+@pytest.mark.parametrize("name", ["niah_single_2", "vt", "cwe", "fwe", *OUR_OWN])
 def test_impossible_lengths_and_indices_are_refused(name):
     task = load_task(name, SETTINGS)
     for length in (0, -5):

@@ -18,7 +18,10 @@ from memagent_graph.evaluation.tasks.seeding import Order
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
-NAMES = ("niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "cwe", "fwe")
+NAMES = (
+    *("niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "cwe", "fwe"),
+    *("multi_hop_2", "state_3", "kth_of_4", "records_count", "records_most_frequent"),
+)
 
 IN_A_PROCESS = """
 import hashlib, json, sys
@@ -66,7 +69,7 @@ def test_seed_length_and_index_each_make_another_sample(name):
         task.sample(1501, 0),
         load_task(name, TaskSettings(TOKENIZER, seed=1)).sample(1500, 0),
     ]
-    assert len({sample.gold for sample in samples}) == 4
+    assert len({(sample.question, sample.gold) for sample in samples}) == 4
     assert len({digest(sample) for sample in samples}) == 4
     again = task.sample(1500, 0)
     assert (again.gold, again.question, again.needles) == (samples[0].gold, samples[0].question, samples[0].needles)

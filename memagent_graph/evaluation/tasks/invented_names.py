@@ -1,0 +1,104 @@
+"""Invented people, towns, companies and things, none of whose words other tasks plant.
+
+Every name has two halves, so that there are names that share one: what is easily taken for another. Where a name is
+one of several of its kind (a company, a thing), it has its article.
+"""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.resources import files
+from typing import Final
+
+from memagent_graph.errors import EvaluationError
+
+_MOST_TAKEN: Final = 0.5
+"""The share of a kind's names that can be taken: from there on a free one is drawn too seldom."""
+
+
+class Kind(StrEnum):
+    """What a name names."""
+
+    PERSON = "person"
+    TOWN = "town"
+    COMPANY = "company"
+    THING = "thing"
+
+
+WORDS: Final[dict[str, tuple[str, ...]]] = {
+    kind: tuple(words.split())
+    for kind, words in tomllib.loads(files(__package__).joinpath("invented_names.toml").read_text("utf-8")).items()
+}
+FIRST_NAMES, SURNAMES = WORDS["first_names"], WORDS["surnames"]
+
+_PATTERNS: Final = {
+    Kind.PERSON: ("{} {}", FIRST_NAMES, SURNAMES),
+    Kind.TOWN: ("{}{}", WORDS["town_starts"], WORDS["town_ends"]),
+    Kind.COMPANY: ("the {} {}", WORDS["company_names"], WORDS["trades"]),
+    Kind.THING: ("the {} {}", WORDS["thing_marks"], WORDS["things"]),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """Someone or something that has a name."""
+
+    kind: Kind
+    halves: tuple[str, str]
+
+    @property
+    def name(self) -> str:
+        """As it stands within a sentence, with its article."""
+        return _PATTERNS[self.kind][0].format(*self.halves)
+
+    @property
+    def bare(self) -> str:
+        """Without the article: as the answer to a question."""
+        return self.name.removeprefix("the ")
+
+
+class Names:
+    """Entities of one document, none of them twice.
+
+    Args:
+        chance: what they are drawn with.
+    """
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._taken: set[Entity] = set()
+
+    def new(self, kind: Kind) -> Entity:
+        """Another entity of a kind.
+
+        Raises:
+            EvaluationError: so many are taken that there are hardly any left.
+        """
+        _, first, second = _PATTERNS[kind]
+        if sum(each.kind is kind for each in self._taken) >= _MOST_TAKEN * len(first) * len(second):
+            raise EvaluationError(
+                f"a document needs more names of the kind {kind.value!r} than there are",
+                hint="Ask for fewer distractors, or for fewer questions on each document.",
+            )
+        while True:
+            entity = Entity(kind, (self._chance.choice(first), self._chance.choice(second)))
+            if entity not in self._taken:
+                return self._take(entity)
+
+    def resembling(self, entity: Entity) -> Entity:
+        """Another entity, which shares half of its name with this one; where these are all taken, any other."""
+        _, first, second = _PATTERNS[entity.kind]
+        halves = [((entity.halves[0],), second), (first, (entity.halves[1],))]
+        self._chance.shuffle(halves)
+        for some, others in halves:
+            left = [each for a in some for b in others if (each := Entity(entity.kind, (a, b))) not in self._taken]
+            if left:
+                return self._take(self._chance.choice(left))
+        return self.new(entity.kind)
+
+    def _take(self, entity: Entity) -> Entity:
+        self._taken.add(entity)
+        return entity

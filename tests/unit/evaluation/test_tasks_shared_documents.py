@@ -1,0 +1,116 @@
+"""Several questions on one document: the same text for all of them, with the facts of each; alone, nothing changes."""
+
+import textwrap
+
+import pytest
+
+from memagent_graph.documents import DocumentStore
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.sample_documents import ThreadMaker
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
+from memagent_graph.evaluation.tasks.kth_of_n import KTH
+from memagent_graph.evaluation.tasks.needles import SHAPES
+from memagent_graph.evaluation.tasks.record_counting import RECORDS
+from memagent_graph.evaluation.tasks.state_tracking import STATES
+from memagent_graph.tokenizers import load_tokenizer
+
+TOKENIZER = load_tokenizer("embedded")
+OWN = ("multi_hop_2_backward", "multi_hop_4_shuffled", *STATES, *KTH, *RECORDS)
+LENGTH = 5000
+
+
+def text_of(sample):
+    return "".join(sample.text())
+
+
+def asking(name, questions, **settings):
+    return load_task(name, TaskSettings(TOKENIZER, questions_per_document=questions, **settings))
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("name", [*SHAPES, *OWN])
+def test_samples_in_a_row_ask_different_things_about_the_same_bytes(name, small):
+    task = asking(name, 4, small=small)
+    samples = [task.sample(LENGTH, index) for index in range(8)]
+    texts = [text_of(each) for each in samples]
+    assert len({*texts[:4]}) == len({*texts[4:]}) == 1
+    assert texts[0] != texts[4]
+    assert len({each.question for each in samples[:4]}) == len({each.question for each in samples[4:]}) == 4
+    assert [each.index for each in samples] == list(range(8))
+    evidence = [{(needle.text, needle.depth) for needle in each.needles} for each in samples]
+    assert len({frozenset(each) for each in evidence}) == 8
+    for sample, text in zip(samples, texts, strict=True):
+        assert sample.needles
+        assert {needle.gold for needle in sample.needles} >= set(sample.gold)
+        assert all(text[round(each.depth * len(text)) :].startswith(each.text) for each in sample.needles)
+        tokens = TOKENIZER.count(text) + TOKENIZER.count(sample.question) + task.answer_tokens
+        assert LENGTH - 60 <= tokens <= LENGTH
+
+
+@pytest.mark.parametrize("name", [*SHAPES, *OWN])
+def test_asked_alone_a_document_has_one_question(name):
+    alone = asking(name, 1)
+    samples = [alone.sample(3000, index) for index in range(3)]
+    assert len({text_of(each) for each in samples}) == 3
+
+
+def test_more_questions_than_ruler_has_places_for_needles_share_a_document():
+    task = asking("niah_multikey_1", 25)
+    samples = [task.sample(20_000, index) for index in (0, 24)]
+    assert text_of(samples[0]) == text_of(samples[1])
+    assert text_of(samples[0]).count("special magic number") == 100
+
+
+@pytest.mark.parametrize("name", ["vt", "cwe", "fwe"])
+def test_tasks_with_one_question_for_each_document_say_so(name):
+    with pytest.raises(EvaluationError, match=f"{name} has one question on each document"):
+        asking(name, 2)
+
+
+@pytest.mark.parametrize("questions", [0, -3])
+def test_less_than_one_question_is_refused(questions):
+    with pytest.raises(EvaluationError, match=f"cannot have {questions} questions"):
+        asking("niah_single_1", questions)
+
+
+@pytest.mark.parametrize(
+    ("name", "questions", "message"),
+    [
+        ("records_count", 13, "Ask for 12 at most"),
+        ("state_1", 33, "32 people"),
+        ("kth_of_2", 200, "more names"),
+        ("state_2:facts=3", 4, "hardly ever answer 4 questions"),
+    ],
+)
+def test_more_questions_than_a_task_can_have_are_refused(name, questions, message):
+    with pytest.raises(EvaluationError) as caught:
+        asking(name, questions).sample(200_000, 0)
+    assert message in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_task_of_ones_own_says_whether_it_can(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        textwrap.dedent("""
+        class One:
+            name, metric, unit, answer_tokens, sample = "one", None, None, 8, None
+            def __init__(self, settings):
+                self.settings = settings
+
+        class Several(One):
+            shares_documents = True
+        """)
+    )
+    with pytest.raises(EvaluationError, match="one question on each document"):
+        asking(f"{path}:One", 3)
+    assert asking(f"{path}:Several", 3).settings.questions_per_document == 3
+
+
+async def test_the_document_is_stored_once(tmp_path):
+    task = asking("multi_hop_2", 3)
+    maker = ThreadMaker({task.name: task}, DocumentStore(tmp_path))
+    made = [await maker.make(task.name, 3000, index) for index in range(6)]
+    await maker.close()
+    assert [ref["key"] for _, ref in made] == [
+        each for each in dict.fromkeys(ref["key"] for _, ref in made) for _ in "abc"
+    ]
