@@ -5,7 +5,8 @@ answer, which alone earns a reward R. Rollouts of one question form a group, and
 group is the advantage A of every learned token t of all its K conversations:
 
     A    = R - mean(R) over the group's rollouts (never over conversations)         [DAPO: / (std(R) + epsilon)]
-           and with step rewards, in part, the same of what its conversation earned beyond those of its role and place
+           and where there are several rewards, the weighted sum of that over `Term`s, each of which compares one of
+           them, of runs or of conversations of one place, and is for the tokens of some roles or of all
     r_t  = p(t) / p_old(t), where p_old is the policy before the first step on these rollouts
     loss = 1/T sum_t( -min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A) + kl_coef KL_t - entropy_coef H_t )
 
@@ -18,11 +19,12 @@ from __future__ import annotations
 
 import argparse
 import copy
+import fnmatch
 import math
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
@@ -35,7 +37,33 @@ from transformers import PreTrainedModel as Model
 from memagent_training.data.replay import load_groups
 from memagent_training.data.rollouts import RolloutGroup as Group
 from memagent_training.data.rollouts import TrainingConversation as Conversation
-from memagent_training.rewards import BoxedExactMatch, GoldAnswers
+from memagent_training.rewards import (
+    BoxedExactMatch,
+    ExitInTime,
+    FormatReward,
+    GateRight,
+    GoldAnswers,
+    LongRLVR,
+    RecallGain,
+)
+
+EVERY = {
+    "exit_in_time": ExitInTime, "format": lambda _: FormatReward(boxed=None), "gate_right": GateRight,
+    "longrlvr": LongRLVR, "recall_gain": RecallGain,
+}  # fmt: skip
+"""What the presets' terms name besides the outcome, made from gold answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A part of A: a reward by name, times a weight."""
+
+    reward: str  # outcome, step, or another that the rollouts have
+    weight: float = 1.0
+    scope: Literal["run", "role", "conversation"] = "run"  # of conversations: over runs, their mean, or role `of`'s
+    of: str = "*"
+    roles: tuple[str, ...] = ("*",)  # whose tokens it is for
+    divide_by_std: bool | None = None  # None: as the settings say
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +73,8 @@ class Settings:
     divide_by_std: bool = False
     epsilon: float = 1e-6
     leave_one_out: bool = False  # compare with the mean of the group's other rollouts
-    step_share: float = 0.0  # of step rewards in A
+    step_share: float = 0.0  # of step rewards in A, where no terms are given
+    terms: tuple[Term, ...] = ()
     overlong: tuple[int, int] | None = None  # longest completion, and in how many tokens the penalty rises to 1 there
     drop_zero_variance: bool = False  # leave out groups whose rewards are all equal
     mask_truncated: bool = False  # learn nothing from completions that the output bound cut off
@@ -63,7 +92,25 @@ class Settings:
 
 MEMAGENT_PAPER = Settings(dual_clip=3.0, kl_coef=1e-3, kl_clamp=10.0)
 DAPO = Settings(divide_by_std=True, drop_zero_variance=True, clip_high=0.28)
-PRESETS = {"memagent-paper": MEMAGENT_PAPER, "dapo": DAPO}
+_GATE = ("gated_*",)
+GRU_MEM = replace(  # arXiv 2602.10560 publishes no constants: these are ours
+    MEMAGENT_PAPER,
+    drop_zero_variance=True,
+    terms=(
+        Term("outcome", 0.8),
+        Term("format", 0.08),
+        Term("exit_in_time", 0.16, roles=_GATE),
+        Term("gate_right", 0.2, "conversation", roles=_GATE),
+    ),
+)
+REMEMR1 = replace(  # arXiv 2509.23040
+    MEMAGENT_PAPER,
+    terms=(Term("outcome", 0.8), Term("format", 0.2, "conversation"), Term("recall_gain", 0.2, "conversation")),
+)
+LONGRLVR = replace(MEMAGENT_PAPER, divide_by_std=True, drop_zero_variance=True, terms=(Term("longrlvr"),))
+PRESETS = {
+    "memagent-paper": MEMAGENT_PAPER, "dapo": DAPO, "gru-mem": GRU_MEM, "rememr1": REMEMR1, "longrlvr": LONGRLVR
+}  # fmt: skip
 
 
 def compared(R: Sequence[float], settings: Settings) -> list[float]:
@@ -73,12 +120,34 @@ def compared(R: Sequence[float], settings: Settings) -> list[float]:
     return [(each - mean) / scale for each, mean in zip(R, means, strict=True)]
 
 
-def steps_of(group: Group) -> list[dict[tuple[int, int], float]]:
-    """The step rewards that are compared with each other, those of one role, branch and slot, by rollout g and k."""
-    found: dict[tuple[str, str, int], dict[tuple[int, int], float]] = defaultdict(dict)
+def terms_of(settings: Settings) -> tuple[Term, ...]:
+    """The terms that A is the sum of."""
+    share = settings.step_share
+    both = (Term("outcome", 1 - share), Term("step", share, "conversation"))
+    return settings.terms or tuple(each for each in both if each.weight)
+
+
+def matches(role: str, patterns: Sequence[str]) -> bool:
+    """Whether a role is one of those."""
+    return any(fnmatch.fnmatchcase(role, each) for each in patterns)
+
+
+def rewards_of(group: Group, term: Term) -> list[dict[tuple[int, int | None], float]]:
+    """The rewards that a term compares with each other, by rollout g and conversation k, or None for the whole run."""
+    found: dict[object, dict[tuple[int, int | None], float]] = defaultdict(dict)
     for g, rollout in enumerate(group.rollouts_G):
-        for k, (each, R) in enumerate(zip(rollout.conversations_K, rollout.step_rewards_K or (), strict=False)):
-            found[each.role, each.branch, each.slot][g, k] = R
+        said_K = rollout.conversations_K
+        named = {"outcome": rollout.reward, "step": rollout.step_rewards_K} | dict(rollout.term_rewards)
+        R = named[term.reward]
+        if isinstance(R, float):
+            found["runs"][g, None] = R
+        elif R is not None and term.scope != "conversation":
+            chosen = [each for said, each in zip(said_K, R, strict=True) if matches(said.role, [term.of])]
+            if chosen:
+                found["runs"][g, None] = fmean(chosen)
+        for k, said in enumerate(said_K if not isinstance(R, float) and term.scope == "conversation" else ()):
+            if R is not None:
+                found[said.role, said.branch, said.slot][g, k] = R[k]
     return list(found.values())
 
 
@@ -87,19 +156,21 @@ def advantages_of(group: Group, settings: Settings) -> list[list[float]]:
     longest, cache = settings.overlong or (math.inf, 1)
     lengths_G = [max(len(each.completion_ids_T) for each in rollout.conversations_K) for rollout in group.rollouts_G]
     penalties_G = [min(max((length - longest + cache) / cache, 0.0), 1.0) for length in lengths_G]
-    R_G = [rollout.reward - penalty for rollout, penalty in zip(group.rollouts_G, penalties_G, strict=True)]
-    both = zip(compared(R_G, settings), group.rollouts_G, strict=True)
-    A_GK = [[A * (1 - settings.step_share)] * len(rollout.conversations_K) for A, rollout in both]
-    for steps in steps_of(group) if settings.step_share else ():
-        for (g, k), A in zip(steps, compared([*steps.values()], settings), strict=True):
-            A_GK[g][k] += A * settings.step_share
+    A_GK = [[0.0] * len(rollout.conversations_K) for rollout in group.rollouts_G]
+    for term in terms_of(settings):
+        std = settings.divide_by_std if term.divide_by_std is None else term.divide_by_std
+        for rewards in rewards_of(group, term):
+            R = [each - penalties_G[g] * (term.reward == "outcome") for (g, _), each in rewards.items()]
+            for (g, only), A in zip(rewards, compared(R, replace(settings, divide_by_std=std)), strict=True):
+                for k, said in enumerate(group.rollouts_G[g].conversations_K):
+                    if only in {None, k} and matches(said.role, term.roles):
+                        A_GK[g][k] += term.weight * A
     return A_GK
 
 
 def teaches(group: Group, settings: Settings) -> bool:
     """Whether a group is part of the step; one that is not counts in no mean."""
-    rewards = [[rollout.reward for rollout in group.rollouts_G]] if settings.step_share < 1 else []
-    rewards += [[*steps.values()] for steps in steps_of(group)] if settings.step_share else []
+    rewards = [[*each.values()] for term in terms_of(settings) for each in rewards_of(group, term)]
     differ = any(not math.isclose(min(R), max(R), abs_tol=1e-12) for R in rewards)
     return len(group.rollouts_G) > 1 and (differ or not settings.drop_zero_variance)
 
@@ -209,10 +280,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.out.exists():
         parser.error(f"{given.out} exists: name a new folder")
-    reward = BoxedExactMatch(GoldAnswers.load(given.gold)) if given.gold else given.reward
+    gold = GoldAnswers.load(given.gold) if given.gold else None
+    reward = BoxedExactMatch(gold) if gold else given.reward
     device = torch.accelerator.current_accelerator(check_available=True)  # None without one
     model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, device_map=device)
-    groups = load_groups(given.runs, reward=reward).require_groups()
+    terms = {each.reward: EVERY[each.reward](gold) for each in PRESETS[given.preset].terms if each.reward in EVERY}
+    groups = load_groups(given.runs, reward=reward, term_rewards=terms).require_groups()
     train(model, groups, PRESETS[given.preset], steps=given.steps, learning_rate=given.learning_rate)
     shutil.copytree(given.model, given.out, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
     model.save_pretrained(given.out)

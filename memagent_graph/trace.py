@@ -186,6 +186,21 @@ class Trace:
         return tuple(reversed(path))
 
     @cached_property
+    def turns(self) -> int:
+        """The critical path: how many steps had to wait for each other at least, whatever runs side by side.
+
+        A step waits for its parents, for the one before it on its branch, and for the trunk's newest: a decision is in
+        no prompt, and yet nothing begins before it.
+        """
+        ends: dict[str, int] = {}
+        newest: dict[str, int] = {}
+        for step in self.steps:
+            before = [ends.get(parent, 0) for parent in step.parents]
+            ends[step.id] = 1 + max((*before, newest.get(step.branch, 0), newest.get("", 0)))
+            newest[step.branch] = ends[step.id]
+        return max(ends.values(), default=0)
+
+    @cached_property
     def _replayed(self) -> Replayed:
         replayed = Replayed(self.document_bytes)
         for step in self.steps:

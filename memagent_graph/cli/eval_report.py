@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +52,7 @@ class EvalReport:
 def print_results(results: Results, folder: Path, log: Path | None, ended: str, *, as_json: bool) -> None:
     """The report, or the figures as JSON."""
     from memagent_graph.evaluation.report import render_report, summary  # noqa: PLC0415
+    from memagent_graph.evaluation.standings import standings  # noqa: PLC0415
 
     if as_json:
         values = {
@@ -62,6 +63,7 @@ def print_results(results: Results, folder: Path, log: Path | None, ended: str, 
             "missing": results.missing,
             "settings": results.settings,
             "results": summary(results),
+            "standings": [{**asdict(each), "not_worse": each.not_worse} for each in standings(results)],
         }
         print_json(values)
         return

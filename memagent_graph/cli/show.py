@@ -13,10 +13,9 @@ from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import console, print_json
 from memagent_graph.cli.run_choice import open_existing
-from memagent_graph.errors import DocumentError, RunError, RunNotFoundError
+from memagent_graph.errors import RunError, RunNotFoundError
 
 if TYPE_CHECKING:
-    from memagent_graph.documents import DocumentRef, DocumentStore
     from memagent_graph.run_log import RunLog
     from memagent_graph.timeline import RunView
 
@@ -46,22 +45,9 @@ class Show:
 
 def view_of(log: RunLog, run_id: str) -> RunView:
     """A run with its document, as far as that is kept."""
-    from memagent_graph.timeline.run_views import view_of_run  # noqa: PLC0415
+    from memagent_graph.timeline.run_views import store_of, view_of_run  # noqa: PLC0415
 
-    return view_of_run(log, run_id, _store_of(log.get(run_id).document, log))
-
-
-def _store_of(document: DocumentRef, log: RunLog) -> DocumentStore:
-    """The store that has a run's document: one beside the log, as an evaluation keeps it, or else the user's."""
-    from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
-    from memagent_graph.storage.paths import default_store  # noqa: PLC0415
-
-    beside = DocumentStore(log.path.with_name(default_store().name))
-    try:
-        beside.read_bytes(document, 0, 1)
-    except (DocumentError, OSError):
-        return DocumentStore(default_store())
-    return beside
+    return view_of_run(log, run_id, store_of(log.get(run_id).document, log.path))
 
 
 def _newest(log: RunLog) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import combinations
 from statistics import fmean
 from typing import Any, Final
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.markdown_tables import SCORES, by_length, grouped, markdown
 from memagent_graph.evaluation.result_table import Outcome, Results, Row
-from memagent_graph.evaluation.statistics import Comparison, compare, corrected, ranked
+from memagent_graph.evaluation.statistics import Comparison, Estimate, compare, corrected, estimate, ranking_of
 
 _COUNTED_ONCE: Final = 'In "all", a question that was asked at several lengths counts once, with its mean.'
 
@@ -54,14 +55,12 @@ def comparison(first: Results, second: Results, names: tuple[str, str]) -> list[
 def comparison_parts(results: Results) -> list[str]:
     """The first system with each of the others on the same questions, and a ranking as far as there is one."""
     first, *others = results.systems
-    rows = [row for row in results.rows if row.outcome is not Outcome.DOES_NOT_FIT]
-    of = {system: {row.sample_id: row for row in group} for system, group in grouped(rows, lambda row: row.system)}
+    of = rows_by_system(row for row in results.rows if not row.scripted)
     compared: list[tuple[str, str, dict[str, Comparison]]] = []
     for other in others:
-        shared = [row for row in of.get(first, {}).values() if row.sample_id in of.get(other, {})]
-        for label, part in by_length(shared, lambda row: row):
-            partners = [of[other][row.sample_id] for row in part]
-            compared.append((label, other, _paired(part, partners, (first, other))))
+        shared = zip(*shared_rows(of.get(first, {}), of.get(other, {})), strict=True)
+        for label, part in by_length(list(shared), lambda pair: pair[0]):
+            compared.append((label, other, _paired([a for a, _ in part], [b for _, b in part], (first, other))))
     if not compared:
         return ["The systems have no answered question in common."]
     compared = _corrected(compared)
@@ -72,12 +71,13 @@ def comparison_parts(results: Results) -> list[str]:
         _comparison_table(compared, first),
         *_sentences([each for label, _, each in compared if label == "all"]),
     ]
-    common = set.intersection(*(set(of.get(system, {})) for system in results.systems))
-    if common and len(results.systems) > 2:
-        asked = sorted(common)
-        scores = {system: _by_question([of[system][each] for each in asked], "lenient") for system in results.systems}
-        lines = "\n".join(f"- {line}" for line in ranked(scores).lines)
-        parts.append(f"By lenient accuracy, on the {len(scores[first]):,} questions that all were asked:\n\n{lines}")
+    if len(of) > 2:
+        pairs = [(names, shared_rows(of[names[0]], of[names[1]])) for names in combinations(of, 2)]
+        told = [paired(*rows, names, "lenient") for names, rows in pairs if rows[0]]
+        lines = "\n".join(f"- {line}" for line in ranking_of(of, told).lines)
+        numbers = sorted({each.n for each in told})
+        asked = f"{numbers[0]:,}" + (f" to {numbers[-1]:,}" if len(numbers) > 1 else "")
+        parts.append(f"By lenient accuracy, each pair on the {asked} questions that both were asked:\n\n{lines}")
     return parts
 
 
@@ -115,15 +115,36 @@ def _compared_pairs(
         yield system, [(label, each) for label, _, each in corrected]
 
 
+def rows_by_system(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
+    """By system, then by sample: the rows of what was asked; what fitted no call was not."""
+    asked = (row for row in rows if row.outcome is not Outcome.DOES_NOT_FIT)
+    return {system: {row.sample_id: row for row in group} for system, group in grouped(asked, lambda row: row.system)}
+
+
+def shared_rows(first: Mapping[str, Row], second: Mapping[str, Row]) -> tuple[list[Row], list[Row]]:
+    """The rows of the samples that two systems were both asked, in the same order."""
+    shared = [each for each in first if each in second]
+    return [first[each] for each in shared], [second[each] for each in shared]
+
+
+def paired(first: Sequence[Row], second: Sequence[Row], names: tuple[str, str], score: str) -> Comparison:
+    """The same questions, answered twice, by a score; clustered by document."""
+    clusters = {same[0].sample_id: same[0].cluster for _, same in grouped(first, _question)}
+    return compare(by_question(first, score), by_question(second, score), names=names, clusters=clusters)
+
+
 def _paired(first: Sequence[Row], second: Sequence[Row], names: tuple[str, str]) -> dict[str, Comparison]:
-    """By score: the same questions, answered twice."""
-    return {
-        score: compare(_by_question(first, score), _by_question(second, score), names=names)
-        for score in ("strict", "lenient")
-    }
+    return {score: paired(first, second, names, score) for score in ("strict", "lenient")}
 
 
-def _by_question(rows: Iterable[Row], score: str) -> dict[str, float]:
+def accuracy(rows: Sequence[Row], score: str) -> Estimate:
+    """The mean of a score with its interval, clustered by document; a question asked at several lengths counts once."""
+    scores = by_question(rows, score)
+    cluster = {row.sample_id: row.cluster for row in rows}
+    return estimate(list(scores.values()), clusters=[cluster[each] for each in scores])
+
+
+def by_question(rows: Iterable[Row], score: str) -> dict[str, float]:
     """A score by question, under the id of its first sample.
 
     One that was asked at several lengths, as the questions of data files are, counts once, with its mean: its answers

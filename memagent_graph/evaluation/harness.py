@@ -37,6 +37,7 @@ from memagent_graph.evaluation.result_table import Key, Outcome, Plan, Row
 from memagent_graph.evaluation.sample_documents import Maker, OpenDocuments, Prepared, SampleError, ThreadMaker
 from memagent_graph.evaluation.samples import Needle, Sample, Task
 from memagent_graph.evaluation.scorers import contains, score
+from memagent_graph.evaluation.stopping import stop_of, tokens_read
 from memagent_graph.evaluation.systems import Attempt, System
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.results import Usage
@@ -102,6 +103,8 @@ class Evaluation:
     """How the systems' prompts ask for the answer."""
     answer_tokens: int = 1
     """How many tokens a completion with an answer may have at least; a task that needs more gives it more."""
+    scripted: bool = False
+    """Whether the systems' policy is a script."""
     run_log: RunLog | None = None
     """The systems'; without it, where facts were lost is not known."""
     saver: BaseCheckpointSaver[Any] | None = None
@@ -345,6 +348,9 @@ class _Call:
         self, system: str, prepared: Prepared, attempt: Attempt, *, attempts: int, error: str | None = None
     ) -> Row:
         sample, usage, answered = prepared.sample, attempt.usage, attempt.outcome is Outcome.ANSWERED
+        stop = None
+        if attempt.chunks and attempt.outcome in {Outcome.ANSWERED, Outcome.NO_ANSWER}:
+            stop = stop_of(attempt.trace, sample.evidence, prepared.characters)
         scores = score(
             sample,
             attempt.answer,
@@ -383,6 +389,11 @@ class _Call:
             lost_at=(),
             attempts=attempts,
             seed=self._evaluation.seed,
+            document=prepared.document["key"],
+            scripted=self._evaluation.scripted,
+            turns=attempt.trace.turns or None,
+            read_tokens=tokens_read(attempt.trace) if attempt.trace.steps else None,
+            **(asdict(stop) if stop is not None else {}),
         )
 
 

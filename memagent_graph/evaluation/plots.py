@@ -6,13 +6,16 @@ PNG and SVG, without a display. Equal results give equal SVG files, to the byte.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
+from zlib import crc32
 
+from memagent_graph.evaluation.comparisons import accuracy
 from memagent_graph.evaluation.extra_modules import extra_module
 from memagent_graph.evaluation.markdown_tables import grouped, length_label
 from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be_pooled
@@ -48,6 +51,8 @@ STYLE: Final = {
     "figure.facecolor": "white",
 }
 _DEPTH_BINS: Final = 10
+_MOST_PANELS: Final = 4
+"""Lengths in one picture of accuracy against cost: the longest."""
 _DODGE: Final = 0.004
 """How far systems with equal accuracy are moved apart, as a share of the axis."""
 _LABEL_SHARE: Final = 0.05
@@ -69,31 +74,35 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
     units = list(dict.fromkeys(row.unit for row in results.rows))
     for unit in units:
         rows = [row for row in results.rows if row.unit == unit]
-        ending = f"_{unit}" if len(units) > 1 else ""
-        for name, shown in _together_and_by_task(rows):
+        ending = unit if len(units) > 1 else ""
+        parts = _together_and_by_task([row for row in rows if not row.scripted])
+        for name, shown in parts:
             with _figure() as figure:
                 draw_accuracy(figure, shown, unit)
-                drawn.append(_save(figure, folder / f"accuracy{name}{ending}"))
+                drawn.append(_save(figure, folder / file_stem("accuracy", name, ending)))
+        for name, shown in parts if parts and parts[0][0] else parts[:1]:
+            if len({row.system for row in shown if row.has_costs}) > 1:
+                with _figure() as figure:
+                    draw_tradeoff(figure, shown, unit)
+                    drawn.append(_save(figure, folder / file_stem("tradeoff", name, ending)))
         with _figure() as figure:
             if draw_cost(figure, rows, unit):
-                drawn.append(_save(figure, folder / f"cost{ending}"))
+                drawn.append(_save(figure, folder / file_stem("cost", ending)))
         for system in dict.fromkeys(row.system for row in rows):
-            of_system = [row for row in rows if row.system == system]
+            of_system = [row for row in rows if row.system == system and not row.scripted]
             if grid := depth_grid(of_system):
                 with _figure() as figure:
                     draw_depths(figure, grid, system, unit, _tasks(of_system))
-                    drawn.append(_save(figure, folder / f"depth_{system}{ending}"))
+                    drawn.append(_save(figure, folder / file_stem("depth", system, ending)))
     return drawn
 
 
 def _together_and_by_task(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row]]]:
-    """What has a picture of its own, each with the ending of its name: all tasks, where a mean of them means
+    """What has a picture of its own, each with what its name says: all tasks, where a mean of them means
     something, and each task where there are several.
     """
-    by_task: list[tuple[str, Sequence[Row]]] = [
-        (f"_{task}", of_task) for task, of_task in grouped(rows, lambda row: row.task)
-    ]
-    if not can_be_pooled(rows):
+    by_task: list[tuple[str, Sequence[Row]]] = list(grouped(rows, lambda row: row.task))
+    if not rows or not can_be_pooled(rows):
         return by_task
     return [("", rows), *(by_task if len(by_task) > 1 else [])]
 
@@ -131,6 +140,41 @@ def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
     figure.suptitle("Accuracy against length", x=0.01, ha="left")
     axes.set_title(f"{_tasks(rows)}, {_per_point(rows)}; lenient with 95 % bands, strict dotted")
     _legend_beside(figure, axes)
+
+
+def draw_tradeoff(figure: Any, rows: Sequence[Row], unit: str) -> None:
+    """Accuracy against cost, a panel for each length; the dashed line joins what nothing cheaper is as good as."""
+    lengths = sorted({row.length for row in rows if row.has_costs})[-_MOST_PANELS:]
+    known = all(row.flops for row in rows if row.has_costs)
+    ticker = extra_module("matplotlib.ticker", "drawing results")
+    panels = figure.subplots(1, max(1, len(lengths)), sharey=True, squeeze=False)[0]
+    for axes, length in zip(panels, lengths, strict=False):
+        points: list[tuple[float, float]] = []
+        for place, (system, of_system) in enumerate(grouped(rows, lambda row: row.system)):
+            there = [row for row in of_system if row.length == length]
+            if not (costs := [cost for row in there if row.has_costs and (cost := _cost(row, known)) is not None]):
+                continue
+            told = accuracy(there, "lenient")
+            at, mean = fmean(costs), 100 * told.mean
+            points.append((at, mean))
+            axes.errorbar(
+                [at], [mean], yerr=[[mean - 100 * told.low], [100 * told.high - mean]], label=system, capsize=3,
+                color=CURVE_COLOURS[place % len(CURVE_COLOURS)], zorder=20 - place, elinewidth=1.1,
+                **{**_line(place), "linestyle": "none"},
+            )  # fmt: skip
+        front = [(a, b) for a, b in points if not any(x <= a and y >= b and (x, y) != (a, b) for x, y in points)]
+        axes.plot(*zip(*sorted(front), strict=True), color="#999999", linestyle=(0, (4, 2)), linewidth=1.2, zorder=1)
+        axes.set_xlim(0, 1.15 * max(at for at, _ in points))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
+        axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+        axes.set_title(f"{length_label(length, unit)} {unit}")
+        axes.set_xlabel("floating-point operations" if known else "tokens, in and out")
+        axes.set_ylim(-3, 103)
+    panels[0].set_ylabel("questions answered right, %")
+    title = f"Accuracy against cost: {_tasks(rows)}, {_per_point(rows)}"
+    figure.suptitle(title, x=0.01, ha="left")
+    found = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=3, handlelength=1.8, fontsize=9)
 
 
 def depth_grid(rows: Sequence[Row]) -> dict[tuple[int, int], list[bool]]:
@@ -261,6 +305,16 @@ def _figure() -> Iterator[Any]:
     figures = extra_module("matplotlib.figure", "drawing results")
     with matplotlib.rc_context(STYLE):
         yield figures.Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+
+
+def file_stem(*parts: str) -> str:
+    """A file's name without its ending, from names that may hold what file names must not: "gated:stop=yes", a path.
+
+    One that had to be changed ends in a hash of what it was, as two might become the same.
+    """
+    name = "_".join(filter(None, parts))
+    safe = re.sub(r"[^\w+-]+", "-", name).strip("-")
+    return safe if safe == name else f"{safe}-{crc32(name.encode()):08x}"
 
 
 def _save(figure: Any, stem: Path) -> Path:

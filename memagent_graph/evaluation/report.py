@@ -13,11 +13,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from memagent_graph.evaluation.comparisons import comparison_parts
+from memagent_graph.evaluation.comparisons import accuracy, comparison_parts
 from memagent_graph.evaluation.failures import Loss
 from memagent_graph.evaluation.markdown_tables import SCORES, grouped, length_label, markdown
 from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be_pooled
-from memagent_graph.evaluation.statistics import Estimate, estimate
+from memagent_graph.evaluation.standings import STANDINGS_LEGEND, standings, standings_table
+from memagent_graph.evaluation.statistics import Estimate
 
 _LEGEND: Final = (
     "Percentages with 95 % intervals. Strict: the answer is the gold one, normalised, and in the form asked for. "
@@ -54,11 +55,13 @@ def render_report(results: Results, *, plots: Sequence[Path] = (), log: Path | N
         return "# Evaluation\n\nNo question has been answered yet.\n"
     parts = ["# Evaluation", _introduction(results)]
     parts += [f"![{path.stem.replace('_', ' ')}]({path.name})" for path in plots]
-    parts += ["## Accuracy", _LEGEND, *filter(None, [_overview(rows)])]
-    for (task, unit), group in grouped(rows, lambda row: (row.task, row.unit)):
+    parts += ["## Systems side by side", STANDINGS_LEGEND, standings_table(standings(results))]
+    if judged := [row for row in rows if not row.scripted]:
+        parts += ["## Accuracy", _LEGEND, *filter(None, [_overview(judged)])]
+    for (task, unit), group in grouped(judged, lambda row: (row.task, row.unit)):
         parts += [f"### {task}", _accuracy_table(group, unit)]
     parts += ["## Cost per question", _COST_LEGEND, _cost_table(rows)]
-    if len(results.systems) > 1:
+    if len({row.system for row in judged}) > 1:
         parts += ["## Comparison", *comparison_parts(results)]
     parts += _failures(rows, log)
     return "\n\n".join(parts) + "\n"
@@ -76,7 +79,7 @@ def summary(results: Results) -> list[dict[str, Any]]:
             "length": length,
             "unit": unit,
             "n": len(rows),
-            "scores": {name: asdict(estimate([getattr(row, name) for row in rows])) for name in SCORES},
+            "scores": {name: asdict(accuracy(rows, name)) for name in SCORES},
             "outcomes": dict(Counter(row.outcome for row in rows)),
             "means": {name: fmean(values) if (values := _costs(rows, name)) else None for name in _COSTS},
         }
@@ -135,7 +138,7 @@ def _accuracy_table(rows: Sequence[Row], unit: str) -> str:
         if counts[Outcome.DOES_NOT_FIT] == len(group):
             scores = ["–"] * len(SCORES)
         else:
-            scores = [_interval(estimate([getattr(row, name) for row in group])) for name in SCORES]
+            scores = [_interval(accuracy(group, name)) for name in SCORES]
         table.append(
             [length_label(length, unit), system, f"{len(group)}", *scores, *(f"{counts[each]}" for each in apart)]
         )

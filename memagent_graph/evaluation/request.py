@@ -18,6 +18,7 @@ from memagent_graph.evaluation.sample_documents import MUCH, Maker, ProcessMaker
 from memagent_graph.evaluation.samples import Task
 from memagent_graph.evaluation.systems import ReaderSystem, load_system
 from memagent_graph.evaluation.tasks import TaskSettings
+from memagent_graph.policies.scripted import is_scripted
 from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReaderSettings
@@ -134,6 +135,7 @@ async def _measure(
             seed=request.seed,
             answer_format=context.prompts.answer_format,
             answer_tokens=context.budget.answer_tokens,
+            scripted=is_scripted(context.policy),
             run_log=log,
             saver=saver,
             maker=maker,

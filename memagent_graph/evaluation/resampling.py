@@ -16,21 +16,42 @@ _AT_ONCE: Final = 2_000_000
 
 
 def bootstrapped_mean(
-    values: Sequence[float], bounds: tuple[float, float], *, confidence: float, seed: int, resamples: int = RESAMPLES
+    values: Sequence[float],
+    bounds: tuple[float, float],
+    *,
+    confidence: float,
+    seed: int,
+    resamples: int = RESAMPLES,
+    counts: Sequence[int] | None = None,
 ) -> tuple[float, float]:
     """The bootstrap interval of a mean of values between bounds: BCa, or percentiles where BCa is not defined.
+
+    Args:
+        values: what is drawn from: single values, or the sums of clusters that are drawn whole.
+        bounds: between which the mean lies.
+        confidence: of the interval.
+        seed: of the draws.
+        resamples: how many.
+        counts: how many values each sum is of; 1 if left out.
 
     Raises:
         MissingExtraError: SciPy is not installed.
     """
     lower, upper = bounds
     stats, numpy = scipy_stats(), extra_module("numpy", STATISTICS)
-    mean = math.fsum(values) / len(values)
+    sizes = numpy.ones(len(values)) if counts is None else numpy.asarray(counts)
+    mean = math.fsum(values) / float(sizes.sum())
+
+    def mean_of(sums: Any, counts: Any, axis: int = -1) -> Any:
+        return sums.sum(axis=axis) / counts.sum(axis=axis)
+
     for method in ("BCa", "percentile"):
         with numpy.errstate(all="ignore"):
             found = stats.bootstrap(
-                (numpy.asarray(values),),
-                numpy.mean,
+                (numpy.asarray(values), sizes),
+                mean_of,
+                paired=True,
+                vectorized=True,
                 n_resamples=resamples,
                 batch=max(1, _AT_ONCE // len(values)),
                 confidence_level=confidence,

@@ -106,6 +106,23 @@ class Row:
     attempts: int
     """How often the question was asked: 1, or more where attempts failed."""
     seed: int
+    document: str = ""
+    """The document's key in the store, a digest of its text; rows of older evaluations have none."""
+    scripted: bool = False
+    """Whether a script answered for a policy: what it cost counts, and its scores say nothing."""
+    turns: int | None = None
+    """The critical path: how many of the policy's replies had to wait for each other at least."""
+    read_tokens: int | None = None
+    """Tokens of the document that stood in prompts, each as often as it did."""
+    over_read_tokens: int | None = None
+    """Those of them beyond one reading up to the last evidence. Here and below None where no such place is known, or
+    the system does not go through the document, or did not come to its end."""
+    premature: bool | None = None
+    """Whether it ended before all of the evidence had been read."""
+    saved: float | None = None
+    """The share of the document that was not read."""
+    could_save: float | None = None
+    """The share that stands behind the chunk with the last evidence: a reader that stops there saves so much."""
 
     @property
     def key(self) -> Key:
@@ -116,6 +133,11 @@ class Row:
     def has_costs(self) -> bool:
         """Whether its tokens, calls and seconds are those of an attempt that came to its end; a failure tells none."""
         return self.outcome not in {Outcome.FAILED, Outcome.DOES_NOT_FIT}
+
+    @property
+    def cluster(self) -> str:
+        """What rows on the same document have in common: their scores may rise and fall together."""
+        return self.document or self.sample_id
 
 
 @dataclass(frozen=True, slots=True)

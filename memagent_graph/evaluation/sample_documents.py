@@ -20,7 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError, EvaluationError
@@ -31,8 +31,16 @@ MUCH: Final = 4_000_000
 """From so many tokens of text on, processes are worth their start of some seconds."""
 _MOST_PROCESSES: Final = 8
 
-_Told: TypeAlias = tuple[str, tuple[str, ...], tuple[Needle, ...], DocumentRef]
-"""A sample as a pool gives it, also from another process: question, gold, needles, document."""
+_Told: TypeAlias = tuple[str, tuple[str, ...], tuple[Needle, ...], DocumentRef, int]
+"""A sample as a pool gives it, also from another process: question, gold, needles, document and its characters."""
+
+
+class Made(NamedTuple):
+    """A sample whose document is stored, and how many characters that has."""
+
+    sample: Sample
+    document: DocumentRef
+    characters: int
 
 
 class SampleError(EvaluationError):
@@ -58,7 +66,7 @@ class Maker:
         self._make = make
         self._given_up = threading.Event()
 
-    async def make(self, task: str, length: int, index: int) -> tuple[Sample, DocumentRef]:
+    async def make(self, task: str, length: int, index: int) -> Made:
         """One sample of a task, with its document in the store.
 
         Raises:
@@ -67,15 +75,15 @@ class Maker:
         """
         loop = asyncio.get_running_loop()
         try:
-            question, gold, needles, document = await loop.run_in_executor(self._pool, self._make, task, length, index)
+            told = await loop.run_in_executor(self._pool, self._make, task, length, index)
         except BrokenProcessPool as error:
             raise EvaluationError(
                 f"the process that was to make {task}/{length}/{index} died",
                 hint="It may have run out of memory; --resume continues.",
             ) from error
-        own = self._tasks[task]
+        own, (question, gold, needles, document, characters) = self._tasks[task], told
         text: Callable[[], Iterator[str]] = lambda: own.sample(length, index).text()  # noqa: E731  made when asked for
-        return Sample(own, length, index, question, gold, text, needles), document
+        return Made(Sample(own, length, index, question, gold, text, needles), document, characters)
 
     async def close(self) -> None:
         """Give up what is being made, as soon as that can be done."""
@@ -128,6 +136,8 @@ class Prepared:
 
     sample: Sample
     document: DocumentRef
+    characters: int
+    """The document's."""
     readers: int
     """How many systems have still to be done with it."""
 
@@ -147,7 +157,7 @@ class OpenDocuments:
         self._keep = keep
         self._in_use: Counter[str] = Counter()
         self._stored: dict[str, DocumentRef] = {}
-        self._making: set[asyncio.Future[tuple[Sample, DocumentRef]]] = set()
+        self._making: set[asyncio.Future[Made]] = set()
 
     async def prepare(self, task: str, length: int, index: int, readers: int) -> Prepared:
         """Make a sample and store its document, for so many systems.
@@ -155,14 +165,15 @@ class OpenDocuments:
         Raises:
             EvaluationError: as `Maker.make`.
         """
-        sample, document = await self._make(task, length, index)
+        made = await self._make(task, length, index)
+        document = made.document
         self._in_use[document["key"]] += 1
         try:
             self._store.read_bytes(document, 0, 1)
         except DocumentError:
             # Another sample has the same text; its last reader removed it a moment ago. From now on it is counted.
             await self._make(task, length, index)
-        return Prepared(sample, document, readers)
+        return Prepared(*made, readers)
 
     def done_with(self, prepared: Prepared) -> None:
         """One of its systems is done with a sample; after the last one its document goes."""
@@ -180,17 +191,17 @@ class OpenDocuments:
         for key in list(self._stored):
             self._remove(key)
 
-    async def _make(self, task: str, length: int, index: int) -> tuple[Sample, DocumentRef]:
+    async def _make(self, task: str, length: int, index: int) -> Made:
         """What the maker makes. It cannot be stopped from outside; `close` waits for what is being made."""
         making = asyncio.ensure_future(self._maker.make(task, length, index))
         self._making.add(making)
         making.add_done_callback(self._made)
         return await asyncio.shield(making)
 
-    def _made(self, making: asyncio.Future[tuple[Sample, DocumentRef]]) -> None:
+    def _made(self, making: asyncio.Future[Made]) -> None:
         self._making.discard(making)
         if not making.cancelled() and making.exception() is None:
-            _, document = making.result()
+            document = making.result().document
             self._stored[document["key"]] = document
 
     def _remove(self, key: str) -> None:
@@ -235,7 +246,7 @@ def _made(task: Task, length: int, index: int, store: DocumentStore, given_up: C
         ) from error
     except DocumentError as error:
         raise EvaluationError(f"the document of {sample.id} cannot be stored: {error}") from error
-    return sample.question, sample.gold, sample.needles, document
+    return sample.question, sample.gold, sample.needles, document, pieces.characters
 
 
 class _GivenUpError(Exception):
@@ -243,9 +254,14 @@ class _GivenUpError(Exception):
 
 
 class _AsFile:
-    """Pieces of text as an open file, which is read once, from its beginning to its end."""
+    """Pieces of text as an open file, which is read once, from its beginning to its end.
+
+    Attributes:
+        characters: how many have been read.
+    """
 
     def __init__(self, pieces: Iterator[str], given_up: Callable[[], bool]) -> None:
+        self.characters = 0
         self._pieces = pieces
         self._given_up = given_up
 
@@ -260,4 +276,5 @@ class _AsFile:
                 raise _GivenUpError
             if length >= size:
                 break
+        self.characters += length
         return "".join(read)

@@ -19,7 +19,9 @@
             return Sample(self, length, index, "On which day of the month was Ada born?", (day,), text)
 
 `memagent eval my_tasks.py:Birthdays` then measures it like any other. A task whose data decides on its lengths may say
-them (`planning.OwnLengths`); one with a metric of its own, too (`scorers.OwnMetric`).
+them (`planning.OwnLengths`); one with a metric of its own, too (`scorers.OwnMetric`). Where samples name their
+needles, the report says where facts were lost, and what early stops cost or saved; a task in which all of the document
+counts, as in counting, says `whole_document = True`, so that no stop before the end is taken for a good one.
 """
 
 from __future__ import annotations
@@ -60,7 +62,13 @@ class Needle:
     """The gold string that it carries; of one that only leads to the answer, what it contributes, such as the name of
     who is asked about next."""
     depth: float
-    """Where it begins, as a share of the document's characters, 0 to 1; approximate where the text is a stream."""
+    """Where it begins, as a share of the document's characters, 0 to 1: times their number, rounded, it is the place.
+    """
+
+    def place(self, characters: int) -> tuple[int, int]:
+        """Where it begins and ends in a document of so many characters."""
+        start = round(self.depth * characters)
+        return start, start + len(self.text)
 
 
 class Task(Protocol):
@@ -111,6 +119,15 @@ class Sample:
     text: Callable[[], Iterator[str]] = field(repr=False)
     """The document in pieces, the same at each call."""
     needles: tuple[Needle, ...] = field(default=(), repr=False)
+    """What the answer rests on, as far as it is known; where all of the document counts (`whole_document`), the places
+    where the gold strings stand first."""
+
+    @property
+    def evidence(self) -> tuple[Needle, ...]:
+        """The needles that a reader may stop behind. Empty where there is no such place, or it is not known: then
+        nothing is said of early stops.
+        """
+        return () if getattr(self.task, "whole_document", False) else self.needles
 
     @property
     def id(self) -> str:

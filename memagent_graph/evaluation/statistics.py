@@ -2,7 +2,8 @@
 
 Scores lie between 0 and 1. Those that are only ever 0 or 1 are counted (Wilson's interval, exact McNemar test); others
 are resampled (bootstrap intervals, sign-flip test). Both tests ask how probable such a difference is if the two systems
-could be swapped at every question; McNemar's is the sign-flip test of scores that are 0 or 1.
+could be swapped at every question; McNemar's is the sign-flip test of scores that are 0 or 1. Where several questions
+share a document, their scores may rise and fall together: then documents are resampled and swapped, not questions.
 
 Intervals of single systems need nothing but Python; resampling and tests need the extra "eval" (SciPy).
 """
@@ -10,10 +11,11 @@ Intervals of single systems need nothing but Python; resampling and tests need t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
+from statistics import fmean
 from typing import Final
 
 from memagent_graph.errors import EvaluationError
@@ -37,6 +39,8 @@ __all__ = [
     "wilson",
 ]
 
+MARGIN: Final = 0.03
+"""How much worse a system may be that counts as not worse: 3 points."""
 _FEWEST_TO_RESAMPLE: Final = 10
 """Resampling fewer values gives intervals that are far too narrow."""
 
@@ -51,6 +55,8 @@ class Estimate:
     n: int
     """How many questions it rests on."""
     confidence: float = 0.95
+    documents: int | None = None
+    """On how many documents the questions are, where some share one."""
 
     def __str__(self) -> str:
         return f"{100 * self.mean:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
@@ -65,15 +71,31 @@ class Test(StrEnum):
     """For scores of 0 or 1: the questions that only one system has right, as tosses of a coin."""
     SIGN_FLIP = "sign flips"
     """For fractional scores: the signs of the differences, flipped in all ways, or in 9,999 random ones."""
+    BY_DOCUMENT = "sign flips by document"
+    """Where questions share documents: the signs of all differences at a document, flipped together."""
 
 
-def estimate(values: Sequence[float], *, confidence: float = 0.95, seed: int = 0) -> Estimate:
+def estimate(
+    values: Sequence[float], *, clusters: Sequence[str] | None = None, confidence: float = 0.95, seed: int = 0
+) -> Estimate:
     """The mean of 0..1 scores with its interval: Wilson's where all are 0 or 1, otherwise `mean_interval`'s.
+
+    Args:
+        values: the scores.
+        clusters: the document of each. Where some share one, documents are resampled: a bootstrap interval; of fewer
+            than 10 documents Wilson's, as if there were no more questions than documents.
+        confidence: of the interval.
+        seed: of the resampling.
 
     Raises:
         EvaluationError: no values, or some that are not 0 to 1.
     """
     _check(values, confidence)
+    if clusters is not None and len(set(clusters)) < len(values):
+        sums, counts = _by_cluster(values, clusters)
+        mean = math.fsum(values) / len(values)
+        low, high = _bootstrapped(sums, (0.0, 1.0), confidence, seed, RESAMPLES, counts)
+        return Estimate(mean, low, high, len(values), confidence, len(sums))
     if set(values) <= {0.0, 1.0}:
         return wilson(round(sum(values)), len(values), confidence=confidence)
     return mean_interval(values, confidence=confidence, seed=seed)
@@ -137,6 +159,8 @@ class Comparison:
     confidence: float = 0.95
     corrected_for: int = 1
     """For how many comparisons the p-value has been corrected."""
+    documents: int | None = None
+    """On how many documents the questions are, where some share one."""
 
     @property
     def difference(self) -> float:
@@ -147,6 +171,10 @@ class Comparison:
     def told_apart(self) -> bool:
         """Whether the test tells the systems apart; it decides, not the interval."""
         return self.p_value < 1 - self.confidence
+
+    def not_worse(self, margin: float = MARGIN) -> bool:
+        """Whether the first is not worse than the second by as much as a margin: the interval's lower end decides."""
+        return self.low > -margin
 
     @property
     def sentence(self) -> str:
@@ -179,6 +207,7 @@ def compare(
     second: Mapping[str, float],
     *,
     names: tuple[str, str] = ("the first", "the second"),
+    clusters: Mapping[str, str] | None = None,
     confidence: float = 0.95,
     seed: int = 0,
     resamples: int = RESAMPLES,
@@ -186,7 +215,17 @@ def compare(
     """Compare two systems' 0..1 scores, by sample id.
 
     Scores of 0 and 1: the exact McNemar test, and Newcombe's interval for a difference of paired shares. Others: the
-    sign-flip test, and a bootstrap interval over the questions. Swapping the systems turns all signs and nothing else.
+    sign-flip test, and a bootstrap interval over the questions. Where questions share documents: both of these, over
+    the documents. Swapping the systems turns all signs and nothing else.
+
+    Args:
+        first: one system's scores.
+        second: the other's, of the same samples.
+        names: of the systems.
+        clusters: the document of each sample; one for each if left out.
+        confidence: of the interval.
+        seed: of the resampling.
+        resamples: how many.
 
     Raises:
         EvaluationError: the systems did not have the same questions, or a score is not 0 to 1.
@@ -204,7 +243,13 @@ def compare(
     _check(b, confidence)
     only_first = sum(x > y for x, y in zip(a, b, strict=True))
     only_second = sum(x < y for x, y in zip(a, b, strict=True))
-    if set(a) | set(b) <= {0.0, 1.0}:
+    documents = [clusters[each] for each in ids] if clusters is not None else ids
+    shared = len(set(documents)) if len(set(documents)) < len(ids) else None
+    if shared is not None:
+        sums, counts = _by_cluster([x - y for x, y in zip(a, b, strict=True)], documents)
+        low, high = _bootstrapped(sums, (-1.0, 1.0), confidence, seed, resamples, counts)
+        p_value, test = sign_flip_p_value(sums, seed=seed, resamples=resamples), Test.BY_DOCUMENT
+    elif set(a) | set(b) <= {0.0, 1.0}:
         both = round(math.fsum(a)) - only_first
         low, high = newcombe(both, only_first, only_second, len(ids) - both - only_first - only_second, confidence)
         p_value, test = mcnemar(only_first, only_second), Test.MCNEMAR
@@ -213,7 +258,9 @@ def compare(
         low, high = _bootstrapped(differences, (-1.0, 1.0), confidence, seed, resamples)
         p_value, test = sign_flip_p_value(differences, seed=seed, resamples=resamples), Test.SIGN_FLIP
     means = math.fsum(a) / len(ids), math.fsum(b) / len(ids)
-    return Comparison(*names, len(ids), *means, low, high, p_value, test, only_first, only_second, confidence)
+    return Comparison(
+        *names, len(ids), *means, low, high, p_value, test, only_first, only_second, confidence, documents=shared
+    )
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -257,7 +304,7 @@ class Ranking:
     groups: tuple[tuple[str, ...], ...]
     """Names, in alphabetical order inside each group."""
     comparisons: tuple[Comparison, ...]
-    """All pairs, with p-values corrected for their number (Holm)."""
+    """All pairs that share questions, with p-values corrected for their number (Holm)."""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -266,45 +313,79 @@ class Ranking:
         for group in self.groups:
             last = place + len(group) - 1
             places = f"{place}." if len(group) == 1 else f"{place}. to {last}."
-            shared = "" if len(group) == 1 else " (not told apart as a group)"
+            apart = [f"{ahead} is better than {behind}" for ahead, behind in self._told if {ahead, behind} <= {*group}]
+            but = f", but {', '.join(apart)}" if apart else ""
+            shared = "" if len(group) == 1 else f" (not told apart as a group{but})"
             lines.append(f"{places} {', '.join(group)}{shared}")
             place = last + 1
         return tuple(lines)
 
+    @property
+    def _told(self) -> list[tuple[str, str]]:
+        """The pairs that are told apart, the better one first."""
+        told = [each for each in self.comparisons if each.told_apart]
+        return [(each.first, each.second) if each.difference > 0 else (each.second, each.first) for each in told]
+
 
 def ranked(
-    scores: Mapping[str, Mapping[str, float]], *, confidence: float = 0.95, seed: int = 0, resamples: int = RESAMPLES
+    scores: Mapping[str, Mapping[str, float]],
+    *,
+    clusters: Mapping[str, str] | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
 ) -> Ranking:
-    """Rank systems by their mean score, as far as the questions tell them apart.
+    """Rank systems as far as the questions tell them apart, each pair on the questions that both were asked.
 
     One group stands before another only if every system of the one is better than every system of the other, by the
     paired test with Holm's correction over all pairs. Inside a group some pairs may still be told apart: `comparisons`
-    has them.
+    has them. Two that share no question are not told apart.
 
     Args:
-        scores: by system, then by sample id; the same ids for all.
+        scores: by system, then by sample id.
+        clusters: the document of each sample; one for each if left out.
         confidence: one minus the probability of any false order.
         seed: of the resampling.
         resamples: how many.
 
     Raises:
-        EvaluationError: no systems, not the same questions, or a score that is not 0 to 1.
+        EvaluationError: no systems, one without scores, or a score that is not 0 to 1.
         MissingExtraError: SciPy is not installed.
     """
     if not scores:
         raise EvaluationError("there are no systems to rank", hint="Name at least one.")
     for name, given in scores.items():
         _check(list(given.values()), confidence, name)
-    ordered = sorted(scores, key=lambda name: (-math.fsum(scores[name].values()), name))
-    raw = [
-        compare(scores[x], scores[y], names=(x, y), confidence=confidence, seed=seed, resamples=resamples)
-        for x, y in combinations(ordered, 2)
-    ]
+    raw = []
+    for x, y in combinations(sorted(scores, key=lambda name: (-fmean(scores[name].values()), name)), 2):
+        if shared := [each for each in scores[x] if each in scores[y]]:
+            one, other = ({each: scores[name][each] for each in shared} for name in (x, y))
+            raw.append(
+                compare(
+                    one,
+                    other,
+                    names=(x, y),
+                    clusters=clusters,
+                    confidence=confidence,
+                    seed=seed,
+                    resamples=resamples,
+                )
+            )
+    return ranking_of(scores, raw)
+
+
+def ranking_of(names: Iterable[str], raw: Sequence[Comparison]) -> Ranking:
+    """The ranking that comparisons of pairs allow, as `ranked`; their p-values are corrected here."""
+    names = list(names)
     comparisons = corrected(raw)
-    noise = {frozenset((each.first, each.second)) for each in comparisons if not each.told_apart}
+    beats = set(Ranking((), comparisons)._told)
+    # Means of different questions are no order. Where every system of a group beats all others, its wins less its
+    # losses are more than theirs, so no such group is missed.
+    won = {name: sum((name == x) - (name == y) for x, y in beats) for name in names}
+    ordered = sorted(names, key=lambda name: (-won[name], name))
     groups: list[list[str]] = [[]]
     for at, name in enumerate(ordered):
-        if at and not any(frozenset((before, after)) in noise for before in ordered[:at] for after in ordered[at:]):
+        if at and all((before, after) in beats for before in ordered[:at] for after in ordered[at:]):
             groups.append([])
         groups[-1].append(name)
     return Ranking(tuple(tuple(sorted(group)) for group in groups), comparisons)
@@ -327,17 +408,31 @@ def corrected(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     return tuple(replace(each, p_value=p, corrected_for=number) for each, p in zip(comparisons, p_values, strict=True))
 
 
+def _by_cluster(values: Sequence[float], clusters: Sequence[str]) -> tuple[list[float], list[int]]:
+    """The sum of the values of each cluster, and how many they are."""
+    found: dict[str, list[float]] = {}
+    for value, cluster in zip(values, clusters, strict=True):
+        found.setdefault(cluster, []).append(value)
+    return [math.fsum(each) for each in found.values()], [len(each) for each in found.values()]
+
+
 def _bootstrapped(
-    values: Sequence[float], bounds: tuple[float, float], confidence: float, seed: int, resamples: int
+    sums: Sequence[float],
+    bounds: tuple[float, float],
+    confidence: float,
+    seed: int,
+    resamples: int,
+    counts: Sequence[int] | None = None,
 ) -> tuple[float, float]:
-    """The interval of a mean of values between bounds."""
+    """The interval of a mean of values between bounds, from the sums of clusters of so many, or of 1 each."""
     lower, upper = bounds
-    span = upper - lower
-    if len(values) < _FEWEST_TO_RESAMPLE or len(set(values)) == 1:
-        successes = min(max(math.fsum((each - lower) / span for each in values), 0.0), float(len(values)))
-        safe = wilson(successes, len(values), confidence=confidence)
+    span, number = upper - lower, len(sums)
+    means = [total / count for total, count in zip(sums, counts or [1] * number, strict=True)]
+    if number < _FEWEST_TO_RESAMPLE or len(set(means)) == 1:
+        mean = math.fsum(sums) / (sum(counts) if counts is not None else number)
+        safe = wilson(min(max((mean - lower) / span, 0.0), 1.0) * number, number, confidence=confidence)
         return lower + span * safe.low, lower + span * safe.high
-    return bootstrapped_mean(values, bounds, confidence=confidence, seed=seed, resamples=resamples)
+    return bootstrapped_mean(sums, bounds, confidence=confidence, seed=seed, resamples=resamples, counts=counts)
 
 
 def _check(values: Sequence[float], confidence: float, name: str = "the evaluation") -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from memagent_graph.documents import DocumentRef
@@ -31,6 +31,7 @@ from memagent_graph.events import count_events
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.strategies import Strategy, is_strategy, load_strategy, strategy_names
+from memagent_graph.trace import Trace
 
 READER: Final = "memagent"
 _BASELINES: Final = {each.name: each for each in (FullContext, MiddleTruncation, Retrieval)}
@@ -54,6 +55,8 @@ class Attempt:
     """How many chunks of the document the policy went through; 0 for systems that ask about an excerpt."""
     memory: str | None = None
     """The memory that the answer came from; None or empty where it came from none."""
+    trace: Trace = field(default=Trace(), repr=False)
+    """All that the policy was asked, as a graph; empty where the system cannot say."""
     detail: str = ""
     """What else a reader of the results should know, such as "4,096 of 131,072 tokens shown"."""
 
@@ -186,6 +189,7 @@ def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
         run_id=result.run_id if logged else None,
         chunks=result.chunks_read,
         memory=result.memory,
+        trace=result.trace,
         detail=", ".join(details),
     )
 

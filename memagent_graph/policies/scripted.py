@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from memagent_graph.errors import PolicyError
-from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds
+from memagent_graph.policy import Completion, FinishReason, Messages, Policy, SamplingParams, TokenIds
 
 Reply = str | Completion | Exception
 """What a script says at one turn: a text, a whole completion, or an error to raise."""
@@ -25,6 +26,8 @@ class ScriptedPolicy:
     name: str = "scripted"
     delay: float = 0.0
     """Seconds that each completion takes."""
+    scripted: ClassVar[bool] = True
+    """What it is asked costs what it costs, and its answers prove nothing: evaluations show no accuracy of it."""
     prompts: list[str] = field(default_factory=list)
     """Every prompt that was asked, as text, in order."""
 
@@ -55,3 +58,8 @@ class ScriptedPolicy:
         if isinstance(reply, Exception):
             raise reply
         return reply if isinstance(reply, Completion) else Completion(reply, FinishReason.STOP, self.name)
+
+
+def is_scripted(policy: Policy) -> bool:
+    """Whether a policy follows a script: one of these, or one whose name begins with "scripted", on a server, say."""
+    return bool(getattr(policy, "scripted", False)) or policy.name.startswith("scripted")

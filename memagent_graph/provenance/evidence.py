@@ -140,14 +140,7 @@ def provenance_of(
     found: list[Evidence] = []
     for line_index, line in enumerate(lines):
         words = WordedText(line.text)
-        candidates: list[Quote] = []
-        for place in _with_looked_up({line.first, *line.brought.values()}, trace):
-            if place not in chunks:
-                text = None if updates[place].chunk_index is None else chunk_text(updates[place])
-                chunks[place] = None if text is None else WordedText(text)
-            chunk = chunks[place]
-            candidates += [] if chunk is None else possible_quotes(words, chunk, place)
-        chosen = best_quotes(words, candidates)
+        chosen = _quotes(line, words, trace, chunk_text, chunks)
         coverage = share_held(words, chosen)
         for candidate in chosen:
             update, chunk = updates[candidate.source], candidate.chunk
@@ -183,6 +176,45 @@ def provenance_of(
             )
         )
     return Provenance(tuple(origins), tuple(found), lost)
+
+
+def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
+    """For each of `Trace.updates`: the chunks that hold quotes of the memory after it, as `provenance_of` finds them.
+
+    Args:
+        trace: The run.
+        chunk_text: As for `provenance_of`.
+    """
+    after: list[list[_Line]] = []
+    chunks: dict[int, WordedText | None] = {}
+    quoted: dict[_Line, frozenset[int]] = {}
+    for place, update in enumerate(trace.updates):
+        lines = [line for source in trace.sources(update) for line in after[source]]
+        after.append(_succeeded(lines, memory_lines(update.memory), place)[0] if update.changed else lines)
+        for line in after[-1]:
+            if line not in quoted:
+                quotes = _quotes(line, WordedText(line.text), trace, chunk_text, chunks)
+                quoted[line] = frozenset(trace.updates[each.source].chunk_index or 0 for each in quotes)
+    return [frozenset().union(*(quoted[line] for line in lines)) for lines in after]
+
+
+def _quotes(
+    line: _Line,
+    words: WordedText,
+    trace: Trace,
+    chunk_text: Callable[[MemoryUpdate], str | None],
+    chunks: dict[int, WordedText | None],
+) -> list[Quote]:
+    """What a line shares with the chunks that brought its words; `chunks` keeps their texts, by update."""
+    candidates: list[Quote] = []
+    for place in _with_looked_up({line.first, *line.brought.values()}, trace):
+        if place not in chunks:
+            update = trace.updates[place]
+            text = None if update.chunk_index is None else chunk_text(update)
+            chunks[place] = None if text is None else WordedText(text)
+        chunk = chunks[place]
+        candidates += [] if chunk is None else possible_quotes(words, chunk, place)
+    return best_quotes(words, candidates)
 
 
 def _with_looked_up(places: set[int], trace: Trace) -> list[int]:

@@ -15,6 +15,7 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.data_files.file_task import DamagedRowError, text_of, texts_of
 from memagent_graph.evaluation.data_files.published import PUBLISHED, data_paths
 from memagent_graph.evaluation.data_files.row_files import Row, Rows, open_rows
+from memagent_graph.evaluation.scorers import contains
 
 _HINTS: Final = {
     "hotpotqa": "Use the distractor file with answers, such as hotpot_dev_distractor_v1.json.",
@@ -50,6 +51,10 @@ class QARecord:
     """Together they answer the question."""
     distractors: tuple[Paragraph, ...] = ()
     """They belong to the question and do not answer it; none where the data set has none."""
+
+    def contribution(self, paragraph: Paragraph) -> str:
+        """What a gold paragraph contributes: the wording of the answer that it has, or its title if it leads to it."""
+        return next((answer for answer in self.answers if contains(paragraph.text, answer)), paragraph.title)
 
 
 def read_records(path: Path, name: str | None = None) -> list[QARecord]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from memagent_graph.evaluation.data_files.file_task import Example, FileTask
 from memagent_graph.evaluation.data_files.qa_records import Paragraph, QARecord, records_of
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Needle, TaskSettings
-from memagent_graph.evaluation.scorers import contains
 
 ANSWER_TOKENS = 128
 
@@ -39,9 +38,8 @@ class RecordExamples:
         document = "\n\n".join(texts)
         needles, at = [], 0
         for paragraph, text in zip(paragraphs, texts, strict=True):
-            answer = next((each for each in record.answers if contains(paragraph.text, each)), None)
-            if answer is not None and paragraph in record.gold:
-                needles.append(Needle(text, answer, at / len(document)))
+            if paragraph in record.gold:
+                needles.append(Needle(text, record.contribution(paragraph), at / len(document)))
             at += len(text) + 2
         return Example(record.question, record.answers, document, tuple(needles))
 

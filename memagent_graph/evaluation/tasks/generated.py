@@ -36,8 +36,10 @@ class GeneratedTask(ABC):
             (`TaskSettings.questions_per_document`).
         dials: The fields that can be set behind its name, as in "multi_hop_2:gap=0.1".
         margin: By how much samples' least lengths differ at most, as a factor.
+        whole_document: Whether the answer rests on all of the document, so that needles are not all its evidence.
     """
 
+    whole_document: ClassVar[bool] = False
     shares_documents: ClassVar[bool] = False
     dials: ClassVar[tuple[str, ...]] = ()
     margin: ClassVar[float] = 1.15

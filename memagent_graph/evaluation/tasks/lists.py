@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, count
+from typing import ClassVar
 
 from memagent_graph.evaluation.samples import Sample, TaskSettings
 from memagent_graph.evaluation.tasks import vocabulary
@@ -42,6 +43,8 @@ class CommonWordsTask(GeneratedTask):
     Attributes:
         common: How many words are asked for.
     """
+
+    whole_document: ClassVar[bool] = True
 
     common: int = 10
 
@@ -192,6 +195,8 @@ class FrequentWordsTask(GeneratedTask):
         letters: How long a coded word is.
         tokens_per_word: How many tokens of the length there are for each word of the vocabulary.
     """
+
+    whole_document: ClassVar[bool] = True
 
     letters: int = 6
     tokens_per_word: int = 50

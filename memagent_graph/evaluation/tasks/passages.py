@@ -20,7 +20,6 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.data_files.published import data_paths
 from memagent_graph.evaluation.data_files.qa_records import Paragraph, QARecord, records_of
 from memagent_graph.evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_graph.evaluation.scorers import contains
 from memagent_graph.evaluation.tasks.fitting import Insertion, Layout
 from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_graph.evaluation.tasks.seeding import Order, source
@@ -68,7 +67,7 @@ class PassagesTask(GeneratedTask):
         """
         chance = self.chance(length, index)
         record = self._record(index)
-        gold = [Insertion(each.written, chance.random(), _carried(each, record)) for each in record.gold]
+        gold = [Insertion(each.written, chance.random(), record.contribution(each)) for each in record.gold]
         held = {each.text for each in record.gold}
         own = [each for each in dict.fromkeys(record.distractors) if each.text not in held]
         chance.shuffle(own)
@@ -186,8 +185,3 @@ def passages_from(records: Sequence[QARecord], name: str, settings: TaskSettings
         records=records,
         paragraphs=pool,
     )
-
-
-def _carried(paragraph: Paragraph, record: QARecord) -> str | None:
-    """The wording of the answer that a gold paragraph has; None for one that only leads to it."""
-    return next((answer for answer in record.answers if contains(paragraph.text, answer)), None)

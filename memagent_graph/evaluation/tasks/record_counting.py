@@ -77,6 +77,7 @@ class RecordsTask(GeneratedTask):
         prose_share: Which share of the other lines are sentences of prose, 0 to 1.
     """
 
+    whole_document: ClassVar[bool] = True
     shares_documents: ClassVar[bool] = True
     dials: ClassVar[tuple[str, ...]] = ("matching", "prose_share")
     margin: ClassVar[float] = 1.3

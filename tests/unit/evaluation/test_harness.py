@@ -493,7 +493,7 @@ async def test_processes_that_make_documents_take_a_tokenizer_of_any_kind(store)
     task = load_task("vt", settings)
     maker = ProcessMaker(["vt"], settings, {"vt": task}, store)
     try:
-        sample, document = await maker.make("vt", 400, 1)
+        sample, document, _ = await maker.make("vt", 400, 1)
     finally:
         await maker.close()
     assert store.read(document, 0, document["size"] or 0) == "".join(sample.text())

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
+from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
 from support.evaluation import failed, results, row
 
 from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation.plots import depth_grid, draw_accuracy, draw_all, draw_cost
+from memagent_graph.evaluation.plots import depth_grid, draw_accuracy, draw_all, draw_cost, draw_tradeoff
 from memagent_graph.evaluation.statistics import wilson
 
 LENGTHS = (1024, 8192, 65536)
@@ -48,7 +50,9 @@ def names_only(monkeypatch) -> None:
 
 def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(pictures) -> None:
     folder, paths = pictures
-    assert [path.name for path in paths] == ["accuracy.png", "cost.png", "depth_memagent.png", "depth_refine.png"]
+    assert [path.name for path in paths] == [
+        "accuracy.png", "tradeoff.png", "cost.png", "depth_memagent.png", "depth_refine.png"
+    ]  # fmt: skip
     for path in paths:
         data = path.read_bytes()
         assert data.startswith(b"\x89PNG")
@@ -69,8 +73,31 @@ def test_tasks_that_were_not_asked_of_every_system_at_every_length_are_drawn_apa
 def test_several_tasks_have_a_picture_together_and_one_each(names_only, tmp_path) -> None:
     even = [*ROWS, *(row(system, length, 0, task="vt") for system in ("memagent", "refine") for length in LENGTHS)]
     names = [path.name for path in draw_all(results(*even), tmp_path)]
-    assert names[:4] == ["accuracy.png", "accuracy_keys.png", "accuracy_vt.png", "cost.png"]
-    assert [path.name for path in draw_all(results(*ROWS), tmp_path)][:2] == ["accuracy.png", "cost.png"]
+    assert names[:5] == ["accuracy.png", "accuracy_keys.png", "accuracy_vt.png", "tradeoff.png", "cost.png"]
+    assert [path.name for path in draw_all(results(*ROWS), tmp_path)][:2] == ["accuracy.png", "tradeoff.png"]
+
+
+def test_names_of_systems_that_are_no_file_names_become_some_and_stay_apart(names_only, tmp_path) -> None:
+    systems = ("gated:stop=yes", "gated-stop=yes", "my/own.py:Way")
+    names = [path.name for path in draw_all(results(*(row(system) for system in systems)), tmp_path)]
+    depths = [name for name in names if name.startswith("depth_")]
+    assert len(set(depths)) == 3
+    assert all(re.fullmatch(r"[\w+-]+\.png", name) for name in names)
+
+
+def test_accuracy_stands_against_cost_with_a_panel_for_each_length() -> None:
+    figure = Figure()
+    draw_tradeoff(figure, ROWS, "tokens")
+    assert [axes.get_title() for axes in figure.axes] == ["1K tokens", "8K tokens", "64K tokens"]
+    for axes in figure.axes:
+        bars = axes.containers
+        assert [each.get_label() for each in bars] == ["memagent", "refine"]
+        assert bars[0].lines[0].get_ydata() == pytest.approx([200 / 3])
+
+
+def test_a_script_has_costs_and_no_accuracy(names_only, tmp_path) -> None:
+    names = [path.name for path in draw_all(results(*(replace(each, scripted=True) for each in ROWS)), tmp_path)]
+    assert names == ["cost.png"]
 
 
 def test_tasks_that_differ_in_an_option_with_a_point_have_a_picture_each(tmp_path) -> None:

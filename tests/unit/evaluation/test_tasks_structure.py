@@ -182,6 +182,16 @@ def test_coded_words_fall_with_the_square_of_their_rank(length):
     assert (sample.task.metric, sample.task.answer_tokens) == (Metric.ALL, 50)
 
 
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("name", [*TABLE, "vt", "cwe", "fwe"])
+def test_a_reader_may_stop_behind_the_needles_unless_all_of_the_document_counts(name, small):
+    sample = load_task(name, TaskSettings(TOKENIZER, small=small)).sample(2000, 1)
+    text = "".join(sample.text())
+    assert {each.gold for each in sample.needles} == set(sample.gold)
+    assert sample.evidence == (() if name in {"cwe", "fwe"} else sample.needles)
+    assert all(text[slice(*needle.place(len(text)))] == needle.text for needle in sample.needles)
+
+
 @pytest.mark.parametrize("name", ["cwe", "fwe"])
 def test_counted_words_are_recorded_where_they_stand_first(name):
     sample, text = made(name)

@@ -18,6 +18,8 @@ from test_trainer_equals_reference import Reference, assert_equal
 from memagent_graph import Completion, FinishReason, RunLog, ScriptedPolicy
 from memagent_graph.policy import TokenUsage
 from memagent_training.data.replay import load_groups
+from memagent_training.data.training_runs import Gold
+from memagent_training.rewards.reward_names import term_rewards
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 CASE = {"preset": "memagent-paper", "changes": {"layout": "prefix_tree", "token_budget": 400, "max_logprob_gap": 9}}
@@ -47,4 +49,65 @@ def test_a_step_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path, stra
     (tmp_path / "groups.pkl").write_bytes(pickle.dumps(groups))
     steps = training_world.run_case(tmp_path, CASE, tmp_path)
     assert_equal(Reference(tmp_path, groups), CASE, steps, tmp_path)
+    log.close()
+
+
+GOLD = {
+    "What is the key of harbor?": Gold(("4711",), evidence=("The key of harbor is 4711.",)),
+    "What is the key of castle?": Gold(("12",), evidence=("The key of castle is 12.",)),
+    "What is the key of nothing?": Gold(("none",), evidence=("The key of castle is 12.",)),
+}
+GAIN = {"reward": "evidence_f2_gain", "weight": 0.3, "scope": "conversation", "divide_by_std": True}
+CREDITS: list[tuple[str, str, list[dict[str, object]] | None]] = [
+    ("gated:stop=yes", "gru-mem", None),
+    ("gated", "gru-mem", None),
+    ("recall", "rememr1", None),
+    ("parallel", "rememr1", None),
+    ("parallel", "longrlvr", None),
+    ("gated", "longrlvr", [{"reward": "longrlvr"}, GAIN]),
+    ("parallel", "memagent-paper", [{"reward": "evidence_f2", "roles": "answer"}, GAIN, {"reward": "outcome"}]),
+    ("recall", "dapo", [{"reward": "format", "scope": "role", "of": "recall_*", "roles": ["recall_update", "answer"]},
+                        {"reward": "outcome", "weight": 0.5, "roles": "answer"}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("strategy", "preset", "credit"), CREDITS, ids=str)
+def test_each_credit_on_its_runs_is_the_plain_files(
+    make_reader, tmp_path: Path, strategy: str, preset: str, credit: list[dict[str, object]] | None
+) -> None:
+    noise = random.Random(4)
+
+    def now_and_then(prompt: str) -> Completion:
+        text = reads_perfectly(prompt)
+        if noise.random() < 0.25:
+            text = text.replace("4711", "none").replace("12", "none")
+        if noise.random() < 0.25 and text == "KEEP":
+            text = "REWRITE\nnothing yet"
+        ids = [*policy_prompt_ids(text)[:6], noise.randrange(3, 60)]
+        prompt_ids = policy_prompt_ids(prompt)
+        usage = TokenUsage(len(prompt_ids), len(ids))
+        logprobs = [-noise.uniform(3.0, 5.0) for _ in ids]
+        return Completion(text, FinishReason.STOP, "scripted", usage, prompt_ids, ids, logprobs, policy_version="v1")
+
+    log = RunLog(tmp_path / "runs.sqlite")
+    agent = make_reader(ScriptedPolicy(now_and_then), strategy=strategy, run_log=log)
+    for question in GOLD:
+        for number in range(4):
+            run_id = f"{question[-8:-1]}{number}"
+            agent.read(TEXT, question, run_id=run_id)
+            log.reward(run_id, noise.random())
+    training_world.make_world(tmp_path)
+    changes = {**CASE["changes"], "drop_zero_variance": False}
+    case = {"preset": preset, "changes": changes if credit is None else {**changes, "credit": credit}}
+    terms = training_world.config_of(case, tmp_path).advantage_settings.terms
+    functions = term_rewards(terms, gold=True, logged=False)
+    groups = load_groups(log, term_rewards=functions, gold_of=lambda run: GOLD[run.question]).require_groups()
+    rollouts = [rollout for group in groups for rollout in group.rollouts_G]
+    assert len(rollouts) == 12
+    for name in functions:
+        told = {rollout.earned(name) for rollout in rollouts}
+        assert len(told) > 1 or name in {"format", "exit_in_time"}, name
+    (tmp_path / "groups.pkl").write_bytes(pickle.dumps(groups))
+    steps = training_world.run_case(tmp_path, case, tmp_path)
+    assert_equal(Reference(tmp_path, groups), case, steps, tmp_path)
     log.close()

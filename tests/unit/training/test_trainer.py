@@ -295,7 +295,7 @@ def test_presets_state_every_choice_of_the_algorithm() -> None:
         "importance_sampling_level", "old_logprobs", "importance_cap", "temperature", "learning_rate",
         "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "groups_per_step", "num_train_epochs",
     }  # fmt: skip
-    assert preset_names() == ["dapo", "memagent-paper"]
+    assert preset_names() == ["dapo", "gru-mem", "longrlvr", "memagent-paper", "rememr1"]
     for name in preset_names():
         assert names <= yaml.safe_load((presets._FOLDER / f"{name}.yaml").read_text()).keys()
 
@@ -315,7 +315,9 @@ def test_a_preset_of_ones_own(tmp_path: Path) -> None:
     path.write_text("beta: [1\n")
     with pytest.raises(TrainingError, match="not valid YAML"):
         load_preset(path, output_dir=str(tmp_path))
-    with pytest.raises(TrainingError, match=r"no preset 'dap'.*dapo or memagent-paper"):
+    with pytest.raises(
+        TrainingError, match=r"no preset 'dap'.*dapo or gru-mem or longrlvr or memagent-paper or rememr1"
+    ):
         load_preset("dap", output_dir=str(tmp_path))
 
 

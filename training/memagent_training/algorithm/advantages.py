@@ -1,16 +1,17 @@
 """The algorithm: what each conversation learns, from the rewards of whole rollouts compared within their group.
 
-A group of G rollouts is compared by their rewards R; a rollout's advantage is that of each learned token of all of its
-K conversations, however many they are:
+An advantage is a sum of terms (`credit`). Each compares a reward R within a group of G rollouts, and what comes of it
+is the advantage of each learned token of the conversations that it credits: all K of a rollout, or those of some roles.
 
-    R_i  <- R_i + penalty(longest completion of rollout i)
-    A_i   = R_i - mean(R), or R_i - mean(R without i), over rollouts; optionally divided by std(R) + epsilon
-    A_ik  = (1 - alpha) A_i + alpha A_step_ik
+    A_ik  = sum over terms of weight * A_term, where the term credits conversation k of rollout i
+    A     = R - mean(R), or R - mean(R without itself), over what it is compared with; optionally over std(R) + epsilon
 
-A_step is the same formula over step rewards. They are compared with those at the same place of the group's other
-rollouts, which is role, branch and slot: the k-th memory update with their k-th, an answer with the answers to the same
-question, a branch's note with the notes of that branch. What stands alone at its place has nothing to be compared with,
-and its A_step is 0. std is the sample's (G - 1), as in TRL and verl.
+Rewards of runs are compared over rollouts, the outcome's after penalty(longest completion of the rollout). Rewards of
+conversations are compared with those at the same place of the group's other rollouts, which is role, branch and slot:
+the k-th memory update with their k-th, an answer with the answers to the same question, a branch's note with the notes
+of that branch. What stands alone at its place has nothing to be compared with, and its A is 0. std is the sample's
+(G - 1), as in TRL and verl. Without terms of its own, a training has the outcome's with a weight of 1 - alpha, and the
+step rewards' with alpha.
 
 The loss of a step is sum(weight * token loss) over its learned tokens, where the weights sum to 1 whatever the
 micro-batches and ranks. With N rollouts, C conversations and T tokens, counting only what is kept and learned from:
@@ -29,7 +30,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, pstdev, stdev
 
-from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.algorithm.credit import OUTCOME_ALONE, CreditTerm, Scope
+from memagent_training.data.rollouts import OUTCOME, STEP, Rollout, RolloutGroup, TrainingConversation
 from memagent_training.training_errors import TrainingError
 
 
@@ -97,7 +99,7 @@ class AdvantageSettings:
     epsilon: float = 1e-6
     """What is added to std, so that rewards that hardly differ are not blown up."""
     step_reward_share: float = 0.0
-    """alpha: 0 for the outcome alone, 1 for the step rewards alone (mixed as in ReMemR1)."""
+    """alpha: 0 for the outcome alone, 1 for the step rewards alone. Short for two terms of `credit`."""
     overlong_penalty: OverlongPenalty | None = None
     mask_truncated: bool = False
     """Whether a completion that was cut off is left out of the loss (DAPO's overlong filtering). Its rollout's other
@@ -105,12 +107,28 @@ class AdvantageSettings:
     drop_zero_variance: bool = False
     """Whether groups whose rewards are all equal before any penalty leave the batch, and with it every mean."""
     loss_weights: LossWeights = LossWeights.TOKEN_MEAN
+    credit: tuple[CreditTerm, ...] = field(default=(), repr=False)
+    """The terms of the advantage, in place of what `step_reward_share` is short for."""
 
     def __post_init__(self) -> None:
+        if self.credit and self.step_reward_share:
+            raise TrainingError(
+                f"step_reward_share is {self.step_reward_share} beside credit terms, which have weights of their own",
+                hint="Make it one of them: {reward: step, weight: 0.2, scope: conversation}.",
+            )
         if not 0.0 <= self.step_reward_share <= 1.0:
             raise TrainingError(f"step_reward_share is {self.step_reward_share}", hint="Give a share from 0 to 1.")
         if not 0.0 < self.epsilon < math.inf:
             raise TrainingError(f"epsilon is {self.epsilon}", hint="Give a small positive number, such as 1e-6.")
+
+    @property
+    def terms(self) -> tuple[CreditTerm, ...]:
+        """The terms that are added up."""
+        alpha = self.step_reward_share
+        if self.credit or alpha == 0:
+            return self.credit or OUTCOME_ALONE
+        outcome = () if alpha == 1 else (CreditTerm(OUTCOME, 1 - alpha),)
+        return (*outcome, CreditTerm(STEP, alpha, Scope.CONVERSATION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +197,13 @@ def advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[
 
 def reason_to_drop(group: RolloutGroup, settings: AdvantageSettings) -> DropReason | None:
     """Why a group teaches nothing, or None; for filling optimizer steps with groups that do."""
-    alpha = settings.step_reward_share
     if len(group.rollouts_G) < 2:
         return DropReason.ALONE
     if not any(_learned_tokens(c, settings) for rollout in group.rollouts_G for c in rollout.conversations_K):
         return DropReason.NOTHING_LEARNED
     if settings.drop_zero_variance:
-        outcomes_equal = alpha == 1 or _all_equal([rollout.reward for rollout in group.rollouts_G])
-        steps_equal = alpha == 0 or all(map(_all_equal, _step_rewards(group).values()))
-        if outcomes_equal and steps_equal:
+        sets = (compared for term in settings.terms for compared in term.compared(group))
+        if all(_all_equal([each.reward for each in compared]) for compared in sets):
             return DropReason.EQUAL_REWARDS
     return None
 
@@ -239,26 +255,18 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
 
 
 def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -> list[list[float]]:
-    """A_ik = (1 - alpha) A_i + alpha A_step_ik, for the G rollouts and the K conversations of each."""
-    alpha = settings.step_reward_share
-    outcome_G = advantages([rollout.reward + _penalty(rollout, settings) for rollout in group.rollouts_G], settings)
-    if alpha == 0:
-        pairs = zip(outcome_G, group.rollouts_G, strict=True)
-        return [[outcome] * len(rollout.conversations_K) for outcome, rollout in pairs]
-    step_at = {place: iter(advantages(rewards, settings)) for place, rewards in _step_rewards(group).items()}
-    return [
-        [(1 - alpha) * outcome + alpha * next(step_at[each.place]) for each in rollout.conversations_K]
-        for outcome, rollout in zip(outcome_G, group.rollouts_G, strict=True)
-    ]
-
-
-def _step_rewards(group: RolloutGroup) -> dict[tuple[str, str, int], list[float]]:
-    """The step rewards at each place, in the order of the rollouts that got so far."""
-    rewards_at: dict[tuple[str, str, int], list[float]] = {}
-    for rollout in group.rollouts_G:
-        for conversation, reward in zip(rollout.conversations_K, rollout.step_rewards_K or (), strict=True):
-            rewards_at.setdefault(conversation.place, []).append(reward)
-    return rewards_at
+    """A_ik, for the G rollouts and the K conversations of each."""
+    found_GK = [[0.0] * len(rollout.conversations_K) for rollout in group.rollouts_G]
+    for term in settings.terms:
+        normalised = settings if term.divide_by_std is None else replace(settings, divide_by_std=term.divide_by_std)
+        penalised = settings.overlong_penalty is not None and term.reward == OUTCOME
+        for compared in term.compared(group):
+            penalties = [_penalty(group.rollouts_G[each.rollout], settings) if penalised else 0.0 for each in compared]
+            rewards = [each.reward + penalty for each, penalty in zip(compared, penalties, strict=True)]
+            for each, advantage in zip(compared, advantages(rewards, normalised), strict=True):
+                for conversation in each.conversations:
+                    found_GK[each.rollout][conversation] += term.weight * advantage
+    return found_GK
 
 
 def _weighed(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -> tuple[TrainingRow, ...]:
@@ -299,17 +307,11 @@ def _all_equal(rewards: Sequence[float]) -> bool:
 
 def _check_rewards(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -> None:
     for rollout in (rollout for group in groups for rollout in group.rollouts_G):
-        steps = rollout.step_rewards_K if settings.step_reward_share else ()
-        if steps is None:
+        if settings.step_reward_share and rollout.step_rewards_K is None:
             raise TrainingError(
                 "Step rewards are wanted and this run has none",
                 hint="Relabel the runs with a reward per conversation, or set step_reward_share to 0.",
                 run_id=rollout.run_id,
             )
-        for reward in (rollout.reward, *steps):
-            if not math.isfinite(reward):
-                raise TrainingError(
-                    f"A reward is {reward}",
-                    hint="Mend the reward function and relabel the runs, or leave this one's group out.",
-                    run_id=rollout.run_id,
-                )
+        for term in (*OUTCOME_ALONE, *settings.terms):  # the outcome is in the report in any case
+            term.check(rollout)

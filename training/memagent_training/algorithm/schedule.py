@@ -94,11 +94,11 @@ class Schedule:
     def fingerprint(self) -> str:
         """Of all that decides the steps, but for what only distributes them (ranks, layout, token budget)."""
         decisive = (self.settings, self.steps or self.groups_per_step, self.seed, self.skip_certain)
-        digest = hashlib.sha256(repr(decisive).encode())
+        digest = hashlib.sha256(repr((*decisive, *self.settings.credit)).encode())
         for group in sorted(self.kept, key=lambda each: each.group_id):
             for rollout in group.rollouts_G:
                 told = (group.group_id, rollout.run_id, rollout.reward, rollout.step_rewards_K)
-                digest.update(repr(told).encode())
+                digest.update(repr((*told, *sorted(rollout.term_rewards.items()))).encode())
                 for conversation in rollout.conversations_K:
                     ids = (conversation.prompt_ids_P, conversation.completion_ids_T, conversation.logprobs_T)
                     digest.update(b"|".join(each.tobytes() for each in ids))

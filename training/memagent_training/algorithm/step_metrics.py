@@ -101,6 +101,9 @@ def row_metrics(
         "tokens/learned": report.learned_tokens,
         "penalised_fraction": report.penalised_rollouts / len(rollouts),
     }
+    for name in sorted({name for rollout in rollouts for name in rollout.term_rewards}):
+        earned = [value for rollout in rollouts if (value := rollout.earned(name)) is not None]
+        metrics[f"reward/{name}"] = fmean(fmean(each) if isinstance(each, tuple) else each for each in earned)
     if memories:
         metrics["memory_tokens/mean"] = fmean(memories)
         metrics["memory_tokens/max"] = max(memories)

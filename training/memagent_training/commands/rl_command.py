@@ -22,6 +22,7 @@ from memagent_graph.cli.options import AsJSON, Haystack, PolicyName, Quiet, Read
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import PolicyError
 from memagent_training.commands.training_process import (
+    PRESETS,
     LoRARank,
     OptionNames,
     Settings,
@@ -69,7 +70,7 @@ class RL(ReadingOptions):
         typer.Option(help='The policy to begin with: a folder, a hub id, or "embedded".', show_default="embedded"),
     ] = None
     out: Annotated[Path, typer.Option(help="Folder for all that the loop keeps, and the policy.")] = Path("rl-policy")
-    preset: Annotated[str, typer.Option(help="memagent-paper, dapo, or a YAML file of settings.")] = "dapo"
+    preset: Annotated[str, typer.Option(help=PRESETS)] = "dapo"
     settings: Settings = None
     iterations: Annotated[int, typer.Option(min=1, help="How often to collect and to train.")] = 100
     rollouts: Annotated[int, typer.Option(min=2, help="How often each question is read.")] = 16
@@ -80,7 +81,8 @@ class RL(ReadingOptions):
     reward: Annotated[
         str,
         typer.Option(
-            help="strict, lenient, string_match or token_f1; or your own, as module:function or file.py:function."
+            help="strict, lenient, string_match, token_f1, evidence_f2 or longrlvr; or your own, as module:function or "
+            "file.py:function."
         ),
     ] = "strict"
     evidence_share: Annotated[

@@ -16,6 +16,7 @@ from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import console, print_json
 from memagent_training.commands.training_process import (
+    PRESETS,
     LoRARank,
     OptionNames,
     Settings,
@@ -54,25 +55,28 @@ class Train:
     runs: Annotated[Path, typer.Argument(help="A run log, or a file that `memagent export` wrote.")]
     model: Annotated[str, typer.Option(help='The policy that wrote the runs: a folder, a hub id, or "embedded".')]
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and the trained policy.")] = Path("trained-policy")
-    preset: Annotated[str, typer.Option(help="memagent-paper, dapo, or a YAML file of settings.")] = "memagent-paper"
+    preset: Annotated[str, typer.Option(help=PRESETS)] = "memagent-paper"
     settings: Settings = None
     reward: Annotated[
         str,
         typer.Option(
-            help="A logged reward's name; with --gold boxed_exact_match, lenient_match, token_f1, string_match or "
-            "string_match_part; or your own, as module:function or file.py:function."
+            help="A logged reward's name; with --gold boxed_exact_match, lenient_match, token_f1, string_match, "
+            "string_match_part, evidence_f2, longrlvr or exit_in_time; or your own, as module:function or "
+            "file.py:function."
         ),
     ] = "reward"
     step_reward: Annotated[
         str | None,
         typer.Option(
-            help="Of single conversations: a logged one's name, boxed_format, plain_format, with --gold "
-            "evidence_in_memory, or your own. Needs --set step_reward_share=..."
+            help="Of single conversations: a logged one's name, format, boxed_format, plain_format, with --gold "
+            "evidence_in_memory, evidence_f2_gain, gate_right or recall_gain, or your own. Needs --set "
+            "step_reward_share=..."
         ),
     ] = None
-    gold: Annotated[Path | None, typer.Option(help='JSON lines: {"question" or "run_id": ..., "answers": [...]}.')] = (
-        None
-    )
+    gold: Annotated[
+        Path | None,
+        typer.Option(help='JSON lines: {"question" or "run_id": ..., "answers": [...], "evidence": [...]}.'),
+    ] = None
     groups: Annotated[
         Path | None,
         typer.Option(help="JSON object or CSV: the group of each run.", show_default="by question and document"),
@@ -119,20 +123,24 @@ class Train:
 
 def _job(request: Train) -> TrainingJob:
     from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
+    from memagent_training.job.presets import read_preset  # noqa: PLC0415
     from memagent_training.job.training_job import TrainingJob, read_groups  # noqa: PLC0415
     from memagent_training.rewards.gold_answers import GoldAnswers  # noqa: PLC0415
     from memagent_training.rewards.reward_names import chosen_reward, chosen_step_reward  # noqa: PLC0415
 
     gold = None if request.gold is None else GoldAnswers.load(request.gold)
     versions, step_reward = request.policy_versions, request.step_reward
-    # Gold answers may be there for the step reward alone, beside a logged reward.
-    is_default = request.reward == "reward" and step_reward is not None
+    settings = parse_settings(request.settings or ())
+    # Gold answers may be there for the other rewards alone, beside a logged one.
+    has_others = step_reward is not None or settings.get("credit", read_preset(request.preset).get("credit"))
+    is_default = request.reward == "reward" and has_others
     return from_options(
         TrainingJob,
         request,
-        settings=parse_settings(request.settings or ()),
+        settings=settings,
         reward=chosen_reward(request.reward, None if is_default else gold),
         step_reward=None if step_reward is None else chosen_step_reward(step_reward, gold),
+        gold=gold,
         groups=None if request.groups is None else read_groups(request.groups),
         whole_groups=not request.partial_groups,
         policy_versions=None if versions is None else [each.strip() for each in versions.split(",")],

@@ -27,6 +27,11 @@ so; the launcher then ends the others, and would end the first one just as well 
 OptionNames: TypeAlias = Sequence[tuple[re.Pattern[str], str]]
 """What a hint calls by the name of a function's argument, and the option that it is on the command line."""
 
+PRESETS: Final = (
+    "memagent-paper, dapo, gru-mem (GRU-Mem, arXiv 2602.10560: gate and exit; constants ours), rememr1 (ReMemR1, arXiv "
+    "2509.23040: 0.8 outcome and 0.2 steps), longrlvr (LongRLVR, arXiv 2603.02146: evidence F2), or a YAML file of "
+    "settings."
+)
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting in place of the preset's. Repeatable."),

@@ -14,7 +14,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -29,11 +29,11 @@ from memagent_training.data.reward_functions import (
     RewardFunction,
     StepRewardFunction,
     checked_steps,
-    name_of,
+    why_unknown,
 )
-from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
-from memagent_training.data.training_runs import TrainingRun, read_runs
-from memagent_training.training_errors import ReplayError
+from memagent_training.data.rollouts import OUTCOME, STEP, Earned, Rollout, RolloutGroup, TrainingConversation
+from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
+from memagent_training.training_errors import ReplayError, RewardError
 
 Groups: TypeAlias = Mapping[str, str] | Callable[[TrainingRun], str | None]
 """The group of each run, by run id or by a function; a run without one is left out."""
@@ -69,7 +69,12 @@ class Replay:
         if not report.refused:
             raise ReplayError(f"there are no runs in {report.source}", hint="Roll some out first.")
         order = sorted(report.refused, key=lambda reason: reason is Refusal.INCOMPLETE_GROUP)
-        told = "; ".join(f"{reason.value}: {named(report.refused[reason])}" for reason in order)
+        told = "; ".join(
+            [
+                *(f"{reason.value}: {named(report.refused[reason])}" for reason in order),
+                *(f"{what} in {number}" for what, number in report.unknown.items()),
+            ]
+        )
         raise ReplayError(
             f"none of the {report.runs} runs in {report.source} can be trained on ({told})",
             hint=" ".join(f"For {reason.value}: {reason.remedy}." for reason in order),
@@ -82,6 +87,8 @@ def load_groups(
     *,
     reward: str | RewardFunction = "reward",
     step_reward: str | StepRewardFunction | None = None,
+    term_rewards: Mapping[str, RewardFunction | StepRewardFunction] | None = None,
+    gold_of: Callable[[TrainingRun], Gold | None] | None = None,
     chosen: RunFilter | None = None,
     groups: Groups | None = None,
     whole_groups: bool = True,
@@ -99,6 +106,8 @@ def load_groups(
         source: the log or its path, or an export's path (Parquet or JSON lines).
         reward: the name of a logged reward, whose newest value counts, or a function that scores the runs now.
         step_reward: the same for single conversations; none without it.
+        term_rewards: further rewards, by the names that terms of the advantage have for them.
+        gold_of: what each run's answer should be, for rewards that have no gold answers of their own.
         chosen: which of a log's runs.
         groups: the group of each run. Without it, runs of one question on one document form a group if they began
             with the same chunk, and with the same sampling and settings but for the seed and where the model is.
@@ -119,7 +128,8 @@ def load_groups(
     """
     versions = _allowed(policy_versions, max_staleness)
     ledger = _Ledger()
-    for run in read_runs(source, chosen):
+    for read in read_runs(source, chosen):
+        run = read if gold_of is None else replace(read, gold=gold_of(read))
         kept = (run if keep_discarded else run.without_discarded()).without_greedy()
         refusals = _refusals(
             run, kept.conversations_K,
@@ -128,11 +138,15 @@ def load_groups(
         ledger.enter(kept, _group_of(run, groups), next(refusals, None))
     tokenizer = _only("tokenizer", ledger.candidates.values())
     template = _only("template", ledger.candidates.values())
-    outcome_of = LoggedReward(reward) if isinstance(reward, str) else reward
-    steps_of = LoggedStepReward(step_reward) if isinstance(step_reward, str) else step_reward
+    functions: dict[str, RewardFunction | StepRewardFunction] = {
+        OUTCOME: LoggedReward(reward) if isinstance(reward, str) else reward
+    }
+    if step_reward is not None:
+        functions[STEP] = LoggedStepReward(step_reward) if isinstance(step_reward, str) else step_reward
+    functions |= term_rewards or {}
     rollouts: dict[str, Rollout] = {}
     for run in list(ledger.candidates.values()):
-        found = _rollout(run, outcome_of, steps_of)
+        found = _rollout(run, functions, ledger.unknown)
         if isinstance(found, Refusal):
             ledger.refuse(run.run_id, found)
         else:
@@ -160,6 +174,8 @@ class _Ledger:
     group_of: dict[str, str | None] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     """Groups of which a member was refused."""
+    unknown: Counter[str] = field(default_factory=Counter)
+    """Runs by the reward that was not known, and why."""
 
     def enter(self, run: TrainingRun, group: str | None, refusal: Refusal | None) -> None:
         """Enter the next run."""
@@ -295,19 +311,27 @@ def _only(what: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -
     return next(iter(run_ids), None)
 
 
-def _rollout(run: TrainingRun, outcome_of: RewardFunction, steps_of: StepRewardFunction | None) -> Rollout | Refusal:
-    reward = outcome_of(run)
-    steps_K = steps_of(run) if steps_of is not None else ()
-    if reward is None or steps_K is None:
-        return Refusal.NO_REWARD
-    if not all(map(math.isfinite, (reward, *steps_K))):
-        return Refusal.NON_FINITE_REWARD
-    return Rollout(
-        run.run_id,
-        tuple(map(_conversation, run.conversations_K)),
-        float(reward),
-        None if steps_of is None else checked_steps(steps_K, run, name_of(steps_of)),
-    )
+def _rollout(
+    run: TrainingRun, functions: Mapping[str, RewardFunction | StepRewardFunction], unknown: Counter[str]
+) -> Rollout | Refusal:
+    earned: dict[str, Earned] = {}
+    for name, function in functions.items():
+        value = function(run)
+        if value is None:
+            unknown[f"{name}: {why_unknown(function, run)}"] += 1
+            return Refusal.NO_REWARD
+        values = tuple(value) if isinstance(value, Iterable) else (value,)
+        if not all(map(math.isfinite, values)):
+            return Refusal.NON_FINITE_REWARD
+        earned[name] = checked_steps(values, run, name) if isinstance(value, Iterable) else float(value)
+    reward, steps_K = earned.pop(OUTCOME), earned.pop(STEP, None)
+    if isinstance(reward, tuple) or isinstance(steps_K, float):
+        raise RewardError(
+            f"the {OUTCOME} is {reward} and the {STEP} rewards are {steps_K}",
+            hint="Give a number for the outcome, and one for each conversation as step rewards.",
+            run_id=run.run_id,
+        )
+    return Rollout(run.run_id, tuple(map(_conversation, run.conversations_K)), reward, steps_K, earned)
 
 
 def _conversation(logged: Conversation) -> TrainingConversation:
@@ -343,6 +367,7 @@ def _report(
         source=source,
         runs=len(ledger.group_of),
         refused=ledger.by_reason(),
+        unknown=dict(ledger.unknown),
         groups=len(groups),
         rollouts=len(rollouts),
         conversations=len(conversations),

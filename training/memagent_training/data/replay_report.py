@@ -73,6 +73,8 @@ class ReplayReport:
     """How many there were, refused ones included."""
     refused: Mapping[Refusal, tuple[str, ...]]
     """The ids of refused runs, oldest first; each stands under the first reason found."""
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    """Runs by which reward was not known, and why."""
     groups: int = 0
     rollouts: int = 0
     conversations: int = 0
@@ -115,6 +117,7 @@ class ReplayReport:
         lines += [
             f"refused, {reason.value}: {_runs(run_ids)}; {reason.remedy}" for reason, run_ids in self.refused.items()
         ]
+        lines += [f"no reward, {what}: {_count(number, 'run')}" for what, number in self.unknown.items()]
         return lines
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import RewardError
@@ -38,6 +38,20 @@ class StepRewardFunction(Protocol):
         ...
 
 
+@runtime_checkable
+class SaysWhyUnknown(Protocol):
+    """A reward function that can say why it gave None."""
+
+    def why_unknown(self, run: TrainingRun, /) -> str:
+        """The reason, in a few words."""
+        ...
+
+
+def why_unknown(function: object, run: TrainingRun) -> str:
+    """Why a function gave None for a run, as far as it says."""
+    return function.why_unknown(run) if isinstance(function, SaysWhyUnknown) else "the function cannot tell"
+
+
 @dataclass(frozen=True, slots=True)
 class LoggedReward:
     """The newest reward of a name that the log holds for the run: a person's feedback, or an earlier function's."""
@@ -50,6 +64,11 @@ class LoggedReward:
     def __call__(self, run: TrainingRun, /) -> float | None:
         """The value as logged; None where there is none."""
         return _newest(run, self.name, self.source).get(None)
+
+    def why_unknown(self, run: TrainingRun, /) -> str:
+        """There is none in the log."""
+        del run
+        return "the log holds no such reward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +84,11 @@ class LoggedStepReward:
         newest = _newest(run, self.name, self.source)
         rows = [each.id for each in run.conversations_K]
         return [newest[row] for row in rows] if all(row in newest for row in rows) else None
+
+    def why_unknown(self, run: TrainingRun, /) -> str:
+        """Some conversation has none in the log."""
+        del run
+        return "the log holds no such reward for each conversation"
 
 
 def _newest(run: TrainingRun, name: str | None, source: str | None) -> dict[int | None, float]:

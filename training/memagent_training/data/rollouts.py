@@ -7,8 +7,15 @@ a prompt, T tokens of a completion.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+OUTCOME: Final = "outcome"
+STEP: Final = "step"
+"""What terms of an advantage call a rollout's `reward` and its `step_rewards_K`."""
+Earned: TypeAlias = float | tuple[float, ...]
+"""A reward of a whole run, or one for each of its K conversations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +74,22 @@ class Rollout:
     reward: float
     step_rewards_K: tuple[float, ...] | None = None
     """A reward for each conversation by itself, where there are such."""
+    term_rewards: Mapping[str, Earned] = field(default_factory=dict)
+    """Further rewards by name, of the run or of each of its K conversations: those that terms of the advantage name."""
 
     def __post_init__(self) -> None:
         if not self.conversations_K:
             raise ValueError(f"run {self.run_id} has no conversations")
-        if self.step_rewards_K is not None and len(self.step_rewards_K) != len(self.conversations_K):
-            given = f"{len(self.conversations_K)} conversations and {len(self.step_rewards_K)} rewards"
-            raise ValueError(f"run {self.run_id} has {given}")
+        for rewards in (self.step_rewards_K, *self.term_rewards.values()):
+            if isinstance(rewards, tuple) and len(rewards) != len(self.conversations_K):
+                given = f"{len(self.conversations_K)} conversations and {len(rewards)} rewards"
+                raise ValueError(f"run {self.run_id} has {given}")
+
+    def earned(self, name: str) -> Earned | None:
+        """The reward of that name; None where it has none."""
+        if name == OUTCOME:
+            return self.reward
+        return self.step_rewards_K if name == STEP else self.term_rewards.get(name)
 
 
 @dataclass(frozen=True, slots=True)

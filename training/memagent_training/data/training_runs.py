@@ -10,12 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Final
 
+from memagent_graph.documents import DocumentStore
 from memagent_graph.evaluation.samples import Metric
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
 from memagent_graph.run_log.exchange import json_lines, parquet
 from memagent_graph.run_log.exchange.logged_run import LoggedRun
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import RunRecord
+from memagent_graph.timeline.run_views import store_of
 from memagent_graph.trace import Trace, Writes
 from memagent_training.training_errors import ReplayError
 
@@ -32,6 +34,8 @@ class Gold:
     """Whether all of them are asked for or they are wordings of one; None where nobody says."""
     own_score: Callable[[str], float] | None = None
     """0 to 1 for an answer, by a rule of the task's own."""
+    evidence: tuple[str, ...] | None = None
+    """The texts that the answer rests on, each as it stands in the document; None where nobody says."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class TrainingRun:
     """Of the run and its conversations (by their `id`), oldest first."""
     gold: Gold | None = None
     """What the answer should be, where whoever had the run made knows; logs do not hold it."""
+    store: DocumentStore | None = None
+    """Where the document's text is, if it is kept."""
 
     @property
     def run_id(self) -> str:
@@ -158,7 +164,7 @@ def read_run(log: RunLog, run_id: str) -> TrainingRun:
         RunNotFoundError: there is no such run.
         RunLogError: the log cannot be read.
     """
-    return _training_run(log.get(run_id), log.conversations(run_id), log.events(run_id), log.rewards(run_id))
+    return _training_run(log.path, log.get(run_id), log.conversations(run_id), log.events(run_id), log.rewards(run_id))
 
 
 def _logged(log: RunLog, chosen: RunFilter | None) -> Iterator[TrainingRun]:
@@ -182,10 +188,11 @@ def _exported(path: Path, file: IO[bytes], magic: bytes, chosen: RunFilter | Non
                 hint="Was it sorted or shuffled? Give the file that was exported.",
             )
         seen.add(run.record.run_id)
-        yield _training_run(run.record, run.conversations, run.events, run.rewards)
+        yield _training_run(path, run.record, run.conversations, run.events, run.rewards)
 
 
 def _training_run(
+    path: Path,
     record: RunRecord,
     conversations: Iterable[Conversation],
     events: Sequence[LoggedEvent],
@@ -202,4 +209,4 @@ def _training_run(
         for each in conversations
         if not each.superseded
     )
-    return TrainingRun(record, kept, tuple(events), tuple(rewards))
+    return TrainingRun(record, kept, tuple(events), tuple(rewards), store=store_of(record.document, path))

@@ -23,7 +23,7 @@ from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.evaluation.samples import Sample
 from memagent_graph.evaluation.scorers import OwnMetric
-from memagent_training.data.reward_functions import RewardFunction, checked
+from memagent_training.data.reward_functions import RewardFunction, SaysWhyUnknown, checked
 from memagent_training.data.training_runs import Gold, read_run
 from memagent_training.rewards.reward_names import named_reward
 from memagent_training.training_errors import RewardError, TrainingError
@@ -110,9 +110,9 @@ class Collected:
 
 
 def gold_of(sample: Sample) -> Gold:
-    """What a question's answer should be, by its task's rules."""
+    """What a question's answer should be, by its task's rules, and what in the document it rests on."""
     own = partial(sample.task.own_score, sample) if isinstance(sample.task, OwnMetric) else None
-    return Gold(sample.gold, sample.task.metric, own)
+    return Gold(sample.gold, sample.task.metric, own, tuple(each.text for each in sample.needles) or None)
 
 
 async def collect(
@@ -211,11 +211,13 @@ class _Collection:
         return CollectedGroup(name, sample.task.name, sample.length, run_ids, tuple(rewards))
 
     def _rewarded(self, run_id: str, gold: Gold) -> float:
-        run = replace(read_run(self.run_log, run_id), gold=gold)
-        value = self.reward(run.without_discarded())
+        run = replace(read_run(self.run_log, run_id), gold=gold, store=self.agent.store).without_discarded()
+        value = self.reward(run)
         if value is None:
             hint = "Give it what it needs; a log whose redaction drops answers cannot be rewarded."
-            raise RewardError(f"the reward {self.reward_name!r} cannot tell what it is worth", run_id=run_id, hint=hint)
+            why = f" ({self.reward.why_unknown(run)})" if isinstance(self.reward, SaysWhyUnknown) else ""
+            told = f"the reward {self.reward_name!r} cannot tell what it is worth{why}"
+            raise RewardError(told, run_id=run_id, hint=hint)
         return checked(value, run, self.reward_name)
 
     def _logged(self, run_ids: tuple[str, ...]) -> list[float] | None:

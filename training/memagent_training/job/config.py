@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig
 
 from memagent_training.algorithm.advantages import AdvantageSettings, Baseline, LossWeights, OverlongPenalty
+from memagent_training.algorithm.credit import terms_of
 from memagent_training.algorithm.loss import TokenLoss
 from memagent_training.algorithm.planner import INERT_TOKENS, Layout
 from memagent_training.algorithm.schedule import Schedule
@@ -113,6 +115,9 @@ class MultiConvDAPOConfig(GRPOConfig):
     divide_by_std: bool = False
     advantage_epsilon: float = 1e-6
     step_reward_share: float = 0.0
+    credit: list[dict[str, Any]] | None = None
+    """The terms of the advantage (`CreditTerm`), each a mapping; without it the outcome, and with `step_reward_share`
+    the step reward. As in [{reward: outcome, weight: 0.8}, {reward: format, weight: 0.2, scope: conversation}]."""
     overlong_max_length: int | None = None
     """Completion tokens at which DAPO's soft penalty reaches -1; None for no penalty."""
     overlong_cache_length: int | None = None
@@ -239,6 +244,7 @@ class MultiConvDAPOConfig(GRPOConfig):
             mask_truncated=self.mask_truncated_completions,
             drop_zero_variance=self.drop_zero_variance,
             loss_weights=LossWeights(self.loss_weights),
+            credit=terms_of(self.credit or ()),
         )
 
     def schedule(

@@ -32,6 +32,7 @@ DECISIVE: Final = (
     "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "mixed_precision", "seed",
     "model_init_kwargs", "epsilon", "epsilon_high", "delta", "beta", "entropy_coef", "importance_sampling_level",
     "temperature", "groups_per_step", "baseline", "divide_by_std", "advantage_epsilon", "step_reward_share",
+    "credit",
     "overlong_max_length", "overlong_cache_length", "drop_zero_variance", "mask_truncated_completions",
     "loss_weights", "old_logprobs", "importance_cap", "logged_after_temperature", "skip_certain",
     "kl_clamp", "disable_dropout", "cast_lm_head_to_fp32", "router_aux_loss_coef",

@@ -38,7 +38,7 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
     Raises:
         TrainingError: there is no such preset, the file is not a mapping, or a setting is unknown.
     """
-    settings = {**_read(name), **changes}
+    settings = {**read_preset(name), **changes}
     known = {each.name for each in dataclasses.fields(MultiConvDAPOConfig) if each.init}
     for setting in settings:
         if setting not in known:
@@ -59,8 +59,12 @@ def _number(setting: str, value: Any) -> Any:
         raise TrainingError(f"{setting} is {value!r}", hint="Give a number.") from error
 
 
-def _read(name: str | Path) -> Mapping[str, Any]:
-    """The preset's settings by name."""
+def read_preset(name: str | Path) -> Mapping[str, Any]:
+    """The preset's settings by name, as its file has them.
+
+    Raises:
+        TrainingError: there is no such preset, or the file is not a mapping.
+    """
     path = _FOLDER / f"{name}.yaml" if str(name) in preset_names() else Path(name)
     try:
         settings = yaml.safe_load(path.read_text("utf-8"))

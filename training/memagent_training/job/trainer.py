@@ -29,6 +29,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from memagent_training.algorithm.advantages import TrainingRow
+from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
 from memagent_training.algorithm.schedule import ScheduledStep
@@ -77,6 +78,8 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     ) -> None:
         steps = args.max_steps
         if groups is not None:
+            rollouts = [rollout for group in groups for rollout in group.rollouts_G]
+            check_roles(args.advantage_settings.terms, {c.role for each in rollouts for c in each.conversations_K})
             self._begin_schedule(groups, args, args.seed)
             steps = self.schedule.steps_per_pass
         super().__init__(

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent_graph.run_log import RunLog
+from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import Schedule
 from memagent_training.data.replay import Groups, Replay, load_groups
 from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction
+from memagent_training.data.rollouts import STEP
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.config import MultiConvDAPOConfig
@@ -29,6 +31,8 @@ from memagent_training.job.job_settings import decisive, make_config, rate_depen
 from memagent_training.job.memory_estimate import lora_of_rank
 from memagent_training.job.saved_policy import save_policy
 from memagent_training.job.training_output import Checkpoints
+from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.rewards.reward_names import term_rewards
 from memagent_training.training_errors import TrainingError
 
 if TYPE_CHECKING:
@@ -51,6 +55,8 @@ class TrainingJob:
     reward: str | RewardFunction = "reward"
     """A logged reward's name, or a function that scores the runs now."""
     step_reward: str | StepRewardFunction | None = None
+    gold: GoldAnswers | None = None
+    """For the rewards that terms of the advantage name (`MultiConvDAPOConfig.credit`)."""
     groups: Groups | None = None
     """The group of each run; without it, runs of one question on one document, read the same way."""
     whole_groups: bool = True
@@ -131,10 +137,13 @@ def prepare(job: TrainingJob) -> PreparedJob:
     else:
         output.require_unused(job.out)
         checkpoints = Checkpoints(None)
+    terms = config.advantage_settings.terms
     replay = load_groups(
         job.runs,
         reward=job.reward,
         step_reward=job.step_reward,
+        term_rewards=term_rewards(terms, gold=job.gold is not None),
+        gold_of=None if job.gold is None else job.gold.gold_of,
         groups=job.groups,
         whole_groups=job.whole_groups,
         max_tokens=min((each for each in (job.max_tokens, base.window) if each is not None), default=None),
@@ -143,7 +152,8 @@ def prepare(job: TrainingJob) -> PreparedJob:
         tokenizer=job.tokenizer,
         template=job.template,
     )
-    replay.require_groups()
+    groups = replay.require_groups()
+    check_roles(terms, {each.role for group in groups for run in group.rollouts_G for each in run.conversations_K})
     _check_tokenizer(job, base, replay)
     schedule = config.schedule(replay.groups)
     _check_schedule(schedule)
@@ -208,14 +218,14 @@ def read_groups(path: Path) -> dict[str, str]:
 
 def _check_step_rewards(job: TrainingJob, config: MultiConvDAPOConfig) -> None:
     share = config.step_reward_share
-    if share > 0 and job.step_reward is None:
-        raise TrainingError(
-            f"step_reward_share is {share}, and no step reward is named", hint="Name one (--step-reward)."
-        )
-    if share == 0 and job.step_reward is not None:
+    is_used = any(term.reward == STEP for term in config.advantage_settings.terms)
+    if is_used and job.step_reward is None:
+        asked = f"step_reward_share is {share}" if share else "a credit term is about the step reward"
+        raise TrainingError(f"{asked}, and no step reward is named", hint="Name one (--step-reward).")
+    if not is_used and job.step_reward is not None:
         raise TrainingError(
             "a step reward is named, and step_reward_share is 0, which ignores it",
-            hint="Give it a share, as in --set step_reward_share=0.2.",
+            hint="Give it a share, as in --set step_reward_share=0.2, or name it in a credit term.",
         )
 
 

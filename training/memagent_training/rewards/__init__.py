@@ -1,5 +1,6 @@
 """What runs and single conversations are worth: reward functions, their names, the gold answers they compare with."""
 
+from memagent_training.rewards.evidence_rewards import EvidenceF2, EvidenceF2Gain, ExitInTime, GateRight, LongRLVR
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import (
     BoxedExactMatch,
@@ -10,15 +11,21 @@ from memagent_training.rewards.outcome_rewards import (
     Weighted,
 )
 from memagent_training.rewards.relabelling import relabel, relabel_steps
-from memagent_training.rewards.step_rewards import EvidenceInMemory, FormatReward
+from memagent_training.rewards.step_rewards import EvidenceInMemory, FormatReward, RecallGain
 
 __all__ = [
     "BoxedExactMatch",
+    "EvidenceF2",
+    "EvidenceF2Gain",
     "EvidenceInMemory",
     "ExactMatch",
+    "ExitInTime",
     "FormatReward",
+    "GateRight",
     "GoldAnswers",
     "LenientMatch",
+    "LongRLVR",
+    "RecallGain",
     "StringMatch",
     "TokenF1",
     "Weighted",

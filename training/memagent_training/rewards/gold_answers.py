@@ -12,8 +12,8 @@ import msgspec
 from memagent_training.data.training_runs import Gold, TrainingRun
 from memagent_training.training_errors import RewardError
 
-Answers: TypeAlias = str | Sequence[str]
-"""An answer, or several. What several mean, alternatives or parts, is up to the reward function."""
+Answers: TypeAlias = str | Sequence[str] | Gold
+"""An answer, or several; what several mean, alternatives or parts, is up to the reward function. Or all of `Gold`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,11 @@ class GoldAnswers:
 
     def of(self, run: TrainingRun) -> tuple[str, ...] | None:
         """The gold answers of a run; None where there are none."""
+        found = self.gold_of(run)
+        return (found.answers or None) if found is not None else None
+
+    def gold_of(self, run: TrainingRun) -> Gold | None:
+        """The same as a run carries them, with the evidence where that is known."""
         document = run.record.document
         of_document = ((str(document[by]), run.question) for by in ("key", "name"))
         found = self.answers.get(run.run_id)
@@ -34,17 +39,16 @@ class GoldAnswers:
             found = self.of_documents.get(key) if found is None else found
         if found is None:
             found = self.answers.get(run.question, ())
-        return (found,) if isinstance(found, str) else tuple(found) or None
-
-    def gold_of(self, run: TrainingRun) -> Gold | None:
-        """The same as a run carries them."""
-        found = self.of(run)
-        return None if found is None else Gold(found)
+        if isinstance(found, Gold):
+            return found if found.answers or found.evidence else None
+        answers = (found,) if isinstance(found, str) else tuple(found)
+        return Gold(answers) if answers else None
 
     @classmethod
     def load(cls, path: Path | str) -> GoldAnswers:
         """From JSON lines, each an object with `question` or `run_id`, and `answers` (a list) or `answer`.
 
+        `evidence`, a list, has the texts that the answer rests on, each as it stands in the document.
         A line with `document` beside its `question`, a document's name or key, is about that document alone.
 
         Raises:
@@ -52,7 +56,7 @@ class GoldAnswers:
                 one has answered; says which.
         """
         path = Path(path)
-        found: dict[str | tuple[str, str], tuple[int, list[str]]] = {}
+        found: dict[str | tuple[str, str], tuple[int, Gold]] = {}
         try:
             with path.open(encoding="utf-8") as file:
                 for number, line in enumerate(file, 1):
@@ -75,9 +79,10 @@ class _Line(msgspec.Struct):
     document: str | None = None
     answers: str | list[str] | None = None
     answer: str | list[str] | None = None
+    evidence: list[str] | None = None
 
 
-def _entry(line: str, place: str) -> tuple[str | tuple[str, str], list[str]]:
+def _entry(line: str, place: str) -> tuple[str | tuple[str, str], Gold]:
     try:
         entry = msgspec.json.decode(line, type=_Line)
     except msgspec.DecodeError as error:
@@ -86,8 +91,14 @@ def _entry(line: str, place: str) -> tuple[str | tuple[str, str], list[str]]:
     key = entry.question if entry.run_id is None else entry.run_id
     if key is None or value is None:
         raise _no_entry(place)
+    if entry.evidence is not None and not (entry.evidence and all(each.strip() for each in entry.evidence)):
+        raise RewardError(
+            f"{place}: evidence without text",
+            hint='Give the texts as they stand in the document ("evidence": ["..."]), or leave it out.',
+        )
     of_document = None if entry.document is None or entry.run_id is not None else (entry.document, key)
-    return of_document or key, [value] if isinstance(value, str) else value
+    answers = (value,) if isinstance(value, str) else tuple(value)
+    return of_document or key, Gold(answers, evidence=None if entry.evidence is None else tuple(entry.evidence))
 
 
 def _no_entry(place: str) -> RewardError:

@@ -7,14 +7,29 @@ reward that the log holds, as `relabel` or `collect` may have entered it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from memagent_graph.evaluation.samples import Metric
 from memagent_graph.evaluation.scorers import REWARD_NAMES
 from memagent_graph.own_code import load_own, names_own_code
-from memagent_training.data.reward_functions import RewardFunction, StepRewardFunction, name_of
+from memagent_training.algorithm.credit import CreditTerm, Scope
+from memagent_training.data.reward_functions import (
+    LoggedReward,
+    LoggedStepReward,
+    RewardFunction,
+    StepRewardFunction,
+    name_of,
+)
+from memagent_training.data.rollouts import OUTCOME, STEP
+from memagent_training.rewards.evidence_rewards import (
+    EvidenceF2,
+    EvidenceF2Gain,
+    ExitInTime,
+    GateRight,
+    LongRLVR,
+)
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import (
     BoxedExactMatch,
@@ -23,7 +38,7 @@ from memagent_training.rewards.outcome_rewards import (
     StringMatch,
     TokenF1,
 )
-from memagent_training.rewards.step_rewards import EvidenceInMemory, FormatReward
+from memagent_training.rewards.step_rewards import EvidenceInMemory, FormatReward, RecallGain
 from memagent_training.training_errors import RewardError
 
 OUTCOME_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], RewardFunction]]] = {
@@ -33,13 +48,22 @@ OUTCOME_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], RewardFunctio
     "token_f1": TokenF1,
     "string_match": StringMatch,
     "string_match_part": partial(StringMatch, metric=Metric.ANY),
+    "evidence_f2": EvidenceF2,
+    "longrlvr": LongRLVR,
+    "exit_in_time": ExitInTime,
 }
-"""They compare a run's answer with gold ones. An evaluation's names for scores (`REWARD_NAMES`) mean them, too."""
+"""They compare a run with gold answers or evidence. An evaluation's names for scores (`REWARD_NAMES`) do, too."""
 STEP_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], StepRewardFunction]]] = {
-    "evidence_in_memory": EvidenceInMemory
+    "evidence_in_memory": EvidenceInMemory,
+    "evidence_f2_gain": EvidenceF2Gain,
+    "gate_right": GateRight,
+    "recall_gain": RecallGain,
 }
-"""They compare each memory with gold answers."""
+"""They compare each conversation with gold answers or evidence."""
+NEED_EVIDENCE: Final = frozenset({"evidence_f2", "evidence_f2_gain", "longrlvr", "gate_right", "exit_in_time"})
+"""Those that say nothing where only the gold answers are known."""
 FORMAT_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
+    "format": FormatReward(boxed=None),
     "boxed_format": FormatReward(),
     "plain_format": FormatReward(boxed=False),
 }
@@ -86,6 +110,51 @@ def chosen_step_reward(text: str, gold: GoldAnswers | None = None) -> str | Step
         return FORMAT_REWARDS[text]
     # Gold answers may be there for the other reward alone.
     return STEP_REWARDS[text](gold) if gold is not None and text in STEP_REWARDS else text
+
+
+def term_rewards(
+    terms: Sequence[CreditTerm], *, gold: bool, logged: bool = True
+) -> dict[str, RewardFunction | StepRewardFunction]:
+    """The functions of the rewards that terms of an advantage name, all but the two that a training names itself.
+
+    Args:
+        terms: the terms.
+        gold: whether runs carry gold answers. With them, a built-in's name means the built-in.
+        logged: whether any other name is that of a reward in the log.
+
+    Raises:
+        RewardError: there is no such reward, no such code, or a reward of whole runs has another scope.
+    """
+    scopes: dict[str, set[Scope]] = {}
+    for term in terms:
+        if term.reward not in {OUTCOME, STEP}:
+            scopes.setdefault(term.reward, set()).add(term.scope)
+    found: dict[str, RewardFunction | StepRewardFunction] = {}
+    for name, of in scopes.items():
+        own: RewardFunction | StepRewardFunction | None = _own(name)
+        of_runs, of_steps = OUTCOME_REWARDS.get(REWARD_NAMES.get(name, name)), STEP_REWARDS.get(name)
+        if own is not None:
+            found[name] = own
+        elif name in FORMAT_REWARDS:
+            found[name] = FORMAT_REWARDS[name]
+        elif gold and of_steps is not None:
+            found[name] = of_steps(None)
+        elif gold and of_runs is not None:
+            if of != {Scope.RUN}:
+                hint = f'Give it the scope "run", or choose one of conversations: {", ".join(STEP_REWARDS)}.'
+                raise RewardError(f"the credit term {name!r} is a reward of whole runs", hint=hint)
+            found[name] = of_runs(None)
+        elif logged:
+            found[name] = LoggedReward(name) if of == {Scope.RUN} else LoggedStepReward(name)
+        else:
+            raise RewardError(f"there is no reward {name!r}", hint=_nearest(name))
+    return found
+
+
+def _nearest(name: str) -> str:
+    known = [*OUTCOME_REWARDS, *STEP_REWARDS, *FORMAT_REWARDS]
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"Did you mean {' or '.join(near)}?" if near else f"Choose one of {', '.join(known)}."
 
 
 def _built_in(name: str) -> Callable[[GoldAnswers | None], RewardFunction]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from memagent_graph.documents import DocumentStore
-from memagent_graph.evaluation.scorers import contains
-from memagent_graph.events import EventKind
+from memagent_graph.evaluation.samples import Metric
+from memagent_graph.evaluation.scorers import contains, parted
+from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
 from memagent_graph.prompts import last_boxed
 from memagent_graph.run_log import Conversation, Outcome
@@ -26,21 +29,24 @@ class FormatReward:
     An answer must have a complete \boxed{}, where that is asked for, or hold text at all, and not have been cut off.
     """
 
-    boxed: bool = True
-    """Whether answers must be boxed."""
+    boxed: bool | None = True
+    """Whether answers must be boxed; None asks for the form that the run's prompts asked for, by what became of it."""
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
         """1 or 0 for each; None where a text was redacted away."""
         if any(each.text is None for each in run.conversations_K):
             return None
-        return [float(self._kept(each)) for each in run.conversations_K]
+        answered = run.record.stop_reason != StopReason.NO_ANSWER.value
+        return [float(self._kept(each, answered)) for each in run.conversations_K]
 
-    def _kept(self, conversation: Conversation) -> bool:
+    def _kept(self, conversation: Conversation, answered: bool) -> bool:
         text = conversation.text or ""
         cut = any(event.kind in _CUT for event in conversation.events)
         if cut or conversation.finish_reason == FinishReason.LENGTH.value:
             return False
         if conversation.writes is Writes.ANSWER:
+            if self.boxed is None:
+                return answered and bool(text.strip())
             return last_boxed(text) is not None if self.boxed else bool(text.strip())
         said = bool(text.strip()) and not any(each.rule for each in conversation.events)
         return conversation.outcome is Outcome.ACCEPTED or (said and conversation.outcome is Outcome.KEPT_PREVIOUS)
@@ -72,7 +78,7 @@ class EvidenceInMemory:
         """
         expected = run.gold if self.gold is None else self.gold.gold_of(run)
         memories_K = run.memories_around
-        if expected is None or any(after is None for _, after in memories_K):
+        if expected is None or not expected.answers or any(after is None for _, after in memories_K):
             return None
         telling = [each for each in expected.answers if not contains(run.question, each)]
         read_K = self._read(run, telling)
@@ -105,3 +111,36 @@ class EvidenceInMemory:
             after[step.id], newest[step.id] = before[step.id] | found, text
         nothing = frozenset[str]()
         return [(before.get(each.step, nothing), after.get(each.step, nothing)) for each in run.conversations_K]
+
+
+@dataclass(frozen=True, slots=True)
+class RecallGain:
+    """By how much a memory update changed the share of the gold answer's words that the memory holds (ReMemR1).
+
+    Of several wordings the nearest counts; of several strings that are all asked for, all words. 0 for an answer.
+    """
+
+    gold: GoldAnswers | None = None
+    """Where to find the gold answers; the run's own without it."""
+
+    def __call__(self, run: TrainingRun, /) -> list[float] | None:
+        """-1 to 1 for each; None where there is no gold answer, or a memory was redacted away."""
+        gold = run.gold if self.gold is None else self.gold.gold_of(run)
+        around_K = run.memories_around
+        if gold is None or not gold.answers or any(after is None for _, after in around_K):
+            return None
+        wordings = [" ".join(gold.answers)] if gold.metric is Metric.ALL else gold.answers
+        return [
+            _word_recall(after or "", wordings) - _word_recall(before or "", wordings) for before, after in around_K
+        ]
+
+    def why_unknown(self, run: TrainingRun, /) -> str:
+        """What is missing."""
+        gold = run.gold if self.gold is None else self.gold.gold_of(run)
+        return "a memory was redacted away" if gold is not None and gold.answers else "no gold answer is known"
+
+
+def _word_recall(memory: str, wordings: Sequence[str]) -> float:
+    held = Counter(parted(memory).split())
+    wanted = [Counter(parted(each).split()) for each in wordings]
+    return max((words & held).total() / max(1, words.total()) for words in wanted)

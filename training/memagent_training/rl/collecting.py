@@ -15,9 +15,10 @@ from memagent_graph.run_log import RunFilter
 from memagent_training.algorithm.advantages import reason_to_drop
 from memagent_training.data.replay import load_groups
 from memagent_training.data.reward_functions import LoggedReward
-from memagent_training.data.rollouts import RolloutGroup
-from memagent_training.job.collect import SOURCE, Collected, collect
+from memagent_training.data.rollouts import OUTCOME, RolloutGroup
+from memagent_training.job.collect import SOURCE, Collected, collect, gold_of
 from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.rewards.reward_names import term_rewards
 from memagent_training.rewards.step_rewards import EvidenceInMemory
 from memagent_training.rl.collapse import check_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, Journal, LengthReward
@@ -42,6 +43,8 @@ class Collector:
         self._prepared = prepared
         self._serving = serving
         self._journal = journal
+        self._terms = prepared.config.advantage_settings.terms
+        self._term_rewards = term_rewards(self._terms, gold=True, logged=False)
         self._loaded: tuple[int, list[RolloutGroup]] | None = None
         """The newest collection's groups, by its number."""
 
@@ -103,7 +106,7 @@ class Collector:
             self._prepared.job.collect,
             name=_collection(number),
             reward=self._prepared.job.reward,
-            keep_uniform=self._prepared.job.evidence_share > 0,
+            keep_uniform=any(term.reward != OUTCOME for term in self._terms),
             resume=True,
         )
 
@@ -130,10 +133,14 @@ class Collector:
 
     def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
         """A collection's groups as the run log has them."""
+        evidence = self._prepared.job.evidence_share > 0
+        gold = self._gold(number, stage, group_of) if evidence or self._term_rewards else None
         replay = load_groups(
             self._serving.run_log,
             reward=LoggedReward(None, SOURCE),
-            step_reward=self._evidence(number, stage, group_of) if self._prepared.job.evidence_share else None,
+            step_reward=EvidenceInMemory(alternatives=False, store=self._serving.rollouts.store) if evidence else None,
+            term_rewards=self._term_rewards,
+            gold_of=None if gold is None else gold.gold_of,
             chosen=RunFilter(run_ids=tuple(group_of)),
             groups=group_of,
             max_tokens=self._prepared.base.window,
@@ -142,11 +149,11 @@ class Collector:
             log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.summary()))
         return replay.require_groups()
 
-    def _evidence(self, number: int, stage: int, group_of: Mapping[str, str]) -> EvidenceInMemory:
+    def _gold(self, number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:
+        """What the answers of a collection's runs should be, and what they rest on."""
         questions = islice(self._prepared.curriculum.questions(number, stage), self._prepared.job.collect.max_questions)
-        gold_of = {f"{_collection(number)}-{place}": sample.gold for place, sample in enumerate(questions)}
-        answers: Mapping[str, tuple[str, ...]] = {run: gold_of[group] for run, group in group_of.items()}
-        return EvidenceInMemory(GoldAnswers(answers), alternatives=False, store=self._serving.rollouts.store)
+        of_group = {f"{_collection(number)}-{place}": gold_of(sample) for place, sample in enumerate(questions)}
+        return GoldAnswers({run: of_group[group] for run, group in group_of.items()})
 
 
 def _collection(number: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -16,14 +16,17 @@ from memagent_graph.evaluation.samples import Task
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.policies.profile import Profile, load_profile
 from memagent_graph.run_log import RunLog
+from memagent_graph.strategies import load_strategy
 from memagent_graph.tokenizers import load_tokenizer
+from memagent_training.algorithm.credit import CreditTerm, check_roles
 from memagent_training.data.reward_functions import RewardFunction
+from memagent_training.data.rollouts import STEP
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
-from memagent_training.rewards.reward_names import named_reward
+from memagent_training.rewards.reward_names import NEED_EVIDENCE, named_reward, term_rewards
 from memagent_training.rl.collapse import CollapseSettings
 from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
 from memagent_training.rl.reading_settings import ReadingSettings
@@ -186,13 +189,22 @@ def prepare(job: RLJob) -> PreparedLoop:
             hint="Train adapters (--lora), untie them, or leave --base-url out: the loop restarts a server of its own.",
         )
     config = _config(job)
+    terms = config.advantage_settings.terms
+    _check_terms(job, terms)
     tokenizer = load_tokenizer(base.folder)
     base = replace(base, profile=job.reading.resolved(base, tokenizer))
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack)
     tasks = [load_task(name, settings) for name in job.tasks]
     curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed)
+    named = {job.reward, *(term.reward for term in terms)}
     for task in tasks:
         _check_lengths(task, job)
+        if named & NEED_EVIDENCE and not task.sample(job.lengths[0], 0).needles:
+            raise TrainingError(
+                f"{', '.join(sorted(map(str, named & NEED_EVIDENCE)))}: the task {task.name} does not say what its "
+                "answers rest on",
+                hint="Choose a task whose samples have needles, such as niah_multikey_2, or other rewards.",
+            )
     prepared = PreparedLoop(job, config, base, curriculum)
     if job.measure.every:
         for task, length in product(tasks, prepared.measured_lengths):
@@ -230,6 +242,16 @@ def _check(job: RLJob) -> None:
             f"options for a server ({' '.join(job.server_options)}), and {job.base_url} is started by somebody else",
             hint="Give them where it is started, or leave --base-url out.",
         )
+
+
+def _check_terms(job: RLJob, terms: Sequence[CreditTerm]) -> None:
+    if any(term.reward == STEP for term in terms) and not job.evidence_share:
+        raise TrainingError(
+            "a credit term is about the step reward, and a loop names none",
+            hint="Name the reward itself in the term, such as evidence_f2_gain.",
+        )
+    term_rewards(terms, gold=True, logged=False)
+    check_roles(terms, {role.name for role in load_strategy(job.strategy).roles})
 
 
 def _check_folder(prepared: PreparedLoop) -> None:

@@ -1,0 +1,71 @@
+"""Where a read stopped, beside where the evidence stands: stopped too early, read too much, saved what could be saved.
+
+An oracle that knows the evidence reads each chunk once, in order, and stops behind the one that holds the last of it.
+What a read is measured by is that. Whatever was read side by side or again counts as it is, by what it read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from memagent_graph.evaluation.samples import Needle
+from memagent_graph.trace import Span, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One read beside the oracle's."""
+
+    premature: bool
+    """Whether some of the evidence was not read."""
+    over_read_tokens: int
+    """Document tokens in prompts beyond one reading up to the last evidence: behind it, and what was read again."""
+    saved: float
+    """The share of the document's characters that was never read."""
+    could_save: float
+    """The share that stands behind the last evidence and its chunk."""
+
+
+def stop_of(trace: Trace, evidence: Sequence[Needle], characters: int) -> Stop | None:
+    """How a read's stop compares with the oracle's; None where no evidence is known.
+
+    Args:
+        trace: the read's.
+        evidence: what the answer rests on (`Sample.evidence`).
+        characters: the document's.
+    """
+    if not evidence:
+        return None
+    read = sorted(set(_reads(trace)), key=lambda span: span.start_char)
+    places = [each.place(characters) for each in evidence]
+    last = max(end for _, end in places)
+    needed = [span for span in read if span.start_char < last]
+    end = min((span.end_char for span in needed if span.end_char >= last), default=last)
+    stretches = _stretches(read)
+    return Stop(
+        premature=not all(any(a <= start and stop <= b for a, b in stretches) for start, stop in places),
+        over_read_tokens=tokens_read(trace) - sum(span.tokens for span in needed),
+        saved=max(0.0, 1 - sum(b - a for a, b in stretches) / characters),
+        could_save=max(0.0, 1 - end / characters),
+    )
+
+
+def tokens_read(trace: Trace) -> int:
+    """Document tokens that stood in prompts, each as often as it did."""
+    return sum(span.tokens for span in _reads(trace))
+
+
+def _reads(trace: Trace) -> Iterable[Span]:
+    return (span for step in trace.steps for span in step.reads)
+
+
+def _stretches(spans: Iterable[Span]) -> list[tuple[int, int]]:
+    """What spans, in their order, cover: from where to where, without a gap."""
+    found: list[tuple[int, int]] = []
+    for span in spans:
+        if found and span.start_char <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], span.end_char)
+        else:
+            found.append((span.start_char, span.end_char))
+    return found

@@ -1,0 +1,99 @@
+"""Systems side by side: paired and clustered differences, what early stops saved and lost, scripts marked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.evaluation import failed, results, row
+
+from memagent_graph.evaluation.comparisons import comparison_parts
+from memagent_graph.evaluation.report import render_report
+from memagent_graph.evaluation.result_table import Outcome
+from memagent_graph.evaluation.standings import Standing, standings, standings_table
+
+STOPS = [
+    row("gated", index=0, premature=False, over_read_tokens=0, saved=0.5, could_save=0.5, turns=4),
+    row("gated", index=1, premature=False, over_read_tokens=80, saved=0.2, could_save=0.6, turns=6),
+    row("gated", index=2, right=False, premature=True, over_read_tokens=0, saved=0.9, could_save=0.3, turns=2),
+    row("gated", index=3, premature=False, over_read_tokens=0, saved=0.1, could_save=0.0, turns=8),
+    failed("gated", index=4),
+]
+
+
+def only(*rows) -> Standing:
+    (found,) = standings(results(*rows))
+    return found
+
+
+def test_early_stops_over_reading_and_savings_are_those_of_reads_that_came_to_an_end() -> None:
+    told = only(*STOPS)
+    assert (told.premature, told.lost_early, told.over_read, told.turns) == (0.25, 0.25, 20.0, 5.0)
+    assert told.saving == pytest.approx((0.5 + 0.2) / (0.5 + 0.6 + 0.3)), "a stop that was too early saves nothing"
+    assert (told.n, told.accuracy.mean) == (5, 0.6), "the failure is wrong"
+
+
+def test_where_all_of_the_document_counts_nothing_is_said_of_stops() -> None:
+    told = only(row(), row(index=1))
+    assert told.premature is told.over_read is told.saving is told.lost_early is None
+    assert "stopped early" not in standings_table([told])
+
+
+def test_each_system_is_compared_with_the_first_and_p_values_are_corrected_for_all_comparisons() -> None:
+    rows = [row(length=length, index=at) for length in (1024, 4096) for at in range(40)]
+    rows += [row("worse", length, at, right=at > 30) for length in (1024, 4096) for at in range(40)]
+    found = standings(results(*rows))
+    assert [(each.length, each.system) for each in found] == [
+        (length, system) for length in ("1K tokens", "4K tokens", "all") for system in ("memagent", "worse")
+    ]
+    worse = found[1].against_first
+    assert (worse.difference, worse.corrected_for) == (pytest.approx(-31 / 40), 3)
+    assert (found[0].not_worse, found[1].not_worse) == (None, False)
+    assert "| not shown |" in standings_table(found)
+
+
+def test_a_system_is_not_worse_where_the_interval_ends_above_minus_3_points() -> None:
+    rows = [each for at in range(200) for each in (row(index=at), row("same", index=at))]
+    assert standings(results(*rows))[1].not_worse is True
+    assert standings(results(*rows[:20]))[1].not_worse is False, "ten questions cannot show it"
+
+
+def test_questions_on_one_document_are_no_independent_trials() -> None:
+    alone = [row(index=at, right=at < 80) for at in range(120)]
+    shared = [replace(each, document=f"d{each.index // 4}") for each in alone]
+    wide, narrow = only(*shared), only(*alone)
+    assert (wide.documents, narrow.documents) == (30, 120)
+    assert wide.accuracy.mean == narrow.accuracy.mean
+    assert wide.accuracy.high - wide.accuracy.low > 1.5 * (narrow.accuracy.high - narrow.accuracy.low)
+    assert "| 120 (30) |" in standings_table([wide])
+    others = [replace(each, system="other", lenient=1.0) for each in shared]
+    told = standings(results(*shared, *others))[1].against_first
+    assert (told.documents, told.test.value) == (30, "sign flips by document")
+    assert told.low < 1 / 3 < told.high
+
+
+def test_the_cached_share_is_that_of_all_prompt_tokens() -> None:
+    told = only(row(prompt_tokens=100, cached_tokens=90), row(index=1, prompt_tokens=300, cached_tokens=10))
+    assert told.cached_share == 0.25
+
+
+def test_a_script_fills_the_columns_of_cost_and_is_marked() -> None:
+    rows = [row(index=at) for at in range(9)] + [row("fast", index=at, scripted=True) for at in range(9)]
+    report = render_report(results(*rows))
+    (line,) = [each for each in report.splitlines() if each.startswith("| keys | 1K tokens | fast |")]
+    assert "| scripted |" in line
+    assert "| 1,024 |" in line
+    assert "### keys" in report
+    assert "| 1K | fast |" not in report
+    assert "## Comparison" not in report
+
+
+def test_systems_are_ranked_pair_by_pair_though_one_was_not_asked_long_documents() -> None:
+    """One that is asked only what it can do must not make the others' differences vanish."""
+    rows = [row(length=length, index=at, question=f"{length}/{at}") for length in (1024, 4096) for at in range(40)]
+    rows += [replace(each, system="bad", lenient=float(each.length == 1024)) for each in rows]
+    rows += [replace(each, system="short") for each in rows[:40]]
+    rows += [replace(each, system="short", outcome=Outcome.DOES_NOT_FIT, lenient=0.0) for each in rows[40:80]]
+    ranking = comparison_parts(results(*rows))[-1]
+    assert "on the 40 to 80 questions" in ranking
+    assert "- 1. to 3. bad, memagent, short (not told apart as a group, but memagent is better than bad)" in ranking

@@ -1,0 +1,216 @@
+"""Terms of an advantage, and the rewards that presets name: evidence, gate, exit and word recall."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+from support.rl_loops import SETTINGS, small_job
+from support.scripts import document_with, part, perfect_reader
+
+from memagent_graph import Completion, FinishReason, MemAgentError, RunLog, ScriptedPolicy
+from memagent_graph.policy import TokenUsage
+from memagent_training.algorithm.credit import CreditTerm, check_roles, terms_of
+from memagent_training.data.replay import load_groups
+from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
+from memagent_training.job.presets import load_preset
+from memagent_training.rewards import (
+    EvidenceF2,
+    EvidenceF2Gain,
+    ExitInTime,
+    GateRight,
+    GoldAnswers,
+    LongRLVR,
+    RecallGain,
+    relabel,
+    relabel_steps,
+)
+from memagent_training.rewards.evidence_rewards import f2
+from memagent_training.rewards.reward_names import term_rewards
+from memagent_training.rl.rl_job import prepare
+from memagent_training.training_errors import TrainingError
+
+FACT = "The key of harbor is 4711."
+TEXT = document_with({0.4: FACT, 0.8: "The key of castle is 12."}, words=900)
+QUESTION = "What is the key of harbor?"
+GOLD = Gold(("4711",), evidence=(FACT,))
+
+
+def reads(prompt: str) -> str:
+    """A gate that rewrites where something is new, and goes on to the end."""
+    memory = perfect_reader(prompt)
+    if "<section>" not in prompt:
+        return memory
+    return "KEEP" if memory in {part(prompt, "memory"), "nothing yet"} else f"REWRITE\n{memory}"
+
+
+@pytest.fixture
+def read(make_reader, tmp_path: Path):
+    """A run of a policy over the text, with its gold answer and evidence."""
+    log = RunLog(tmp_path / "runs.sqlite")
+
+    def done(policy: Any = reads, strategy: str = "gated:stop=yes", gold: Gold | None = GOLD) -> TrainingRun:
+        make_reader(ScriptedPolicy(policy), strategy=strategy, run_log=log).read(TEXT, QUESTION, run_id="r")
+        (run,) = read_runs(log)
+        return replace(run.without_discarded(), gold=gold)
+
+    yield done
+    log.close()
+
+
+def gold_chunk(run: TrainingRun) -> int:
+    start = TEXT.encode().find(FACT.encode())
+    return next(
+        each.span.index
+        for each in run.conversations_K
+        if each.span and each.span.start_byte <= start < each.span.end_byte
+    )
+
+
+def test_f2_counts_recall_more_than_precision() -> None:
+    assert f2({1, 2}, {1, 2}) == 1.0
+    assert f2({1}, {1, 2}) == pytest.approx(5 * 1 * 0.5 / (4 * 1 + 0.5))
+    assert f2({1, 2}, {1}) == pytest.approx(5 * 0.5 * 1 / (4 * 0.5 + 1))
+    assert f2({1}, {1}, unread=1) == f2({1}, {1, 2})
+    assert f2(set(), {1}) == f2({3}, {1}) == f2(set(), set()) == 0.0
+
+
+def test_a_memory_that_rests_on_the_evidence_earns_all_of_it_where_it_was_written(read) -> None:
+    run = read()
+    assert EvidenceF2()(run) == 1.0
+    assert LongRLVR()(run) == pytest.approx(1 + 0.1 + 0.9)
+    gains = EvidenceF2Gain()(run)
+    assert [at for at, gain in enumerate(gains) if gain] == [gold_chunk(run)]
+    assert sum(gains) == 1.0
+    assert RecallGain()(run)[gold_chunk(run)] == sum(RecallGain()(run)) == 1.0
+
+
+def test_a_gate_is_right_where_it_rewrites_at_evidence_and_keeps_elsewhere(read) -> None:
+    run = read()
+    right = GateRight()(run)
+    assert right == [1.0] * (len(run.conversations_K) - 1) + [0.0]  # the answer is no gate
+    assert ExitInTime()(run) == 0.0  # it read to the end
+
+
+def test_a_gate_that_always_rewrites_is_right_at_the_evidence_alone(read) -> None:
+    run = read(lambda prompt: f"REWRITE\n{perfect_reader(prompt)}" if "<section>" in prompt else perfect_reader(prompt))
+    assert [at for at, value in enumerate(GateRight()(run)) if value] == [gold_chunk(run)]
+
+
+@pytest.mark.parametrize(("late", "least", "most"), [(-1, -1.0, -1.0), (0, 1.0, 1.0), (1, 0.01, 0.99)])
+def test_a_read_ends_best_with_the_chunk_of_the_last_evidence(read, late: int, least: float, most: float) -> None:
+    seen: list[bool] = []
+
+    def stops(prompt: str) -> str:
+        if "<section>" not in prompt:
+            return perfect_reader(prompt)
+        seen.append(FACT in prompt)
+        is_end = (True in seen and len(seen) - 1 - seen.index(True) == late) or (late < 0 and len(seen) == 1)
+        return f"STOP\n{perfect_reader(prompt)}" if is_end else reads(prompt)
+
+    run = read(stops)
+    assert least <= ExitInTime()(run) <= most
+    assert EvidenceF2()(run) == float(late >= 0)  # evidence that was not read counts as missed
+
+
+def test_what_is_not_known_says_why(read) -> None:
+    run = read(gold=None)
+    cases = [
+        (run, "no gold evidence is known"),
+        (replace(run, gold=Gold(("4711",))), "no gold evidence is known"),
+        (replace(run, gold=GOLD, store=None), "its document is not kept"),
+        (replace(run, gold=Gold(("x",), evidence=(FACT, "not there"))), "'not there' does not stand in the document"),
+    ]
+    for each, why in cases:
+        for function in (EvidenceF2(), EvidenceF2Gain(), GateRight(), ExitInTime(), LongRLVR()):
+            assert function(each) is None
+            assert why in function.why_unknown(each)
+
+
+def test_old_runs_are_scored_from_a_file_that_knows_their_evidence(read, tmp_path: Path) -> None:
+    read()
+    (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [FACT]}))
+    gold = GoldAnswers.load(tmp_path / "gold.jsonl")
+    log = RunLog(tmp_path / "runs.sqlite")
+    assert relabel(log, EvidenceF2(gold), name="f2").given == ("r",)
+    assert relabel_steps(log, GateRight(gold), name="gate").given == ("r",)
+    assert [each.value for each in log.rewards("r") if each.name == "f2"] == [1.0]
+    log.close()
+    (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [""]}))
+    with pytest.raises(MemAgentError, match="line 1: evidence without text"):
+        GoldAnswers.load(tmp_path / "gold.jsonl")
+
+
+def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Path) -> None:
+    def exactly(prompt: str) -> Completion:
+        text, usage = reads(prompt), TokenUsage(1, 1)
+        return Completion(text, FinishReason.STOP, "scripted", usage, [5], [6], [-0.5], policy_version="v1")
+
+    read(exactly)
+    terms = terms_of([{"reward": "kindness"}, {"reward": "evidence_f2"}])
+    told = load_groups(tmp_path / "runs.sqlite", reward=lambda _: 1.0, term_rewards=term_rewards(terms, gold=False))
+    assert told.report.unknown == {"kindness: the log holds no such reward": 1}
+    with pytest.raises(MemAgentError, match="kindness: the log holds no such reward in 1"):
+        told.require_groups()
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("outcome", "not a credit term"),
+        ({"weight": 1}, "not a credit term"),
+        ({"reward": "outcome", "wieght": 1}, "Did you mean 'weight'"),
+        ({"reward": "outcome", "weight": math.nan}, "weight of nan"),
+        ({"reward": "outcome", "weight": math.inf}, "weight of inf"),
+        ({"reward": "outcome", "weight": 0}, "other than 0"),
+        ({"reward": "outcome", "weight": "much"}, "weight: 'much'"),
+        ({"reward": "outcome", "scope": "turn"}, "Choose run, role, conversation"),
+        ({"reward": "format", "scope": "role"}, "Name a role"),
+        ({"reward": "format", "of": "answer"}, "Name a role"),
+    ],
+    ids=str,
+)
+def test_terms_that_cannot_be(entry: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=message):
+        load_preset("dapo", output_dir=str(tmp_path), credit=[entry], use_cpu=True, bf16=False)
+
+
+def test_terms_and_a_share_of_step_rewards_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="beside credit terms"):
+        load_preset("rememr1", output_dir=str(tmp_path), step_reward_share=0.2, use_cpu=True, bf16=False)
+
+
+def test_a_mask_that_leaves_no_conversation_names_the_roles_there_are() -> None:
+    check_roles([CreditTerm("outcome", roles=("gated_*", "answer"))], {"gated_update", "answer"})
+    with pytest.raises(TrainingError, match=r"role 'gated_\*', and the runs have answer, update.*--strategy"):
+        check_roles([CreditTerm("outcome", roles=("gated_*",))], {"update", "answer"})
+
+
+@pytest.mark.parametrize(
+    ("credit", "message"),
+    [
+        ([{"reward": "evidence_f3"}], "no reward 'evidence_f3'.*evidence_f2"),
+        ([{"reward": "step", "scope": "conversation"}], "a loop names none"),
+        ([{"reward": "outcome", "roles": "gated_*"}], r"role 'gated_\*'"),
+        ([{"reward": "evidence_f2", "scope": "conversation"}], "is a reward of whole runs"),
+    ],
+    ids=str,
+)
+def test_a_loop_refuses_terms_that_cannot_be(credit: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(MemAgentError, match=message):
+        prepare(small_job(tmp_path / "rl", settings={**SETTINGS, "credit": credit}))
+
+
+@pytest.mark.parametrize(
+    ("preset", "strategy"), [("gru-mem", "gated:stop=yes"), ("rememr1", "recall"), ("longrlvr", None)]
+)
+def test_a_loop_takes_each_preset(preset: str, strategy: str | None, tmp_path: Path) -> None:
+    prepared = prepare(small_job(tmp_path / "rl", preset=preset, strategy=strategy))
+    assert prepared.record["settings"]["credit"] == prepared.config.credit

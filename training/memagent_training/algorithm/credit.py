@@ -1,0 +1,188 @@
+"""The terms of an advantage: which reward counts how much, with what it is compared, and whose tokens it credits.
+
+A term's rewards are compared within a group, with what `Scope` says. So each scope has its group key: (question) over
+runs, (question, place) over conversations, where a place is role, branch and slot. What is compared with nothing has an
+advantage of 0. Terms are added up; an advantage from the outcome alone is the sum of one term.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from statistics import fmean
+from typing import Any, Final
+
+from memagent_training.data.rollouts import OUTCOME, Rollout, RolloutGroup
+from memagent_training.training_errors import TrainingError
+
+
+class Scope(StrEnum):
+    """What a reward is of, and with what it is compared."""
+
+    RUN = "run"
+    """Of a whole run, compared with the group's other runs; of a reward of single conversations, their mean."""
+    ROLE = "role"
+    """The mean over one role's conversations, compared with that of the group's other runs that have such."""
+    CONVERSATION = "conversation"
+    """Of a conversation, compared with those at the same place of the group's other runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credited:
+    """A reward that is compared with others, and what its advantage is that of."""
+
+    rollout: int
+    reward: float
+    conversations: tuple[int, ...]
+    """Of that rollout; all of their learned tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreditTerm:
+    """One term of an advantage. Roles may be patterns, as in "gated_*"."""
+
+    reward: str
+    """"outcome" or "step", the two that a training names (`--reward`, `--step-reward`), or another reward's name."""
+    weight: float = 1.0
+    scope: Scope = Scope.RUN
+    of: str | None = None
+    """The role whose conversations are rewarded, where the scope is one role."""
+    roles: tuple[str, ...] = ()
+    """Whose tokens are credited; all without it."""
+    divide_by_std: bool | None = None
+    """Whether its advantages are divided by the standard deviation; as the other settings say without it."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.weight) or not self.weight:
+            raise TrainingError(
+                f"The credit term {self.reward!r} has a weight of {self.weight}",
+                hint="Give a finite number other than 0, or leave the term out.",
+            )
+        if (self.scope is Scope.ROLE) != (self.of is not None):
+            raise TrainingError(
+                f"The credit term {self.reward!r} has the scope {self.scope.value!r} and is of the role {self.of!r}",
+                hint='Name a role (of: answer) with the scope "role", and with no other.',
+            )
+
+    def credits(self, role: str) -> bool:
+        """Whether it credits the tokens of a role."""
+        return not self.roles or any(fnmatchcase(role, each) for each in self.roles)
+
+    def compared(self, group: RolloutGroup) -> list[list[Credited]]:
+        """The group's rewards, in the sets within which they are compared."""
+        if self.scope is not Scope.CONVERSATION:
+            earned_G = [self._of_run(rollout) for rollout in group.rollouts_G]
+            return [
+                [
+                    Credited(
+                        g, earned, tuple(k for k, each in enumerate(of.conversations_K) if self.credits(each.role))
+                    )
+                    for g, (of, earned) in enumerate(zip(group.rollouts_G, earned_G, strict=True))
+                    if earned is not None
+                ]
+            ]
+        at: dict[tuple[str, str, int], list[Credited]] = {}
+        for g, rollout in enumerate(group.rollouts_G):
+            earned_K = rollout.earned(self.reward)
+            assert isinstance(earned_K, tuple)  # noqa: S101  checked before
+            for k, (each, reward) in enumerate(zip(rollout.conversations_K, earned_K, strict=True)):
+                if self.credits(each.role):
+                    at.setdefault(each.place, []).append(Credited(g, reward, (k,)))
+        return list(at.values())
+
+    def check(self, rollout: Rollout) -> None:
+        """Refuse a rollout that lacks this reward, or has it in another scope, or has a number that is not finite.
+
+        Raises:
+            TrainingError: with the run's id.
+        """
+        earned = rollout.earned(self.reward)
+        if earned is None:
+            raise TrainingError(
+                f"The credit term {self.reward!r} has no reward in this run",
+                hint="Load the runs with the rewards of all terms.",
+                run_id=rollout.run_id,
+            )
+        if not isinstance(earned, tuple) and self.scope is not Scope.RUN:
+            raise TrainingError(
+                f"The credit term {self.reward!r} has the scope {self.scope.value!r}, and is a reward of whole runs",
+                hint='Give it the scope "run", or name a reward of single conversations.',
+                run_id=rollout.run_id,
+            )
+        for value in earned if isinstance(earned, tuple) else (earned,):
+            if not math.isfinite(value):
+                raise TrainingError(
+                    f"A reward is {value}",
+                    hint="Mend the reward function and relabel the runs, or leave this one's group out.",
+                    run_id=rollout.run_id,
+                )
+
+    def _of_run(self, rollout: Rollout) -> float | None:
+        """The reward of the run, or of a role's conversations in it; None where it has none of that role."""
+        earned = rollout.earned(self.reward)
+        if not isinstance(earned, tuple):
+            return earned
+        pairs = zip(rollout.conversations_K, earned, strict=True)
+        rewards = [reward for each, reward in pairs if self.of is None or fnmatchcase(each.role, self.of)]
+        return fmean(rewards) if rewards else None
+
+
+def terms_of(entries: Sequence[Mapping[str, Any]]) -> tuple[CreditTerm, ...]:
+    """Terms from a list of mappings, as YAML, TOML and JSON have it.
+
+    Raises:
+        TrainingError: an entry is not a mapping with a reward, has an unknown key, or a value that cannot be.
+    """
+    return tuple(map(_term, entries))
+
+
+def check_roles(terms: Sequence[CreditTerm], roles: Collection[str]) -> None:
+    """Refuse terms about roles that the runs do not have: they would credit nothing.
+
+    Raises:
+        TrainingError: says which roles there are.
+    """
+    for term in terms:
+        for role in (*term.roles, *(() if term.of is None else (term.of,))):
+            if not any(fnmatchcase(each, role) for each in roles):
+                raise TrainingError(
+                    f"The credit term {term.reward!r} is about the role {role!r}, and the runs have "
+                    f"{', '.join(sorted(roles))}",
+                    hint="Name one of theirs, or read with the strategy that has that role (--strategy).",
+                )
+
+
+_KINDS: Final[dict[str, type | tuple[type, ...]]] = {
+    "reward": str, "weight": (int, float), "scope": str, "of": (str, type(None)), "roles": (str, list, tuple),
+    "divide_by_std": (bool, type(None)),
+}  # fmt: skip
+_EXAMPLE: Final = "Write it as in {reward: outcome, weight: 0.8} or {reward: format, weight: 0.2, scope: conversation}."
+
+
+def _term(entry: Any) -> CreditTerm:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("reward"), str) or not entry["reward"]:
+        raise TrainingError(f"{entry!r} is not a credit term", hint=_EXAMPLE)
+    known = [each.name for each in dataclasses.fields(CreditTerm)]
+    for name, value in entry.items():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+            raise TrainingError(f"The credit term {entry['reward']!r} has an unknown key {name!r}", hint=hint)
+        is_right = isinstance(value, _KINDS[name]) and (name != "weight" or not isinstance(value, bool))
+        if not is_right or (name == "scope" and value not in set(Scope)):
+            hint = f"Choose {', '.join(Scope)}." if name == "scope" else _EXAMPLE
+            raise TrainingError(f"The credit term {entry['reward']!r} has {name}: {value!r}", hint=hint)
+    roles = entry.get("roles", ())
+    changes = {
+        "scope": Scope(entry.get("scope", Scope.RUN)),
+        "roles": (roles,) if isinstance(roles, str) else (*roles,),
+    }
+    return CreditTerm(**{**entry, **changes})
+
+
+OUTCOME_ALONE: Final = (CreditTerm(OUTCOME),)
