@@ -78,8 +78,8 @@ class Demo:
                     console.out.print(
                         f"A document of {document.tokens:,} tokens ({len(document.text):,} characters) of Python's "
                         f"language reference, with {len(document.questions)} facts planted and "
-                        f"{document.foreign_facts} foreign ones, read by {reader.policy.name} {chunk_tokens} tokens at a "
-                        "time."
+                        f"{document.foreign_facts} foreign ones, read by {reader.policy.name} {chunk_tokens} tokens "
+                        "at a time."
                     )
                 begin = time.monotonic()
                 results = await console.follow_questions(
