@@ -74,7 +74,7 @@ class PromptTemplate:
     def _field(self) -> re.Pattern[str]:
         return re.compile(rf"\{{({'|'.join(sorted(map(re.escape, self.names)))})\}}")
 
-    @property
+    @cached_property
     def fields(self) -> frozenset[str]:
         """The names of the fields that occur."""
         return frozenset(self._field.findall(self.text))

@@ -253,17 +253,19 @@ class Replayed:
             self.updates[place] = self._continued(self.updates[place], step)
         else:
             place = len(self.updates)
-            self.updates.append(self._continued(self._begun(step, before), step))
+            self.updates.append(self._begun(step, before))
         self._newest[step.branch] = place
         self._places[step.id] = place
         self._after[step.id] = (step.id,)
         return self.updates[place]
 
     def _begun(self, step: TraceStep, before: tuple[str, ...]) -> MemoryUpdate:
-        """The update that a step is the first of, before that step."""
+        """The update that a step is the first of."""
         first = step.reads[0] if step.reads else None
         last = max(step.reads, key=lambda span: span.end_byte, default=None)
         self._bytes_read += sum(span.end_byte - span.start_byte for span in step.reads)
+        previous = self.memory_of(before, step.branch)
+        memory = (step.text or "") if step.writes is Writes.MEMORY else previous
         return MemoryUpdate(
             chunk_index=step.chunk_index,
             start_char=first.start_char if first else 0,
@@ -271,13 +273,15 @@ class Replayed:
             start_byte=first.start_byte if first else 0,
             end_byte=last.end_byte if last else 0,
             chunk_tokens=sum(span.tokens for span in step.reads),
-            memory=self.memory_of(before, step.branch),
-            changed=False,
+            memory=memory,
+            changed=memory != previous,
             progress=self._progress(step),
-            prompt_tokens=0,
-            completion_tokens=0,
-            seconds=0.0,
+            prompt_tokens=step.prompt_tokens,
+            completion_tokens=step.completion_tokens,
+            seconds=step.seconds,
+            events=step.events,
             branch=step.branch,
+            step=step.id,
             sources=before,
         )
 
