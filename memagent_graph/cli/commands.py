@@ -34,8 +34,9 @@ _BUILT_IN: Final = {
     "eval": "eval:Eval",
     "eval-report": "eval_report:EvalReport",
     "mcp": "mcp:Mcp",
+    "policy": "policy:COMMANDS",
 }
-"""Module and class of each command of this package."""
+"""Module and class of each command of this package; a mapping from names to classes in place of a class is a group."""
 
 
 class Command(Protocol):
@@ -98,7 +99,9 @@ class _Commands(Mapping[str, Any]):
             if name in _BUILT_IN:
                 module, _, kind = _BUILT_IN[name].partition(":")
                 command = getattr(import_module(f"memagent_graph.cli.{module}"), kind)
-                self._loaded[name] = _made(lambda app: add_command(app, name, command))
+                grouped = command if isinstance(command, Mapping) else {name: command}
+                self._loaded[name] = _made(lambda app: [add_command(app, *each) for each in grouped.items()])
+                self._loaded[name].help = self._loaded[name].help or f"Commands: {', '.join(grouped)}."
             else:
                 self._loaded[name] = _made_elsewhere(self._added[name])
         return self._loaded[name]

@@ -21,13 +21,16 @@ PolicyName = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="The policy by its name: embedded, local, server, or one that an installed package adds.",
+        help="The policy by its name: embedded, smollm2, local, server, or one that an installed package adds.",
         show_default="by --model and --base-url",
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(help='A name on the server; without one, a folder, a hub id, or "embedded".', show_default="embedded"),
+    typer.Option(
+        help='A name on the server; without one, a folder, a hub id, "embedded", or "smollm2" once it was added.',
+        show_default="$OPENAI_BASE_URL's, else smollm2 if it was added, else embedded",
+    ),
 ]
 BaseURL = Annotated[
     str | None, typer.Option(help="The server's API, as in http://localhost:8000/v1.", show_default="$OPENAI_BASE_URL")
@@ -167,5 +170,5 @@ class ReaderOptions(ReadingOptions):
         from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
 
         names = {each.name for each in fields(self)} & {each.name for each in fields(ReaderSettings)}
-        settings = ReaderSettings(**{name: getattr(self, name) for name in names}).with_server_of_environment()
+        settings = ReaderSettings(**{name: getattr(self, name) for name in names}).decided()
         return replace(settings, strategy=f"{self.strategy or 'overwrite'}+{self.stop}") if self.stop else settings

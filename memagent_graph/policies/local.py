@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
+from memagent_graph.policies.added import KNOWN
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.hub import is_hub_id, model_folder
 from memagent_graph.policies.model_info import ModelInfo, weights_version
-from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, policy_folder
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -39,7 +40,8 @@ class LocalPolicy:
     """Completions from a causal language model in this process, with token ids and log-probs.
 
     Args:
-        model: a folder with weights, `config.json`, tokenizer and chat template, or a hub id.
+        model: a folder with weights, `config.json`, tokenizer and chat template; a hub id; or the name of a policy that
+            was added to this machine.
         device: a torch device.
         dtype: a torch dtype's name; the embedded policy's figures hold for float32.
         max_batch: how many requests are computed together.
@@ -189,9 +191,11 @@ class _Draft:
 
 def _folder_of(model: Path | str) -> Path:
     """Where the model's files are; those of one on the hub are fetched if need be."""
-    folder = Path(model).expanduser()
+    folder = policy_folder(model)
     if folder.is_dir():
         return folder
+    if model in KNOWN:
+        raise PolicyError(f"the policy {model} is not on this machine", hint=f"Add it: memagent policy add {model}.")
     if isinstance(model, str) and is_hub_id(model):
         return model_folder(model, with_weights=True)
     raise PolicyError(

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 from memagent_graph import policies
 from memagent_graph.entry_points import POLICIES, added, failure_of
 from memagent_graph.errors import PolicyError
+from memagent_graph.policies.added import KNOWN, added_policies
 from memagent_graph.policy import Policy
 
 
@@ -51,6 +52,8 @@ def make_policy(name: str, request: PolicyRequest) -> Policy:
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name](request)
+    if name in KNOWN:
+        return policies.LocalPolicy(name)
     entries = added(POLICIES)
     if name not in entries:
         names = policy_names()
@@ -70,7 +73,7 @@ def make_policy(name: str, request: PolicyRequest) -> Policy:
 
 def policy_names() -> tuple[str, ...]:
     """The names that `make_policy` knows: those that come with the package, then those that were added."""
-    return tuple(dict.fromkeys((*_BUILT_IN, *added(POLICIES))))
+    return tuple(dict.fromkeys((*_BUILT_IN, *added_policies(), *added(POLICIES))))
 
 
 def _local(request: PolicyRequest) -> Policy:
