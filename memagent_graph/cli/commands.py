@@ -34,7 +34,7 @@ _BUILT_IN: Final = {
     "eval": "eval:Eval",
     "eval-report": "eval_report:EvalReport",
     "mcp": "mcp:Mcp",
-    "policy": "policy:COMMANDS",
+    "policy": "policy_commands:COMMANDS",
 }
 """Module and class of each command of this package; a mapping from names to classes in place of a class is a group."""
 
@@ -101,7 +101,9 @@ class _Commands(Mapping[str, Any]):
                 command = getattr(import_module(f"memagent_graph.cli.{module}"), kind)
                 grouped = command if isinstance(command, Mapping) else {name: command}
                 self._loaded[name] = _made(lambda app: [add_command(app, *each) for each in grouped.items()])
-                self._loaded[name].help = self._loaded[name].help or f"Commands: {', '.join(grouped)}."
+                if grouped is command:
+                    self._loaded[name].name = name
+                    self._loaded[name].help = f"Policies on this machine: {', '.join(grouped)}."
             else:
                 self._loaded[name] = _made_elsewhere(self._added[name])
         return self._loaded[name]
