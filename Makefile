@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help install demo test check format bench vllm test-vllm test-browser clean
+.PHONY: help install demo test check format bench vllm test-vllm test-llama test-browser clean
 
 help:  ## What can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -42,8 +42,16 @@ vllm:  ## A second virtual environment with a vLLM server for CPUs
 test-vllm: install vllm  ## The tests that read through a real vLLM server
 	$(BIN)/pytest tests/integration
 
+.venv-llama/.installed: Makefile
+	$(PYTHON) -m venv .venv-llama
+	.venv-llama/bin/python -m pip install --quiet xllamacpp==2026.10.11549
+	touch $@
+
+test-llama: install .venv-llama/.installed  ## The tests that read through a real llama.cpp server (fetches 34 MB, and 93 MB of weights)
+	MEMAGENT_LLAMA_PYTHON=.venv-llama/bin/python $(BIN)/pytest tests/integration/test_llama_cpp.py
+
 test-browser: install  ## The tests that drive a page in Chromium (Debian: apt-get install chromium chromium-driver)
 	$(BIN)/pytest tests/browser
 
 clean:  ## Remove the virtual environments and caches
-	rm -rf $(VENV) .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-llama .mypy_cache .ruff_cache .pytest_cache .hypothesis

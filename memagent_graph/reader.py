@@ -21,8 +21,9 @@ from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import DocumentMismatchError, MemAgentError, PolicyError, RunMismatchError
 from memagent_graph.events import StopReason
+from memagent_graph.policies.added import default_policy
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
-from memagent_graph.policies.profile import Profile, require_profile
+from memagent_graph.policies.profile import Profile, policy_folder, require_profile
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.assembly import Choices, assemble
@@ -58,7 +59,8 @@ class MemAgent:
     was trained with. Every method exists twice: `aread` for asynchronous code, `read` for the rest.
 
     Args:
-        policy: the language model; the embedded one where it is left out (needs the extra "local").
+        policy: the language model; where it is left out, one that was added to this machine (`memagent policy add`),
+            else the embedded one (needs the extra "local").
         profile: what the policy was trained with, where it does not tell that itself (its server's files are
             elsewhere): a folder with `memagent.json`, whose `tokenizer.json` counts, too; or "embedded".
         tokenizer: the policy's own, or what `load_tokenizer` takes.
@@ -108,7 +110,7 @@ class MemAgent:
         settings: Mapping[str, Any] | None = None,
         replace_undecodable: bool = False,
     ) -> None:
-        self.policy = policy if policy is not None else _embedded_policy()
+        self.policy = policy if policy is not None else _default_policy()
         self.store = store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
@@ -667,11 +669,11 @@ def _tokenizer_beside(profile: Path | str) -> Path | str | None:
     """What `load_tokenizer` takes for the tokenizer in a profile's folder, where it has one."""
     if profile == EMBEDDED:
         return profile
-    folder = Path(profile).expanduser()
+    folder = policy_folder(profile)
     return folder if (folder / "tokenizer.json").is_file() else None
 
 
-def _embedded_policy() -> Policy:
+def _default_policy() -> Policy:
     from memagent_graph.policies import LocalPolicy  # noqa: PLC0415  torch is loaded only where it is needed
 
-    return LocalPolicy.embedded()
+    return LocalPolicy(default_policy())

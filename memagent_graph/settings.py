@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import RunError
 from memagent_graph.events import UpdateRule
-from memagent_graph.policies.added import RECIPES
-from memagent_graph.policies.named import PolicyRequest, default_policy, make_policy
+from memagent_graph.policies.added import KNOWN, added_folder, default_policy
+from memagent_graph.policies.named import PolicyRequest, make_policy
 from memagent_graph.policies.server_url import without_password
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits, UpdateRules
 from memagent_graph.run_log import RunLog
+
+log = logging.getLogger(__name__)
+
+_REASONS: Final = {
+    None: "as named",
+    "environment": "the server in OPENAI_BASE_URL, as no policy is named",
+    "added": "the policy that was added to this machine, as neither a policy nor a server is named",
+    "embedded": "neither a policy nor a server is named, and none was added. It finds planted numbers in English and "
+    "understands nothing else; `memagent policy add smollm2` gets one that reads English",
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,7 @@ class ReaderSettings:
     policy: str | None = None
     """A name that `memagent_graph.policies.named` knows; None leaves it to `model` and `base_url`."""
     model: str | None = None
-    """A name on the server; without a server a folder, a hub id, "embedded", or a policy that was added."""
+    """A name on the server; without a server a folder or hub id, "embedded", or a policy that was added."""
     base_url: str | None = None
     tokenizer: str | None = None
     profile: str | None = None
@@ -58,6 +69,8 @@ class ReaderSettings:
     concurrency: int = 128
     timeout: float = 300.0
     retries: int = 4
+    chosen: Literal["environment", "added", "embedded"] | None = None
+    """Why this policy reads, where none was named; see `decided`."""
 
     @classmethod
     def from_log(cls, values: Mapping[str, Any], run_id: str) -> ReaderSettings:
@@ -78,8 +91,7 @@ class ReaderSettings:
     def for_log(self) -> dict[str, Any]:
         """The settings that differ from the defaults, JSON-ready, without a user name or password in the URL."""
         values = {name: value for name, value in asdict(self).items() if value != getattr(_DEFAULTS, name)}
-        named = self.policy_name == "embedded" or self.policy_name in RECIPES
-        values.setdefault("model", self.policy_name if named else None)
+        values.setdefault("model", "embedded" if self.policy_name == "embedded" else None)
         if self.base_url:
             values["base_url"] = without_password(self.base_url)
         return values
@@ -90,23 +102,38 @@ class ReaderSettings:
         if self.policy is not None:
             return self.policy
         if self.base_url is None:
-            if self.model is None:
-                return default_policy()
-            if self.model == "embedded" or self.model in RECIPES:
-                return self.model
+            if self.model in {None, "embedded"}:
+                return "embedded"
+            if added_folder(str(self.model)) or (self.model in KNOWN and not os.environ.get("OPENAI_BASE_URL")):
+                return "local"
             is_folder = Path(str(self.model)).expanduser().is_dir()
             # With a slash it is a hub id, or a folder misspelt.
             if is_folder or ("/" in str(self.model) and not os.environ.get("OPENAI_BASE_URL")):
                 return "local"
         return "server"
 
-    def with_server_of_environment(self) -> ReaderSettings:
-        """These settings with OPENAI_BASE_URL in force, where they name neither a server nor another policy."""
+    def decided(self) -> ReaderSettings:
+        """These settings with the policy that reads: the one named, else OPENAI_BASE_URL's, one added, or "embedded".
+
+        That URL also counts for a name that only a server can know. The choice is logged.
+        """
         url = os.environ.get("OPENAI_BASE_URL")
-        is_open = self.policy is None and self.model is None
+        is_open = self.policy is None and self.model is None and self.base_url is None
         if url and self.base_url is None and (is_open or self.policy_name == "server"):
-            return replace(self, base_url=url)
-        return self
+            decided = replace(self, base_url=url, chosen="environment" if is_open else self.chosen)
+        elif is_open:
+            name = default_policy()
+            decided = replace(self, model=name, chosen="embedded" if name == "embedded" else "added")
+        else:
+            decided = self
+        log.info("%s", decided.policy_told)
+        return decided
+
+    @property
+    def policy_told(self) -> str:
+        """Which policy reads, and why, in one line."""
+        model = without_password(self.base_url) if self.base_url and self.model is None else self.model
+        return f"policy {self.policy or model or 'embedded'}: {_REASONS[self.chosen]}"
 
     def with_other(
         self,
@@ -121,9 +148,11 @@ class ReaderSettings:
         A policy is given by its name, with the model and server that it is to have, or by model or server alone.
         """
         if policy is not None:
-            changed = replace(self, policy=policy, model=model, base_url=base_url)
+            changed = replace(self, policy=policy, model=model, base_url=base_url, chosen=None)
         elif model is not None or base_url is not None:
-            changed = replace(self, policy=None, model=model or self.model, base_url=base_url or self.base_url)
+            changed = replace(
+                self, policy=None, model=model or self.model, base_url=base_url or self.base_url, chosen=None
+            )
         else:
             changed = self
         return replace(changed, strategy=strategy or self.strategy)

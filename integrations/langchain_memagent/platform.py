@@ -102,7 +102,7 @@ def _made_once() -> ReaderGraph:
 
 @cache
 def _made() -> ReaderGraph:
-    graph = settings_from_environment(os.environ).with_server_of_environment().make_reader().graph()
+    graph = settings_from_environment(os.environ).decided().make_reader().graph()
     # The context holds clients and stores: nothing that a caller could send, nor that has a JSON schema to show.
     return ServedGraph(**{**vars(graph), "context_schema": None})
 

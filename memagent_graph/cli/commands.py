@@ -34,9 +34,9 @@ _BUILT_IN: Final = {
     "eval": "eval:Eval",
     "eval-report": "eval_report:EvalReport",
     "mcp": "mcp:Mcp",
-    "policy": "add_policy:PolicyCommand",
+    "policy": "policy_commands:COMMANDS",
 }
-"""Module and class of each command of this package."""
+"""Module and class of each command of this package; a mapping from names to classes in place of a class is a group."""
 
 
 class Command(Protocol):
@@ -99,7 +99,16 @@ class _Commands(Mapping[str, Any]):
             if name in _BUILT_IN:
                 module, _, kind = _BUILT_IN[name].partition(":")
                 command = getattr(import_module(f"memagent_graph.cli.{module}"), kind)
-                self._loaded[name] = _made(lambda app: add_command(app, name, command))
+                grouped = command if isinstance(command, Mapping) else {name: command}
+
+                def register(app: typer.Typer) -> None:
+                    for each, kind in grouped.items():
+                        add_command(app, each, kind)
+
+                self._loaded[name] = _made(register)
+                if grouped is command:
+                    self._loaded[name].name = name
+                    self._loaded[name].help = f"Policies on this machine: {', '.join(grouped)}."
             else:
                 self._loaded[name] = _made_elsewhere(self._added[name])
         return self._loaded[name]

@@ -33,9 +33,15 @@ class Console:
         self.as_json = as_json
         self.out = rich.console.Console(highlight=False, soft_wrap=True)
         self.err = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
+        self._says_policy = not (as_json or quiet)
         self._quiet = quiet or not self.err.is_terminal
         self.resume_command: str | None = None
         """The command that continues the run, once it has begun; None where nothing would."""
+
+    def policy(self, told: str) -> None:
+        """Say which policy reads, and why, before anything else."""
+        if self._says_policy:
+            self.err.print(f"[dim]{escape(told)}[/]")
 
     async def follow(self, parts: AsyncIterator[MemoryUpdate | ReadResult]) -> ReadResult:
         """Show a read's progress until its result comes."""

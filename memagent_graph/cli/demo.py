@@ -60,7 +60,8 @@ class Demo:
             base_url=self.base_url,
             profile=self.profile or ("embedded" if self.base_url else None),
             on_invented=self.on_invented,
-        )
+        ).decided()
+        console.policy(settings.policy_told)
 
         async def run(folder: Path) -> None:
             async with settings.make_reader(store=folder, run_log=False) as reader:

@@ -21,15 +21,15 @@ PolicyName = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="The policy by its name: embedded, local, server, or one that an installed package adds.",
+        help="The policy by its name: embedded, smollm2, local, server, or one that an installed package adds.",
         show_default="by --model and --base-url",
     ),
 ]
 Model = Annotated[
     str | None,
     typer.Option(
-        help='A name on the server; without one, a folder, a hub id, "smollm2" once it was added, or "embedded".',
-        show_default="smollm2 where it was added, else embedded",
+        help='A name on the server; without one, a folder, a hub id, "embedded", or "smollm2" once it was added.',
+        show_default="$OPENAI_BASE_URL's, else smollm2 if it was added, else embedded",
     ),
 ]
 BaseURL = Annotated[
@@ -170,5 +170,5 @@ class ReaderOptions(ReadingOptions):
         from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
 
         names = {each.name for each in fields(self)} & {each.name for each in fields(ReaderSettings)}
-        settings = ReaderSettings(**{name: getattr(self, name) for name in names}).with_server_of_environment()
+        settings = ReaderSettings(**{name: getattr(self, name) for name in names}).decided()
         return replace(settings, strategy=f"{self.strategy or 'overwrite'}+{self.stop}") if self.stop else settings

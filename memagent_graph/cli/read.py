@@ -96,7 +96,9 @@ class Read(ReaderOptions, RunOptions):
             name = self.run_id or new_run_id()
             # The document comes first: that it cannot be read is found out at once, and a policy may take seconds.
             reference = DocumentStore(default_store()).add(source, replace_undecodable=self.replace_undecodable)
-            async with self.make_reader(self.settings(), is_logged=not self.no_log) as reader:
+            settings = self.settings()
+            console.policy(settings.policy_told)
+            async with self.make_reader(settings, is_logged=not self.no_log) as reader:
                 if len(questions) > 1:
                     if not self.no_log:
                         commands = [self.resume_command(f"{name}-{number}") for number in range(len(questions))]

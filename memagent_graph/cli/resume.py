@@ -39,7 +39,7 @@ class Resume(RunOptions):
             settings = ReaderSettings.from_log(record.settings, self.run_id).with_other(
                 policy=self.policy, model=self.model, base_url=self.base_url, strategy=self.strategy
             )
-            async with self.make_reader(settings.with_server_of_environment()) as reader:
+            async with self.make_reader(settings.decided()) as reader:
                 console.resume_command = self.resume_command(self.run_id)
                 path = self.document
                 source = None if path is None else Document.from_path(path, encoding=self.encoding)

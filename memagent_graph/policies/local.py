@@ -1,7 +1,8 @@
 """A policy in this process: any causal model that transformers loads. The embedded policy runs on it.
 
 One thread owns the model. Requests that are waiting when it becomes free are answered together, as one batch: the
-prompts' common beginning (the same section, asked about by several questions) is computed once.
+prompts' common beginning (the same section, asked about by several questions) is computed once. It is kept for the next
+batch, whose requests may have come too late for this one, or ask something else about the same section.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
-from memagent_graph.policies.added import RECIPES, recipe
+from memagent_graph.policies.added import KNOWN
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.hub import is_hub_id, model_folder
 from memagent_graph.policies.model_info import ModelInfo, weights_version
-from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, policy_folder
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -29,13 +30,18 @@ if TYPE_CHECKING:
 
 _LINGER = 0.002
 """Seconds to wait for company before a batch starts."""
+_SHORTEST_REUSE = 256
+"""Fewer tokens than these are computed again: they cost little."""
+_KEPT_BYTES = 256 * 2**20
+"""A beginning whose keys and values are larger is not kept."""
 
 
 class LocalPolicy:
     """Completions from a causal language model in this process, with token ids and log-probs.
 
     Args:
-        model: a folder with weights, `config.json`, tokenizer and chat template, or a hub id.
+        model: a folder with weights, `config.json`, tokenizer and chat template; a hub id; or the name of a policy that
+            was added to this machine.
         device: a torch device.
         dtype: a torch dtype's name; the embedded policy's figures hold for float32.
         max_batch: how many requests are computed together.
@@ -47,8 +53,7 @@ class LocalPolicy:
 
     def __init__(self, model: Path | str, *, device: str = "cpu", dtype: str = "float32", max_batch: int = 64) -> None:
         self._folder = _folder_of(model)
-        known = {EMBEDDED_FOLDER: "embedded", **{each.folder: each.name for each in RECIPES.values()}}
-        self._name = known.get(self._folder, str(model))
+        self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
         self._engine = _Engine(str(self._folder), device, dtype)
         self._version = weights_version(self._folder)
         self._max_batch = max_batch
@@ -62,21 +67,9 @@ class LocalPolicy:
         """The small policy that comes with the package; its card, `embedded/CARD.md`, says what it can do."""
         return cls(EMBEDDED_FOLDER, **options)
 
-    @classmethod
-    def added(cls, name: str, **options: Any) -> LocalPolicy:
-        """A policy that was added to this machine, such as "smollm2".
-
-        Raises:
-            PolicyError: it was not, or nobody knows it.
-        """
-        wanted = recipe(name)
-        if not wanted.is_added:
-            raise PolicyError(f"the policy {name} is not on this machine", hint=f"Add it: memagent policy add {name}")
-        return cls(wanted.folder, **options)
-
     @property
     def name(self) -> str:
-        """The model's folder or hub id; "embedded", "smollm2" and so on for the policies that have such names."""
+        """The model's folder or hub id; "embedded" for the one that comes with the package."""
         return self._name
 
     async def describe(self) -> ModelInfo:
@@ -193,14 +186,16 @@ class _Draft:
         self.stopped = False
         self.finished = False
         self.shared = shared
-        """Prompt tokens that another row of the batch computed."""
+        """Prompt tokens that another row, or the batch before, computed."""
 
 
 def _folder_of(model: Path | str) -> Path:
     """Where the model's files are; those of one on the hub are fetched if need be."""
-    folder = Path(model).expanduser()
+    folder = policy_folder(model)
     if folder.is_dir():
         return folder
+    if model in KNOWN:
+        raise PolicyError(f"the policy {model} is not on this machine", hint=f"Add it: memagent policy add {model}.")
     if isinstance(model, str) and is_hub_id(model):
         return model_folder(model, with_weights=True)
     raise PolicyError(
@@ -235,6 +230,7 @@ class _Engine:
         ends = self._model.generation_config.eos_token_id
         self._ends = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
         self._padding = self._tokenizer.pad_token_id or 0
+        self._kept = _Beginning()
 
     def prompt_ids(self, prompt: Messages | TokenIds) -> list[int]:
         """The prompt's token ids, through the chat template where it is messages."""
@@ -251,9 +247,12 @@ class _Engine:
     def generate(self, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]) -> list[_Draft]:
         """Write one draft per prompt, all rows in step."""
         with self._torch.inference_mode():
-            shared = _common_prefix(prompts) if len(prompts) > 1 else 0
-            drafts = [_Draft(shared if row else 0) for row in range(len(prompts))]
-            logits, cache, mask = self._prefill(prompts, shared)
+            shared = _common_prefix(prompts)
+            known = self._kept.common_with(prompts[0][:shared])
+            if len(prompts) == 1:
+                shared = known
+            drafts = [_Draft(shared if row else known) for row in range(len(prompts))]
+            logits, cache, mask = self._prefill(prompts, known, shared)
             lengths = self._torch.tensor([len(prompt) for prompt in prompts], device=self._device)
             generators = [self._generator(each) for each in sampling]
             for step in range(max(each.max_tokens for each in sampling)):
@@ -273,13 +272,18 @@ class _Engine:
             self._apply_stop_strings(draft, each)
         return drafts
 
-    def _prefill(self, prompts: Sequence[list[int]], shared: int) -> tuple[torch.Tensor, Any, torch.Tensor]:
-        """Run the prompts: their common beginning as one row, then the rest as left-padded rows."""
+    def _prefill(self, prompts: Sequence[list[int]], known: int, shared: int) -> tuple[torch.Tensor, Any, torch.Tensor]:
+        """Run the prompts: what is new of their common beginning as one row, then the rest as left-padded rows.
+
+        Of the `shared` first tokens, the batch before computed the `known` first ones.
+        """
         torch, rows = self._torch, len(prompts)
-        cache: Any = None
-        if shared:
-            head = torch.tensor([prompts[0][:shared]], device=self._device)
-            cache = self._model(input_ids=head, use_cache=True, logits_to_keep=1).past_key_values
+        cache: Any = self._kept.cache(known) if known else None
+        if shared > known:
+            head = torch.tensor([prompts[0][known:shared]], device=self._device)
+            cache = self._model(input_ids=head, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
+        if rows > 1 and shared:
+            self._kept = _Beginning.of(prompts[0][:shared], cache)
             cache.batch_repeat_interleave(rows)
         tails = [prompt[shared:] for prompt in prompts]
         width = max(map(len, tails))
@@ -299,6 +303,8 @@ class _Engine:
             use_cache=True,
             logits_to_keep=1,
         )
+        if rows == 1:
+            self._kept = _Beginning.of(prompts[0], output.past_key_values)
         return output.logits[:, -1], output.past_key_values, mask
 
     def _choose(
@@ -344,9 +350,47 @@ class _Engine:
             draft.logprobs.pop()
 
 
+class _Beginning:
+    """The tokens that a batch began with, and their keys and values in each layer; at first none."""
+
+    def __init__(self, ids: list[int] | None = None, layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
+        self._ids = ids or []
+        self._layers = layers
+
+    @classmethod
+    def of(cls, ids: list[int], cache: Any) -> _Beginning:
+        """What a cache of one row holds now, without a copy: layers grow by concatenation, and never in place.
+
+        None of it where it is large, or where a layer holds only the end of the text (a sliding window, say).
+        """
+        from transformers.cache_utils import DynamicLayer  # noqa: PLC0415  an optional dependency
+
+        layers = getattr(cache, "layers", ())
+        if not all(type(layer) is DynamicLayer and layer.is_initialized for layer in layers):
+            return cls()
+        pairs = [(layer.keys, layer.values) for layer in layers]
+        return cls(ids, pairs) if sum(each.nbytes for pair in pairs for each in pair) <= _KEPT_BYTES else cls()
+
+    def common_with(self, ids: list[int]) -> int:
+        """How many first tokens of these are here; 0 where they are too few to be of use."""
+        length = _common_length(self._ids, ids)
+        return length if self._layers and length >= _SHORTEST_REUSE else 0
+
+    def cache(self, length: int) -> Any:
+        """A cache that begins with the first `length` tokens."""
+        from transformers import DynamicCache  # noqa: PLC0415  an optional dependency
+
+        return DynamicCache([(keys[:, :, :length], values[:, :, :length]) for keys, values in self._layers])
+
+
 def _common_prefix(prompts: Sequence[list[int]]) -> int:
     """How many leading tokens all prompts share, leaving at least one of each to its own row."""
     first, last = min(prompts), max(prompts)
     bound = min(map(len, prompts)) - 1
-    length = next((index for index, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), bound)
-    return min(length, bound)
+    return min(_common_length(first, last), bound)
+
+
+def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    return next(
+        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )

@@ -1,4 +1,4 @@
-"""Policies by name: those that come with the package, those made on this machine, and those that other packages add.
+"""Policies by name: those that come with the package, and those that other packages add by entry point.
 
 A package adds one in its pyproject.toml::
 
@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 from memagent_graph import policies
 from memagent_graph.entry_points import POLICIES, added, failure_of
 from memagent_graph.errors import PolicyError
-from memagent_graph.policies.added import RECIPES
+from memagent_graph.policies.added import KNOWN, added_policies
 from memagent_graph.policy import Policy
 
 
@@ -52,8 +52,8 @@ def make_policy(name: str, request: PolicyRequest) -> Policy:
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name](request)
-    if name in RECIPES:
-        return policies.LocalPolicy.added(name)
+    if name in KNOWN:
+        return policies.LocalPolicy(name)
     entries = added(POLICIES)
     if name not in entries:
         names = policy_names()
@@ -73,12 +73,7 @@ def make_policy(name: str, request: PolicyRequest) -> Policy:
 
 def policy_names() -> tuple[str, ...]:
     """The names that `make_policy` knows: those that come with the package, then those that were added."""
-    return tuple(dict.fromkeys((*_BUILT_IN, *RECIPES, *added(POLICIES))))
-
-
-def default_policy() -> str:
-    """What reads where no policy, model or server is named: one that was added to this machine, or the embedded one."""
-    return next((each.name for each in RECIPES.values() if each.is_added), "embedded")
+    return tuple(dict.fromkeys((*_BUILT_IN, *added_policies(), *added(POLICIES))))
 
 
 def _local(request: PolicyRequest) -> Policy:

@@ -16,10 +16,16 @@ from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import ProfileError
 from memagent_graph.events import UpdateRule
+from memagent_graph.policies.added import added_folder
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
 
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 """The embedded policy: weights, tokenizer, templates and card."""
+
+
+def policy_folder(name: Path | str) -> Path:
+    """The folder that a name stands for: "embedded", a policy that was added to this machine, or a path."""
+    return EMBEDDED_FOLDER if name == "embedded" else added_folder(name) or Path(name).expanduser()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +48,13 @@ class Profile:
 
 
 def load_profile(folder: Path | str) -> Profile | None:
-    """The profile in `folder` ("embedded" names the shipped one), or None where it has no `memagent.json`.
+    """The profile in `folder` (see `policy_folder` for names), or None where it has no `memagent.json`.
 
     Raises:
         ProfileError: a `memagent.json` that cannot be understood.
         PromptError: a template that is missing or lacks a field.
     """
-    folder = EMBEDDED_FOLDER if folder == "embedded" else Path(folder).expanduser()
+    folder = policy_folder(folder)
     path = folder / "memagent.json"
     if not path.is_file():
         return None

@@ -16,6 +16,9 @@ import tiktoken
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
+DIGITS_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
+"""The same after a step that splits off each digit, so that white space ends before one as it does at the end."""
+
 
 @dataclass(frozen=True, slots=True)
 class ByteLevelBPE:
@@ -82,6 +85,12 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
         return None
     if len(steps) == 1:
         return GPT2_PATTERN if steps[0].get("use_regex", True) else None
+    if (
+        len(steps) == 2
+        and steps[0] == {"type": "Digits", "individual_digits": True}
+        and steps[1].get("use_regex", True)
+    ):
+        return DIGITS_PATTERN
     if len(steps) != 2 or steps[0]["type"] != "Split" or steps[1].get("use_regex", True):
         return None
     split = steps[0]

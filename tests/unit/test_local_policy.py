@@ -153,3 +153,18 @@ async def test_a_policy_that_was_closed_lets_its_weights_go_and_may_be_asked_aga
     del closed, waiting
     gc.collect()
     assert weights() is None
+
+
+async def test_what_comes_after_a_batch_finds_the_beginning_that_they_share(policy) -> None:
+    fresh = LocalPolicy.embedded()
+    expected = [await LocalPolicy.embedded().complete(prompt(question), GREEDY) for question in QUESTIONS]
+    first = await fresh.complete(prompt(QUESTIONS[0]), GREEDY)
+    later = [await fresh.complete(prompt(QUESTIONS[1]), GREEDY)]
+    later += await asyncio.gather(*(fresh.complete(prompt(question), GREEDY) for question in QUESTIONS[2:]))
+    elsewhere = await fresh.complete(prompt(QUESTIONS[0], fact="The river rose."), SamplingParams(max_tokens=1))
+    assert first.usage.cached_tokens == 0 and all(each.usage.cached_tokens > 500 for each in later)
+    assert elsewhere.usage.cached_tokens < later[0].usage.cached_tokens, "no more than is equal"
+    for one, other in zip([first, *later], expected, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    await fresh.aclose()

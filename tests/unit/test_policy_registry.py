@@ -113,7 +113,7 @@ def test_model_and_server_stand_for_a_policy_where_none_is_named(settings, name,
 )
 def test_the_environment_s_server_is_for_those_who_name_no_other_policy(settings, url, monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", URL)
-    assert settings.with_server_of_environment().base_url == url
+    assert settings.decided().base_url == url
 
 
 def test_the_log_keeps_policy_and_strategy() -> None:

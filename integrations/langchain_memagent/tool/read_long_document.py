@@ -81,7 +81,7 @@ def _reader_of_environment() -> MemAgent:
     settings = ReaderSettings(
         model=os.environ.get("MEMAGENT_MODEL") or None, tokenizer=os.environ.get("MEMAGENT_TOKENIZER") or None
     )
-    return settings.with_server_of_environment().make_reader()
+    return settings.decided().make_reader()
 
 
 class ReadLongDocument(BaseTool):

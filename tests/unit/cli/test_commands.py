@@ -228,7 +228,8 @@ def test_what_only_a_read_is_told_arrives_too(made, tmp_path) -> None:
     }  # fmt: skip
     typed = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
     memagent("read", tmp_path / "book.txt", "-q", "x", *typed, "--logprobs", "--replace-undecodable", code=4)
-    assert made == [ReaderSettings(**options, logprobs=True, replace_undecodable=True)]
+    decided = {"model": "embedded", "chosen": "embedded"}
+    assert made == [ReaderSettings(**options, **decided, logprobs=True, replace_undecodable=True)]
 
 
 @pytest.mark.parametrize(

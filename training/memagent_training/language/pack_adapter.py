@@ -2,8 +2,8 @@
 
     python -m memagent_training.language.pack_adapter --from work/smollm2 --base-file SmolLM2-135M-Instruct.Q4_1.gguf
 
-Writes `adapter_model.safetensors` and `adapter_config.json` as PEFT has them, and in `base.json` the SHA-256 of the
-base's file: on another base the adapter means nothing.
+Writes `adapter_model.safetensors` and `adapter_config.json` as PEFT has them, and into `memagent.json` the SHA-256 of
+the base's file: on another base the adapter means nothing.
 """
 
 from __future__ import annotations
@@ -42,15 +42,10 @@ def release(source: Path, target: Path, base_file: Path) -> int:
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "HuggingFaceTB/SmolLM2-135M-Instruct",
         "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0, "bias": "none", "target_modules": sorted(TARGETS),
     }  # fmt: skip
-    digest = hashlib.sha256(base_file.read_bytes()).hexdigest()
-    base = {
-        "file": base_file.name,
-        "sha256": digest,
-        "steps": state["step"],
-        "seconds": round(state["spent"]["seconds"]),
-    }
-    for name, values in {"adapter_config.json": config, "base.json": base}.items():
-        (target / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    profile = target / "memagent.json"
+    values = json.loads(profile.read_text("utf-8")) | {"bases": [hashlib.sha256(base_file.read_bytes()).hexdigest()]}
+    profile.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     return size
 
 

@@ -1,6 +1,7 @@
 """Supervised training of the language policy: an adapter on a pretrained base, resumable at any kill.
 
-    python -m memagent_training.language.supervised --base smollm2-base --corpus corpus --out work/smollm2 --steps 300
+    memagent policy add smollm2-untrained
+    python -m memagent_training.language.supervised --base THAT_FOLDER --corpus corpus --out work/smollm2 --steps 400
 
 Batches depend on seed and step alone, so a resumed run sees what an unbroken one would have seen. The learning rate
 rises in the first steps and then falls to its last value along a half cosine. The loss is the mean over reply tokens;

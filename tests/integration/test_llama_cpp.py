@@ -1,0 +1,62 @@
+"""A real llama.cpp server reads with the added policy as this process does (`make test-llama`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memagent_graph import LocalPolicy, OpenAICompatiblePolicy, SamplingParams
+from memagent_graph.cli.examination import Health, examine
+from memagent_graph.policies.adding import add_policy
+from memagent_graph.settings import ReaderSettings
+
+PYTHON = os.environ.get("MEMAGENT_LLAMA_PYTHON")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="MEMAGENT_LLAMA_PYTHON names no interpreter with xllamacpp")
+NAME = "smollm2-untrained"
+COUNTRIES = ("France", "Italy", "Spain", "Japan", "Egypt", "Peru", "Kenya", "India", "Norway", "Greece")
+PROMPTS = [
+    [{"role": "user", "content": words.format(each)}]
+    for each in COUNTRIES
+    for words in ("What is the capital of {}?", "Name a river in {}.\n\n12 words at most.")
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMAGENT_HOME", str(tmp_path_factory.mktemp("home")))
+        yield add_policy(NAME, gguf=True)
+
+
+@pytest.fixture(scope="module")
+def server(home) -> Iterator[str]:
+    script = Path(__file__).with_name("llama_cpp_server.py")
+    command = [str(PYTHON), str(script), str(home / f"{NAME}.F16.gguf")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+        yield f"{process.stdout.readline().strip()}/v1"
+        process.stdin.close()
+
+
+async def test_its_greedy_answers_are_those_of_this_process(server, home) -> None:
+    sampling = SamplingParams(max_tokens=16, logprobs=True)
+    remote, local = OpenAICompatiblePolicy(base_url=server), LocalPolicy(home)
+    there = [await remote.complete(each, sampling) for each in PROMPTS]
+    here = await asyncio.gather(*(local.complete(each, sampling) for each in PROMPTS))
+    await remote.aclose()
+    assert [each.usage.prompt_tokens for each in there] == [each.usage.prompt_tokens for each in here]
+    assert [each.text.strip() for each in there] == [each.text.strip() for each in here]
+
+
+async def test_the_doctor_finds_nothing_wrong(server, home, tmp_path) -> None:
+    settings = ReaderSettings(base_url=server, tokenizer=str(home), context_window=2048, chunk_tokens=512,
+                              memory_tokens=128, question_tokens=128, answer_tokens=128)  # fmt: skip
+    with settings.make_reader(store=tmp_path, run_log=False) as reader:
+        findings = [finding async for finding in examine(reader)]
+    assert Health.BAD not in {finding.health for finding in findings}, findings
+    assert findings[-1].subject == "tokenizer"
