@@ -80,7 +80,7 @@ def settings_from_environment(environment: Mapping[str, str]) -> ReaderSettings:
     Raises:
         MemAgentError: a value of the wrong type, or a name that looks like a misspelt one.
     """
-    kinds = get_type_hints(ReaderSettings)
+    kinds = {name: kind for name, kind in get_type_hints(ReaderSettings).items() if name != "chosen"}
     values: dict[str, Any] = {}
     for variable, text in environment.items():
         name = variable.removeprefix(_PREFIX).lower()
