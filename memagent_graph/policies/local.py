@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _LINGER = 0.002
 """Seconds to wait for company before a batch starts."""
-_SHORTEST_REUSE = 256
+_SHORTEST_REUSE = 320
 """Fewer tokens than these are computed again: they cost little."""
 _KEPT_BYTES = 256 * 2**20
 """A beginning whose keys and values are larger is not kept."""

@@ -1,5 +1,7 @@
 """Run under the interpreter that has xllamacpp: a llama.cpp server of one model, for as long as its input is open.
 
+Its input is its owner's: it ends with the process that started it.
+
 python llama_cpp_server.py MODEL.gguf
 """
 

@@ -40,7 +40,7 @@ def server(home) -> Iterator[str]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin and process.stdout
         yield f"{process.stdout.readline().strip()}/v1"
-        process.stdin.close()
+        process.kill()  # it would wait for clients that keep their connections
 
 
 async def test_its_greedy_answers_are_those_of_this_process(server, home) -> None:
