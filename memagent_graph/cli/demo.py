@@ -92,7 +92,7 @@ class Demo:
                 if self.as_json:
                     _print_as_json(document, results, seconds)
                 else:
-                    _print(document, results, seconds, console)
+                    _print(document, results, seconds, console, nothing=context.prompts.empty_memory)
 
         with failures_told(console), TemporaryDirectory() as folder:
             asyncio.run(run(Path(folder)))
@@ -119,8 +119,10 @@ def _print_as_json(document: DemoDocument, results: Sequence[ReadResult], second
     print_json({"results": values, "seconds": seconds})
 
 
-def _print(document: DemoDocument, results: Sequence[ReadResult], seconds: float, console: Console) -> None:
-    """Questions, answers, timelines and cost."""
+def _print(
+    document: DemoDocument, results: Sequence[ReadResult], seconds: float, console: Console, *, nothing: str
+) -> None:
+    """Questions, answers, timelines, sources and cost; `nothing` is a memory that holds nothing."""
     from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
@@ -134,7 +136,7 @@ def _print(document: DemoDocument, results: Sequence[ReadResult], seconds: float
         verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(each.answer)}[/]"
         table.add_row("answer", f"{escape(str(result.answer))}  {verdict}")
         table.add_row("memory", escape(_timeline(result.updates, result.chunks_read)))
-        for source in result.evidence[:2]:
+        for source in result.evidence[:2] if result.memory != nothing else ():
             quote = " ".join(source.quote.split())
             table.add_row("source", f"{escape(quote)} [dim](chunk {source.chunk_index})[/]")
         console.out.print()

@@ -40,7 +40,7 @@ _FRAMES: Final = (
 )
 """Sentences that a statement may be part of; the last two are held out."""
 _SMALL: Final = frozenset(
-    {"The", "It", "In", "For", "At", "By", "On", "Because", "Every", "Many", "Nothing", "You", "Someone"}
+    {"The", "A", "It", "In", "For", "At", "By", "On", "Because", "Every", "Many", "Nothing", "You", "Someone"}
 )
 
 

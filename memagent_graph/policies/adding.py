@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -225,11 +226,12 @@ def _split_digits(tokenizer: Any) -> None:
 
 @contextlib.contextmanager
 def _quietly(logging: Any) -> Iterator[None]:
-    """No progress bars of transformers', whose steps mean nothing here."""
+    """No progress bars, of transformers or of what it converts with: their steps mean nothing here."""
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         if was_on:
             logging.enable_progress_bar()
