@@ -35,7 +35,10 @@ class Refusal(StrEnum):
     """A conversation was written by weights that are too old, or not among those allowed."""
     TOO_LONG = "too_long", "raise max_tokens if the model's window allows, or read in smaller chunks"
     """Prompt and completion of a conversation together do not fit the model's window."""
-    NO_REWARD = "no_reward", "give them one (memagent_training.rewards.relabel), or name another"
+    NO_REWARD = (
+        "no_reward",
+        "give them one (memagent_training.rewards.relabel), gold answers to compare with, or name another",
+    )
     """It has no reward of that name, or the reward function cannot tell its worth."""
     NON_FINITE_REWARD = "non_finite_reward", "mend the reward function and score them again"
     """Its reward is NaN or infinite."""
