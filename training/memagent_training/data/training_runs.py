@@ -101,12 +101,8 @@ class TrainingRun:
             inherited = any(unknown.get(parent, False) for parent in step.parents)
             unknown[step.id] = step.text is None if step.writes is Writes.MEMORY else inherited
             before = None if inherited else trace.memory_before(step.id)
-            if (
-                step.writes is Writes.MEMORY
-                and step.branch
-                and not trace.continued(trace.updates[trace.place(step.id)])
-            ):
-                before = ""
+            if step.branch and step.writes is Writes.MEMORY:
+                before = before if trace.continued(trace.updates[trace.place(step.id)]) else ""
             around[step.id] = before, None if unknown[step.id] else trace.memory_after(step.id)
         found = []
         for each in self.conversations_K:

@@ -190,9 +190,7 @@ class LongRLVR(_OfEvidence):
         grounded = EvidenceF2(self.gold)
         if grounded(run) is None:
             return grounded.why_unknown(run)
-        return (
-            "no gold answer is known" if run.answer is not None and run.raw_answer is not None else "it has no answer"
-        )
+        return "it has no answer" if run.answer is None or run.raw_answer is None else "no gold answer is known"
 
 
 def _behind(run: TrainingRun) -> list[frozenset[int]] | None:
