@@ -86,7 +86,7 @@ class ReplayReport:
     longest: int = 0
     """Tokens of the longest conversation, prompt and completion together."""
     equal_rewards: int = 0
-    """Groups whose rollouts all earned the same; an outcome reward teaches nothing there."""
+    """Groups whose rollouts all earned the same, of every reward that was asked for; nothing is taught there."""
     tokenizer: str | None = None
     """The tokenizer's fingerprint; None where nothing was taken."""
     template: str | None = None
