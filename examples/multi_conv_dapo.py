@@ -5,8 +5,7 @@ answer, which alone earns a reward R. Rollouts of one question form a group, and
 group is the advantage A of every learned token t of all its K conversations:
 
     A    = R - mean(R) over the group's rollouts (never over conversations)         [DAPO: / (std(R) + epsilon)]
-           and where there are several rewards, the weighted sum of that over `Term`s, each of which compares one of
-           them, of runs or of conversations of one place, and is for the tokens of some roles or of all
+           and of several rewards their weighted sum, where each `Term` compares runs, or conversations of one place
     r_t  = p(t) / p_old(t), where p_old is the policy before the first step on these rollouts
     loss = 1/T sum_t( -min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A) + kl_coef KL_t - entropy_coef H_t )
 
@@ -19,12 +18,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import fnmatch
 import math
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
@@ -37,21 +36,8 @@ from transformers import PreTrainedModel as Model
 from memagent_training.data.replay import load_groups
 from memagent_training.data.rollouts import RolloutGroup as Group
 from memagent_training.data.rollouts import TrainingConversation as Conversation
-from memagent_training.rewards import (
-    BoxedExactMatch,
-    ExitInTime,
-    FormatReward,
-    GateRight,
-    GoldAnswers,
-    LongRLVR,
-    RecallGain,
-)
-
-EVERY = {
-    "exit_in_time": ExitInTime, "format": lambda _: FormatReward(boxed=None), "gate_right": GateRight,
-    "longrlvr": LongRLVR, "recall_gain": RecallGain,
-}  # fmt: skip
-"""What the presets' terms name besides the outcome, made from gold answers."""
+from memagent_training.rewards import BoxedExactMatch, GoldAnswers
+from memagent_training.rewards.reward_names import built_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +59,7 @@ class Settings:
     divide_by_std: bool = False
     epsilon: float = 1e-6
     leave_one_out: bool = False  # compare with the mean of the group's other rollouts
-    step_share: float = 0.0  # of step rewards in A, where no terms are given
-    terms: tuple[Term, ...] = ()
+    terms: tuple[Term, ...] = (Term("outcome"),)  # whose sum A is
     overlong: tuple[int, int] | None = None  # longest completion, and in how many tokens the penalty rises to 1 there
     drop_zero_variance: bool = False  # leave out groups whose rewards are all equal
     mask_truncated: bool = False  # learn nothing from completions that the output bound cut off
@@ -92,25 +77,18 @@ class Settings:
 
 MEMAGENT_PAPER = Settings(dual_clip=3.0, kl_coef=1e-3, kl_clamp=10.0)
 DAPO = Settings(divide_by_std=True, drop_zero_variance=True, clip_high=0.28)
-_GATE = ("gated_*",)
-GRU_MEM = replace(  # arXiv 2602.10560 publishes no constants: these are ours
-    MEMAGENT_PAPER,
-    drop_zero_variance=True,
-    terms=(
-        Term("outcome", 0.8),
-        Term("format", 0.08),
-        Term("exit_in_time", 0.16, roles=_GATE),
-        Term("gate_right", 0.2, "conversation", roles=_GATE),
-    ),
-)
-REMEMR1 = replace(  # arXiv 2509.23040
-    MEMAGENT_PAPER,
-    terms=(Term("outcome", 0.8), Term("format", 0.2, "conversation"), Term("recall_gain", 0.2, "conversation")),
-)
-LONGRLVR = replace(MEMAGENT_PAPER, divide_by_std=True, drop_zero_variance=True, terms=(Term("longrlvr"),))
+GRU_MEM = (  # arXiv 2602.10560 publishes no constants: these are ours
+    Term("outcome", 0.8), Term("format", 0.08), Term("exit_in_time", 0.16, roles=("gated_*",)),
+    Term("gate_right", 0.2, "conversation", roles=("gated_*",)),
+)  # fmt: skip
+REMEMR1 = (Term("outcome", 0.8), Term("format", 0.2, "conversation"), Term("recall_gain", 0.2, "conversation"))
 PRESETS = {
-    "memagent-paper": MEMAGENT_PAPER, "dapo": DAPO, "gru-mem": GRU_MEM, "rememr1": REMEMR1, "longrlvr": LONGRLVR
-}  # fmt: skip
+    "memagent-paper": MEMAGENT_PAPER,
+    "dapo": DAPO,
+    "gru-mem": replace(MEMAGENT_PAPER, drop_zero_variance=True, terms=GRU_MEM),
+    "rememr1": replace(MEMAGENT_PAPER, terms=REMEMR1),  # arXiv 2509.23040
+    "longrlvr": replace(MEMAGENT_PAPER, divide_by_std=True, drop_zero_variance=True, terms=(Term("longrlvr"),)),
+}
 
 
 def compared(R: Sequence[float], settings: Settings) -> list[float]:
@@ -120,57 +98,41 @@ def compared(R: Sequence[float], settings: Settings) -> list[float]:
     return [(each - mean) / scale for each, mean in zip(R, means, strict=True)]
 
 
-def terms_of(settings: Settings) -> tuple[Term, ...]:
-    """The terms that A is the sum of."""
-    share = settings.step_share
-    both = (Term("outcome", 1 - share), Term("step", share, "conversation"))
-    return settings.terms or tuple(each for each in both if each.weight)
-
-
-def matches(role: str, patterns: Sequence[str]) -> bool:
-    """Whether a role is one of those."""
-    return any(fnmatch.fnmatchcase(role, each) for each in patterns)
-
-
-def rewards_of(group: Group, term: Term) -> list[dict[tuple[int, int | None], float]]:
-    """The rewards that a term compares with each other, by rollout g and conversation k, or None for the whole run."""
-    found: dict[object, dict[tuple[int, int | None], float]] = defaultdict(dict)
+def rewards_of(group: Group, term: Term) -> list[dict[tuple[int, tuple[int, ...]], float]]:
+    """The rewards that a term compares with each other, by rollout g and the conversations k that each credits."""
+    found: dict[object, dict[tuple[int, tuple[int, ...]], float]] = defaultdict(dict)
     for g, rollout in enumerate(group.rollouts_G):
-        said_K = rollout.conversations_K
-        named = {"outcome": rollout.reward, "step": rollout.step_rewards_K} | dict(rollout.term_rewards)
-        R = named[term.reward]
-        if isinstance(R, float):
-            found["runs"][g, None] = R
-        elif R is not None and term.scope != "conversation":
-            chosen = [each for said, each in zip(said_K, R, strict=True) if matches(said.role, [term.of])]
-            if chosen:
-                found["runs"][g, None] = fmean(chosen)
-        for k, said in enumerate(said_K if not isinstance(R, float) and term.scope == "conversation" else ()):
-            if R is not None:
-                found[said.role, said.branch, said.slot][g, k] = R[k]
+        roles_K = [each.role for each in rollout.conversations_K]
+        credited = tuple(k for k, role in enumerate(roles_K) if any(fnmatchcase(role, each) for each in term.roles))
+        R = {"outcome": rollout.reward, "step": rollout.step_rewards_K or (), **rollout.term_rewards}[term.reward]
+        R_K = [R] * len(roles_K) if isinstance(R, float) else [*R]
+        of = [each for role, each in zip(roles_K, R_K, strict=True) if fnmatchcase(role, term.of)]
+        if term.scope != "conversation" and of:
+            found["runs"][g, credited] = fmean(of)
+        for k in credited if term.scope == "conversation" else ():
+            found[rollout.conversations_K[k].place][g, (k,)] = R_K[k]
     return list(found.values())
 
 
 def advantages_of(group: Group, settings: Settings) -> list[list[float]]:
     """A of the K conversations of each of the G rollouts, of which there are two at least."""
     longest, cache = settings.overlong or (math.inf, 1)
-    lengths_G = [max(len(each.completion_ids_T) for each in rollout.conversations_K) for rollout in group.rollouts_G]
-    penalties_G = [min(max((length - longest + cache) / cache, 0.0), 1.0) for length in lengths_G]
-    A_GK = [[0.0] * len(rollout.conversations_K) for rollout in group.rollouts_G]
-    for term in terms_of(settings):
+    lengths_GK = [[len(each.completion_ids_T) for each in rollout.conversations_K] for rollout in group.rollouts_G]
+    penalties_G = [min(max((max(lengths_K) - longest + cache) / cache, 0.0), 1.0) for lengths_K in lengths_GK]
+    A_GK = [[0.0 for _ in lengths_K] for lengths_K in lengths_GK]
+    for term in settings.terms:
         std = settings.divide_by_std if term.divide_by_std is None else term.divide_by_std
         for rewards in rewards_of(group, term):
             R = [each - penalties_G[g] * (term.reward == "outcome") for (g, _), each in rewards.items()]
-            for (g, only), A in zip(rewards, compared(R, replace(settings, divide_by_std=std)), strict=True):
-                for k, said in enumerate(group.rollouts_G[g].conversations_K):
-                    if only in {None, k} and matches(said.role, term.roles):
-                        A_GK[g][k] += term.weight * A
+            for (g, credited), A in zip(rewards, compared(R, replace(settings, divide_by_std=std)), strict=True):
+                for k in credited:
+                    A_GK[g][k] += term.weight * A
     return A_GK
 
 
 def teaches(group: Group, settings: Settings) -> bool:
     """Whether a group is part of the step; one that is not counts in no mean."""
-    rewards = [[*each.values()] for term in terms_of(settings) for each in rewards_of(group, term)]
+    rewards = [[*each.values()] for term in settings.terms for each in rewards_of(group, term)]
     differ = any(not math.isclose(min(R), max(R), abs_tol=1e-12) for R in rewards)
     return len(group.rollouts_G) > 1 and (differ or not settings.drop_zero_variance)
 
@@ -186,8 +148,7 @@ def logprobs_and_entropies(model: Model, conversation: Conversation, temperature
     ids = torch.tensor([*conversation.prompt_ids_P, *conversation.completion_ids_T], device=model.device)
     start = len(conversation.prompt_ids_P)
     logits_TV = model(input_ids=ids[None], use_cache=False).logits[0, start - 1 : -1]  # each predicts the next
-    logits_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)) / temperature
-    logprobs_TV = logits_TV.log_softmax(-1)
+    logprobs_TV = (logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)) / temperature).log_softmax(-1)
     return logprobs_TV.gather(1, ids[start:, None])[:, 0], -(logprobs_TV.exp() * logprobs_TV).sum(-1)
 
 
@@ -235,15 +196,17 @@ def step_loss(
     loss = torch.zeros(())
     for run_id, k, conversation, A in rows:
         losses = token_losses(model, conversation, A, settings, None if old is None else old[run_id, k], reference)
-        denominator = {
-            "token_mean": tokens_of.total(),
-            "rollout_mean": len(tokens_of) * tokens_of[run_id],
-            "conversation_mean": len(rows) * len(losses),
-        }[settings.loss_weights]
-        term = losses.sum() / denominator
+        part = (
+            losses.sum()
+            / {
+                "token_mean": tokens_of.total(),
+                "rollout_mean": len(tokens_of) * tokens_of[run_id],
+                "conversation_mean": len(rows) * len(losses),
+            }[settings.loss_weights]
+        )
         if backward:  # at once, so that one conversation is held at a time
-            term.backward()  # type: ignore[no-untyped-call]
-        loss = loss + (term.detach() if backward else term)
+            part.backward()  # type: ignore[no-untyped-call]
+        loss = loss + (part.detach() if backward else part)
     return loss
 
 
@@ -252,11 +215,8 @@ def train(model: Model, groups: Sequence[Group], settings: Settings, *, steps: i
     model.eval()  # with dropout, the ratios of unchanged weights would not be 1
     reference = copy.deepcopy(model) if settings.kl_coef else None
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
-    old = {
-        (rollout.run_id, k): logprobs_and_entropies(model, conversation, settings.temperature)[0].detach()
-        for rollout in rollouts
-        for k, conversation in enumerate(rollout.conversations_K)
-    }
+    said = {(each.run_id, k): one for each in rollouts for k, one in enumerate(each.conversations_K)}
+    old = {at: logprobs_and_entropies(model, one, settings.temperature)[0].detach() for at, one in said.items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     for step in range(1, steps + 1):
         loss = step_loss(model, groups, settings, old=old, reference=reference, backward=True)
@@ -280,13 +240,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.out.exists():
         parser.error(f"{given.out} exists: name a new folder")
-    gold = GoldAnswers.load(given.gold) if given.gold else None
-    reward = BoxedExactMatch(gold) if gold else given.reward
+    gold, settings = GoldAnswers.load(given.gold) if given.gold else None, PRESETS[given.preset]
     device = torch.accelerator.current_accelerator(check_available=True)  # None without one
     model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, device_map=device)
-    terms = {each.reward: EVERY[each.reward](gold) for each in PRESETS[given.preset].terms if each.reward in EVERY}
-    groups = load_groups(given.runs, reward=reward, term_rewards=terms).require_groups()
-    train(model, groups, PRESETS[given.preset], steps=given.steps, learning_rate=given.learning_rate)
+    terms = {each.reward: built_in(each.reward, gold) for each in settings.terms if each.reward != "outcome"}
+    replay = load_groups(given.runs, reward=BoxedExactMatch(gold) if gold else given.reward, term_rewards=terms)
+    train(model, replay.require_groups(), settings, steps=given.steps, learning_rate=given.learning_rate)
     shutil.copytree(given.model, given.out, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
     model.save_pretrained(given.out)
 

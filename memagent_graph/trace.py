@@ -165,6 +165,16 @@ class Trace:
         """The places in `updates` of those whose memories, below each other, an update began from."""
         return self._replayed.places(update.sources or ())
 
+    def continued(self, update: MemoryUpdate) -> tuple[int, ...]:
+        """Those of `sources` whose memories it continues: its branch's newest, or else all, for a merge.
+
+        None where a branch begins to read: what it writes are notes of its own, and its source is only shown to it.
+        """
+        places = self.sources(update)
+        own = [place for place in places if self.updates[place].branch == update.branch]
+        begins = update.branch and update.chunk_index is not None
+        return (max(own),) if own else () if begins else places
+
     def memory_before(self, step_id: str) -> str:
         """The memory that a step began from; several memories of a merge stand below each other."""
         replayed = self._replayed

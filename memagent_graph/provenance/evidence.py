@@ -189,8 +189,11 @@ def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]
     chunks: dict[int, WordedText | None] = {}
     quoted: dict[_Line, frozenset[int]] = {}
     for place, update in enumerate(trace.updates):
-        lines = [line for source in trace.sources(update) for line in after[source]]
-        after.append(_succeeded(lines, memory_lines(update.memory), place)[0] if update.changed else lines)
+        sources = trace.sources(update)
+        lines = [line for source in sources for line in after[source]]
+        # Of several memories, one that did not change may be one of them alone.
+        stays = not update.changed and len(sources) == 1
+        after.append(lines if stays else _succeeded(lines, memory_lines(update.memory), place)[0])
         for line in after[-1]:
             if line not in quoted:
                 quotes = _quotes(line, WordedText(line.text), trace, chunk_text, chunks)

@@ -343,7 +343,7 @@ def test_values_that_cannot_be_are_refused_with_what_to_do(loop, more, words) ->
         (["--lengths", "1000,500"], ExitCode.USAGE, "--lengths that grow"),
         (["--task", "no_such_task"], ExitCode.SETTINGS, "no_such_task"),
         (["--model", "nowhere"], ExitCode.USAGE, "there is no model"),
-        (["--preset", "grpo"], ExitCode.USAGE, "dapo or memagent-paper"),
+        (["--preset", "grpo"], ExitCode.USAGE, "longrlvr or memagent-paper"),
         (["--set", "group_per_step=2"], ExitCode.USAGE, "Did you mean groups_per_step"),
         (["--set", "temperature=2"], ExitCode.USAGE, "memagent rl --help"),
         (["--reward", "fluent"], ExitCode.USAGE, "Choose one that does: exact_match"),

@@ -196,7 +196,7 @@ def test_weights_that_did_not_write_the_runs_are_refused_when_training_begins(ar
 @pytest.mark.parametrize(
     ("more", "settings", "words"),
     [
-        (["--preset", "grpo"], {}, "dapo or memagent-paper"),
+        (["--preset", "grpo"], {}, "longrlvr or memagent-paper"),
         ([], {"group_per_step": "2"}, "Did you mean groups_per_step"),
         ([], {"groups_per_step": "two"}, "a whole number"),
         (["--model", "nowhere"], {}, "there is no model"),

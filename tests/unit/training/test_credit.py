@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from array import array
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,21 @@ pytest.importorskip("trl")
 
 from support.rl_loops import SETTINGS, small_job
 from support.scripts import document_with, part, perfect_reader
+from support.strategies import reads_perfectly
 
 from memagent_graph import Completion, FinishReason, MemAgentError, RunLog, ScriptedPolicy
 from memagent_graph.policy import TokenUsage
-from memagent_training.algorithm.credit import CreditTerm, check_roles, terms_of
+from memagent_graph.reading.state import Limits
+from memagent_training.algorithm.advantages import AdvantageSettings, prepare_batch, reason_to_drop
+from memagent_training.algorithm.credit import CreditTerm, Scope, check_roles, terms_of
 from memagent_training.data.replay import load_groups
+from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.job.presets import load_preset
 from memagent_training.rewards import (
     EvidenceF2,
     EvidenceF2Gain,
+    EvidenceInMemory,
     ExitInTime,
     GateRight,
     GoldAnswers,
@@ -56,8 +62,10 @@ def read(make_reader, tmp_path: Path):
     """A run of a policy over the text, with its gold answer and evidence."""
     log = RunLog(tmp_path / "runs.sqlite")
 
-    def done(policy: Any = reads, strategy: str = "gated:stop=yes", gold: Gold | None = GOLD) -> TrainingRun:
-        make_reader(ScriptedPolicy(policy), strategy=strategy, run_log=log).read(TEXT, QUESTION, run_id="r")
+    def done(
+        policy: Any = reads, strategy: str = "gated:stop=yes", gold: Gold | None = GOLD, **options: Any
+    ) -> TrainingRun:
+        make_reader(ScriptedPolicy(policy), strategy=strategy, run_log=log, **options).read(TEXT, QUESTION, run_id="r")
         (run,) = read_runs(log)
         return replace(run.without_discarded(), gold=gold)
 
@@ -120,6 +128,32 @@ def test_a_read_ends_best_with_the_chunk_of_the_last_evidence(read, late: int, l
     assert EvidenceF2()(run) == float(late >= 0)  # evidence that was not read counts as missed
 
 
+@pytest.mark.parametrize("strategy", ["parallel", "reread"])
+def test_who_reads_again_and_finds_nothing_more_has_lost_nothing(read, strategy: str) -> None:
+    run = read(reads_perfectly, strategy)
+    found = [at for at, each in enumerate(run.conversations_K) if each.span and each.span.index == gold_chunk(run)]
+    assert len(found) == 2, "each chunk is read twice"
+    for gains in (EvidenceF2Gain()(run), RecallGain()(run), EvidenceInMemory()(run)):
+        assert gains[found[0]] == 1.0
+        read_for_nothing = [gain for at, gain in enumerate(gains) if run.conversations_K[at].reads and at != found[0]]
+        assert read_for_nothing == [0.0] * len(read_for_nothing)
+
+
+@pytest.mark.parametrize("strategy", ["map_reduce", "parallel", "segments:count=3", "reread"])
+def test_what_is_read_in_several_lines_has_no_one_end(read, strategy: str) -> None:
+    run = read(reads_perfectly, strategy)
+    assert ExitInTime()(run) is None
+    assert "several lines" in ExitInTime().why_unknown(run)
+
+
+def test_a_run_that_a_limit_ended_did_not_end_too_early(read) -> None:
+    run = read(limits=Limits(max_chunks=1))
+    assert ExitInTime()(run) is None
+    assert ExitInTime().why_unknown(run) == "it did not come to an answer"
+    assert LongRLVR()(run) is None
+    assert LongRLVR().why_unknown(run) == "it has no answer"
+
+
 def test_what_is_not_known_says_why(read) -> None:
     run = read(gold=None)
     cases = [
@@ -174,6 +208,10 @@ def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Pat
         ({"reward": "outcome", "scope": "turn"}, "Choose run, role, conversation"),
         ({"reward": "format", "scope": "role"}, "Name a role"),
         ({"reward": "format", "of": "answer"}, "Name a role"),
+        ({"reward": "outcome", "scope": "conversation"}, "is a reward of whole runs"),
+        ({"reward": "outcome", "scope": "role", "of": "answer"}, "is a reward of whole runs"),
+        ({"reward": "outcome", "roles": []}, r"has roles: \[\]"),
+        ({"reward": "outcome", "roles": [1]}, r"has roles: \[1\]"),
     ],
     ids=str,
 )
@@ -185,6 +223,23 @@ def test_terms_that_cannot_be(entry: Any, message: str, tmp_path: Path) -> None:
 def test_terms_and_a_share_of_step_rewards_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="beside credit terms"):
         load_preset("rememr1", output_dir=str(tmp_path), step_reward_share=0.2, use_cpu=True, bf16=False)
+
+
+def test_a_penalty_that_no_term_takes_in_is_refused(tmp_path: Path) -> None:
+    penalty = {"overlong_max_length": 8, "overlong_cache_length": 4, "use_cpu": True, "bf16": False}
+    with pytest.raises(TrainingError, match="about which there is no credit term"):
+        load_preset("longrlvr", output_dir=str(tmp_path), **penalty)
+    assert load_preset("gru-mem", output_dir=str(tmp_path), **penalty).advantage_settings.overlong_penalty
+
+
+def test_a_reward_of_whole_runs_for_single_conversations_is_refused_wherever_groups_are_looked_at() -> None:
+    said = TrainingConversation(array("I", [1]), array("I", [2]), array("f", [-0.5]), "answer", "", 0, False, "v1")
+    rollouts = tuple(Rollout(name, (said,), 0.0, term_rewards={"own.py:kind": 1.0}) for name in ("a", "b"))
+    term = CreditTerm("own.py:kind", scope=Scope.CONVERSATION)
+    settings = AdvantageSettings(credit=(term,), drop_zero_variance=True)
+    for look in (reason_to_drop, lambda group, settings: prepare_batch([group], settings)):
+        with pytest.raises(TrainingError, match=r"own\.py:kind.* reward of whole runs .*run a"):
+            look(RolloutGroup("g", rollouts), settings)
 
 
 def test_a_mask_that_leaves_no_conversation_names_the_roles_there_are() -> None:
@@ -208,9 +263,12 @@ def test_a_loop_refuses_terms_that_cannot_be(credit: Any, message: str, tmp_path
         prepare(small_job(tmp_path / "rl", settings={**SETTINGS, "credit": credit}))
 
 
-@pytest.mark.parametrize(
-    ("preset", "strategy"), [("gru-mem", "gated:stop=yes"), ("rememr1", "recall"), ("longrlvr", None)]
-)
-def test_a_loop_takes_each_preset(preset: str, strategy: str | None, tmp_path: Path) -> None:
-    prepared = prepare(small_job(tmp_path / "rl", preset=preset, strategy=strategy))
-    assert prepared.record["settings"]["credit"] == prepared.config.credit
+def test_a_loop_takes_a_reward_that_has_no_hash(tmp_path: Path) -> None:
+    @dataclass
+    class Mine:
+        weight: float = 1.0
+
+        def __call__(self, run: TrainingRun, /) -> float:
+            return self.weight
+
+    assert prepare(small_job(tmp_path / "rl", reward=Mine())).job.reward == Mine()

@@ -480,7 +480,9 @@ def test_where_nothing_is_left_the_error_says_which_run_why_and_what_to_do(log) 
     with pytest.raises(ReplayError, match="no runs in"):
         load_groups(log).require_groups()
     write(log, "a", reward=None)
-    with pytest.raises(ReplayError, match=r"none of the 1 runs .* \(no_reward: a\) \(run a\)\. .*relabel"):
+    with pytest.raises(
+        ReplayError, match=r"none of the 1 runs .* \(no_reward: a; outcome: .* in 1\) \(run a\).*relabel"
+    ):
         load_groups(log).require_groups()
     log.reward("a", 1.0)
     replay = load_groups(log, min_group=1)

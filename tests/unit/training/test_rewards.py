@@ -34,7 +34,7 @@ from memagent_training.rewards import (
     relabel_steps,
 )
 from memagent_training.rewards.judge import JudgedBy
-from memagent_training.rewards.reward_names import OUTCOME_REWARDS, chosen_reward, named_reward
+from memagent_training.rewards.reward_names import NEED_EVIDENCE, OUTCOME_REWARDS, chosen_reward, named_reward
 from memagent_training.training_errors import RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
@@ -239,9 +239,8 @@ def test_a_reward_is_the_score_of_an_evaluation_under_either_name(said_text, met
 
 def test_names_mean_the_same_with_gold_answers_from_a_file() -> None:
     answered = run("it is \\boxed{4711}", answer="4711")
-    assert {name: chosen_reward(name, GOLD)(answered) for name in OUTCOME_REWARDS} == dict.fromkeys(
-        OUTCOME_REWARDS, 1.0
-    )
+    found = {name: chosen_reward(name, GOLD)(answered) for name in OUTCOME_REWARDS}
+    assert found == {name: None if name in NEED_EVIDENCE else 1.0 for name in OUTCOME_REWARDS}
     assert chosen_reward("strict", GOLD) == ExactMatch(GOLD)
     assert chosen_reward("strict") == "strict"
     with pytest.raises(RewardError, match=r"'exact'.*Did you mean exact_match"):

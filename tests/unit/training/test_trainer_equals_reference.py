@@ -100,11 +100,6 @@ class Reference:
                 for key, each in conversations.items()
             }
 
-    @staticmethod
-    def with_several_roles(term: dict[str, Any]) -> dict[str, Any]:
-        roles = term.get("roles", ("*",))
-        return {**term, "roles": (roles,) if isinstance(roles, str) else tuple(roles)}
-
     def settings(self, config: MultiConvDAPOConfig) -> Any:
         overlong = None
         if config.overlong_max_length is not None:
@@ -112,8 +107,12 @@ class Reference:
         return self.plain.Settings(
             divide_by_std=config.divide_by_std,
             epsilon=config.advantage_epsilon,
-            step_share=config.step_reward_share,
-            terms=tuple(self.plain.Term(**self.with_several_roles(each)) for each in config.credit or ()),
+            terms=tuple(
+                self.plain.Term(
+                    each.reward, each.weight, each.scope.value, each.of or "*", each.roles or ("*",), each.divide_by_std
+                )
+                for each in config.advantage_settings.terms
+            ),
             leave_one_out=config.baseline == "leave_one_out",
             overlong=overlong,
             drop_zero_variance=config.drop_zero_variance,

@@ -116,6 +116,11 @@ class AdvantageSettings:
                 f"step_reward_share is {self.step_reward_share} beside credit terms, which have weights of their own",
                 hint="Make it one of them: {reward: step, weight: 0.2, scope: conversation}.",
             )
+        if self.credit and self.overlong_penalty and not any(term.reward == OUTCOME for term in self.credit):
+            raise TrainingError(
+                "An overlong penalty is part of the outcome, about which there is no credit term",
+                hint="Leave the penalty out, or add a term {reward: outcome, weight: 0.2}.",
+            )
         if not 0.0 <= self.step_reward_share <= 1.0:
             raise TrainingError(f"step_reward_share is {self.step_reward_share}", hint="Give a share from 0 to 1.")
         if not 0.0 < self.epsilon < math.inf:

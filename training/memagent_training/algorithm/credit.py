@@ -68,13 +68,22 @@ class CreditTerm:
                 f"The credit term {self.reward!r} has the scope {self.scope.value!r} and is of the role {self.of!r}",
                 hint='Name a role (of: answer) with the scope "role", and with no other.',
             )
+        if self.reward == OUTCOME and self.scope is not Scope.RUN:
+            raise TrainingError(
+                f"The credit term {OUTCOME!r} has the scope {self.scope.value!r}, and is a reward of whole runs",
+                hint="Leave the scope out, or name a reward of single conversations.",
+            )
 
     def credits(self, role: str) -> bool:
         """Whether it credits the tokens of a role."""
         return not self.roles or any(fnmatchcase(role, each) for each in self.roles)
 
     def compared(self, group: RolloutGroup) -> list[list[Credited]]:
-        """The group's rewards, in the sets within which they are compared."""
+        """The group's rewards, in the sets within which they are compared.
+
+        Raises:
+            TrainingError: a run has no reward for each conversation, where such are compared.
+        """
         if self.scope is not Scope.CONVERSATION:
             earned_G = [self._of_run(rollout) for rollout in group.rollouts_G]
             return [
@@ -88,8 +97,9 @@ class CreditTerm:
             ]
         at: dict[tuple[str, str, int], list[Credited]] = {}
         for g, rollout in enumerate(group.rollouts_G):
+            self.check(rollout)
             earned_K = rollout.earned(self.reward)
-            assert isinstance(earned_K, tuple)  # noqa: S101  checked before
+            assert isinstance(earned_K, tuple)  # noqa: S101  checked just now
             for k, (each, reward) in enumerate(zip(rollout.conversations_K, earned_K, strict=True)):
                 if self.credits(each.role):
                     at.setdefault(each.place, []).append(Credited(g, reward, (k,)))
@@ -174,6 +184,8 @@ def _term(entry: Any) -> CreditTerm:
             hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
             raise TrainingError(f"The credit term {entry['reward']!r} has an unknown key {name!r}", hint=hint)
         is_right = isinstance(value, _KINDS[name]) and (name != "weight" or not isinstance(value, bool))
+        if name == "roles" and is_right and not isinstance(value, str):
+            is_right = bool(value) and all(isinstance(each, str) for each in value)  # an empty list would mean all
         if not is_right or (name == "scope" and value not in set(Scope)):
             hint = f"Choose {', '.join(Scope)}." if name == "scope" else _EXAMPLE
             raise TrainingError(f"The credit term {entry['reward']!r} has {name}: {value!r}", hint=hint)

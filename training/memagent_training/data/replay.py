@@ -374,13 +374,17 @@ def _report(
         prompt_tokens=sum(prompt for prompt, _ in lengths),
         completion_tokens=sum(completion for _, completion in lengths),
         longest=max(map(sum, lengths), default=0),
-        equal_rewards=sum(len({each.reward for each in group.rollouts_G}) == 1 for group in groups),
+        equal_rewards=sum(len({_earned(each) for each in group.rollouts_G}) == 1 for group in groups),
         tokenizer=tokenizer if rollouts else None,
         template=template if rollouts else None,
         versions=dict(Counter(each.policy_version for each in conversations)),
         staleness=dict(staleness),
         reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _reshaped(run)),
     )
+
+
+def _earned(rollout: Rollout) -> tuple[object, ...]:
+    return rollout.reward, rollout.step_rewards_K, *sorted(rollout.term_rewards.items())
 
 
 def _reshaped(run: TrainingRun) -> bool:

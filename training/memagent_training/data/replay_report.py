@@ -35,7 +35,10 @@ class Refusal(StrEnum):
     """A conversation was written by weights that are too old, or not among those allowed."""
     TOO_LONG = "too_long", "raise max_tokens if the model's window allows, or read in smaller chunks"
     """Prompt and completion of a conversation together do not fit the model's window."""
-    NO_REWARD = "no_reward", "give them one (memagent_training.rewards.relabel), or name another"
+    NO_REWARD = (
+        "no_reward",
+        "give them one (memagent_training.rewards.relabel), gold answers to compare with, or name another",
+    )
     """It has no reward of that name, or the reward function cannot tell its worth."""
     NON_FINITE_REWARD = "non_finite_reward", "mend the reward function and score them again"
     """Its reward is NaN or infinite."""
@@ -83,7 +86,7 @@ class ReplayReport:
     longest: int = 0
     """Tokens of the longest conversation, prompt and completion together."""
     equal_rewards: int = 0
-    """Groups whose rollouts all earned the same; an outcome reward teaches nothing there."""
+    """Groups whose rollouts all earned the same, of every reward that was asked for; nothing is taught there."""
     tokenizer: str | None = None
     """The tokenizer's fingerprint; None where nothing was taken."""
     template: str | None = None

@@ -91,7 +91,8 @@ class TrainingRun:
     def memories_around(self) -> list[tuple[str | None, str | None]]:
         """The memory before and after each conversation, on its branch; None where it was redacted away.
 
-        An attempt that was thrown away leaves the memory as it was.
+        An attempt that was thrown away leaves the memory as it was. A branch that begins to read has none, whatever was
+        found before it: otherwise one that finds nothing more would count as having lost all of that.
         """
         trace = self.trace
         unknown: dict[str, bool] = {}
@@ -100,6 +101,8 @@ class TrainingRun:
             inherited = any(unknown.get(parent, False) for parent in step.parents)
             unknown[step.id] = step.text is None if step.writes is Writes.MEMORY else inherited
             before = None if inherited else trace.memory_before(step.id)
+            if step.branch and step.writes is Writes.MEMORY:
+                before = before if trace.continued(trace.updates[trace.place(step.id)]) else ""
             around[step.id] = before, None if unknown[step.id] else trace.memory_after(step.id)
         found = []
         for each in self.conversations_K:

@@ -142,7 +142,7 @@ def _value(name: str, text: str, kinds: frozenset[Any]) -> Any:
         try:
             parsed = json.loads(text)
         except ValueError as error:
-            raise TrainingError(f"{name} is no JSON: {error}", hint="Write it as JSON, in quotes.") from error
+            raise TrainingError(f"{name} is not valid JSON: {error}", hint="Write it as JSON, in quotes.") from error
         if type(parsed) in kinds:
             return parsed
     # Declared as an enum of transformers', or as text.

@@ -108,7 +108,7 @@ class EvidenceF2Gain(_OfEvidence):
         trace, gains = run.trace, dict[str, float]()
         writers = {trace.place(step.id): step.id for step in trace.steps if step.writes is Writes.MEMORY}
         for place, step in writers.items():
-            before = frozenset[int]().union(*(behind[each] for each in trace.sources(trace.updates[place])))
+            before = frozenset[int]().union(*(behind[each] for each in trace.continued(trace.updates[place])))
             gains[step] = f2(behind[place], *gold) - f2(before, *gold)
         kept = [each.outcome is not Outcome.DISCARDED for each in run.conversations_K]
         return [gains.get(each.step, 0.0) * is_kept for each, is_kept in zip(run.conversations_K, kept, strict=True)]
@@ -145,12 +145,13 @@ class ExitInTime(_OfEvidence):
 
     Ending later costs the share of the rest that was read, so that a read of the whole document earns 0. Too early
     costs more than too late: what was not read cannot be answered. Of a text in several places the first counts.
+    Only a run that came to its answer ended by itself, and only one that reads in one line has an end.
     """
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """-1 to 1; None where it is not known."""
         evidence = self._evidence(run)
-        if isinstance(evidence, str):
+        if isinstance(evidence, str) or self._without_end(run):
             return None
         ends = [span.end_byte for each in run.conversations_K for span in each.reads]
         complete, read = max(min(each)[1] for each in evidence), max(ends, default=0)
@@ -159,6 +160,18 @@ class ExitInTime(_OfEvidence):
         assert run.store is not None  # noqa: S101  evidence was found in it
         in_time, size = min(end for end in ends if end >= complete), run.store.stored_bytes(run.record.document)
         return 1 - (read - in_time) / (size - in_time) if read > in_time else 1.0
+
+    def why_unknown(self, run: TrainingRun, /) -> str:
+        """What is missing."""
+        evidence = self._evidence(run)
+        return evidence if isinstance(evidence, str) else self._without_end(run)
+
+    @staticmethod
+    def _without_end(run: TrainingRun) -> str:
+        if all(each.writes is not Writes.ANSWER for each in run.conversations_K):
+            return "it did not come to an answer"
+        several = len({each.branch for each in run.conversations_K if each.reads}) > 1
+        return "it was read in several lines, which have no one end" if several else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +184,13 @@ class LongRLVR(_OfEvidence):
         if right is None or grounded is None:
             return None
         return right + 0.1 * grounded + 0.9 * right * grounded
+
+    def why_unknown(self, run: TrainingRun, /) -> str:
+        """What is missing."""
+        grounded = EvidenceF2(self.gold)
+        if grounded(run) is None:
+            return grounded.why_unknown(run)
+        return "it has no answer" if run.answer is None or run.raw_answer is None else "no gold answer is known"
 
 
 def _behind(run: TrainingRun) -> list[frozenset[int]] | None:

@@ -112,6 +112,26 @@ def chosen_step_reward(text: str, gold: GoldAnswers | None = None) -> str | Step
     return STEP_REWARDS[text](gold) if gold is not None and text in STEP_REWARDS else text
 
 
+def built_in(name: str, gold: GoldAnswers | None = None) -> RewardFunction | StepRewardFunction:
+    """The reward of that name that comes with the package, of runs or of conversations.
+
+    Args:
+        name: as terms of an advantage have it.
+        gold: where to find the gold answers; the runs' own without it.
+
+    Raises:
+        RewardError: there is none.
+    """
+    if name in FORMAT_REWARDS:
+        return FORMAT_REWARDS[name]
+    if name in STEP_REWARDS:
+        return STEP_REWARDS[name](gold)
+    name_of_outcome = REWARD_NAMES.get(name, name)
+    if name_of_outcome not in OUTCOME_REWARDS:
+        raise RewardError(f"there is no reward {name!r}", hint=_nearest(name))
+    return OUTCOME_REWARDS[name_of_outcome](gold)
+
+
 def term_rewards(
     terms: Sequence[CreditTerm], *, gold: bool, logged: bool = True
 ) -> dict[str, RewardFunction | StepRewardFunction]:
@@ -132,22 +152,16 @@ def term_rewards(
     found: dict[str, RewardFunction | StepRewardFunction] = {}
     for name, of in scopes.items():
         own: RewardFunction | StepRewardFunction | None = _own(name)
-        of_runs, of_steps = OUTCOME_REWARDS.get(REWARD_NAMES.get(name, name)), STEP_REWARDS.get(name)
+        of_runs = REWARD_NAMES.get(name, name) in OUTCOME_REWARDS and name not in STEP_REWARDS
         if own is not None:
             found[name] = own
-        elif name in FORMAT_REWARDS:
-            found[name] = FORMAT_REWARDS[name]
-        elif gold and of_steps is not None:
-            found[name] = of_steps(None)
-        elif gold and of_runs is not None:
-            if of != {Scope.RUN}:
-                hint = f'Give it the scope "run", or choose one of conversations: {", ".join(STEP_REWARDS)}.'
-                raise RewardError(f"the credit term {name!r} is a reward of whole runs", hint=hint)
-            found[name] = of_runs(None)
-        elif logged:
-            found[name] = LoggedReward(name) if of == {Scope.RUN} else LoggedStepReward(name)
+        elif gold and of_runs and of != {Scope.RUN}:
+            hint = f'Give it the scope "run", or choose one of conversations: {", ".join(STEP_REWARDS)}.'
+            raise RewardError(f"the credit term {name!r} is a reward of whole runs", hint=hint)
+        elif name in FORMAT_REWARDS or not logged or (gold and (of_runs or name in STEP_REWARDS)):
+            found[name] = built_in(name)
         else:
-            raise RewardError(f"there is no reward {name!r}", hint=_nearest(name))
+            found[name] = LoggedReward(name) if of == {Scope.RUN} else LoggedStepReward(name)
     return found
 
 

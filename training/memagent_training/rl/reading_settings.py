@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,7 @@ from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.policies.profile import Profile, load_profile, require_profile
 from memagent_graph.prompts import changed_prompts, load_prompts
+from memagent_graph.roles import Role, prompts_for
 from memagent_graph.tokenizers import Tokenizer
 from memagent_training.job.base_model import BaseModel
 
@@ -34,8 +36,10 @@ class ReadingSettings:
     answer_tokens: int | None = None
     boundary: Boundary | None = None
 
-    def resolved(self, base: BaseModel, tokenizer: Tokenizer) -> Profile | None:
+    def resolved(self, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role] = ()) -> Profile | None:
         """What the policy reads with, and has in its folder from then on; None where nothing was chosen.
+
+        A model without a profile was trained on nobody's words, so it gets those of the strategy's `roles`, too.
 
         Raises:
             ProfileError, PromptError, BudgetError: it cannot be had; says what to do.
@@ -45,6 +49,7 @@ class ReadingSettings:
         own = load_profile(base.folder) if self.profile is None else require_profile(self.profile)
         began = own or Profile(Budget(), load_prompts())
         prompts = changed_prompts(began.prompts, **{name: getattr(self, name) for name in _WORDING})
+        prompts = prompts_for(roles, prompts) if own is None else prompts
         window = min(began.budget.context_window, base.window or Budget().context_window)
         chosen = {each.name: value for each in fields(Budget) if (value := getattr(self, each.name)) is not None}
         budget = replace(began.budget, **({"context_window": window} | chosen))

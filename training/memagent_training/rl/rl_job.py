@@ -15,6 +15,7 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.samples import Task
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.policies.profile import Profile, load_profile
+from memagent_graph.roles import Role, prompts_for
 from memagent_graph.run_log import RunLog
 from memagent_graph.strategies import load_strategy
 from memagent_graph.tokenizers import load_tokenizer
@@ -179,6 +180,7 @@ def prepare(job: RLJob) -> PreparedLoop:
 
     Raises:
         TrainingError, EvaluationError, TokenizerError: something cannot be had; says what to do.
+        StrategyError, BudgetError: the policy cannot read with the strategy.
     """
     _check(job)
     base = find_base_model(job.model)
@@ -192,17 +194,19 @@ def prepare(job: RLJob) -> PreparedLoop:
     terms = config.advantage_settings.terms
     _check_terms(job, terms)
     tokenizer = load_tokenizer(base.folder)
-    base = replace(base, profile=job.reading.resolved(base, tokenizer))
+    roles = load_strategy(job.strategy).roles
+    base = replace(base, profile=job.reading.resolved(base, tokenizer, roles))
+    _check_words(base, roles)
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack)
     tasks = [load_task(name, settings) for name in job.tasks]
     curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed)
-    named = {job.reward, *(term.reward for term in terms)}
+    names = (*(term.reward for term in terms), job.reward if isinstance(job.reward, str) else "")
+    need_evidence = NEED_EVIDENCE.intersection(names)
     for task in tasks:
         _check_lengths(task, job)
-        if named & NEED_EVIDENCE and not task.sample(job.lengths[0], 0).needles:
+        if need_evidence and not task.sample(job.lengths[0], 0).needles:
             raise TrainingError(
-                f"{', '.join(sorted(map(str, named & NEED_EVIDENCE)))}: the task {task.name} does not say what its "
-                "answers rest on",
+                f"{', '.join(sorted(need_evidence))}: the task {task.name} does not say what its answers rest on",
                 hint="Choose a task whose samples have needles, such as niah_multikey_2, or other rewards.",
             )
     prepared = PreparedLoop(job, config, base, curriculum)
@@ -252,6 +256,13 @@ def _check_terms(job: RLJob, terms: Sequence[CreditTerm]) -> None:
         )
     term_rewards(terms, gold=True, logged=False)
     check_roles(terms, {role.name for role in load_strategy(job.strategy).roles})
+
+
+def _check_words(base: BaseModel, roles: Sequence[Role]) -> None:
+    """Refuse a policy that knows no words for a role, as its first read would once it is served."""
+    profile = base.profile or load_profile(base.folder)
+    if profile is not None:
+        prompts_for(roles, profile.prompts, own_words_only=True)
 
 
 def _check_folder(prepared: PreparedLoop) -> None:
