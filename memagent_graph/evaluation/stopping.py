@@ -61,7 +61,7 @@ def _reads(trace: Trace) -> Iterable[Span]:
 
 
 def _read_once(spans: Iterable[Span]) -> list[Span]:
-    """In the document's order, without those inside others: what is looked up in a chunk that was read is read again."""
+    """In order, without those inside others: what is looked up in a chunk that was read is read twice."""
     found: list[Span] = []
     for span in sorted(set(spans), key=lambda span: (span.start_char, -span.end_char)):
         if not found or span.end_char > found[-1].end_char:
