@@ -160,7 +160,7 @@ def draw_tradeoff(figure: Any, rows: Sequence[Row], unit: str) -> None:
             )  # fmt: skip
         front = [(a, b) for a, b in points if not any(x <= a and y >= b and (x, y) != (a, b) for x, y in points)]
         axes.plot(*zip(*sorted(front), strict=True), color="#999999", linestyle=(0, (4, 2)), linewidth=1.2, zorder=1)
-        axes.set_xlim(0, 1.15 * max(at for at, _ in points))
+        axes.set_xlim(0, 1.15 * max(at for at, _ in points) or 1.0)  # a server may report no tokens
         axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
         axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
         axes.set_title(f"{length_label(length, unit)} {unit}")
