@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
-from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts
+from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, clear_of
 from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph.evaluation.prose import prose
 from memagent_graph.tokenizers import Tokenizer
@@ -89,8 +90,10 @@ def _in_english(generator: random.Random, questions: int) -> tuple[list[tuple[st
     asked: list[EnglishFact] = []
     while len(asked) < questions:
         fact = facts.fact()
-        if fact.relation.ask not in {each.relation.ask for each in asked[-3:]}:
+        if fact.relation.ask not in {each.relation.ask for each in asked[-3:]} and clear_of(asked)(fact):
             asked.append(fact)
-    foreign = [facts.near_miss(fact) for fact in asked]
-    foreign += [facts.fact() for _ in range(3 * questions)]
+    # Of the words of some kinds, such as weekdays, there are fewer than facts: what is drawn again must not answer.
+    clear = clear_of(asked)
+    foreign = [next(filter(clear, iter(partial(facts.near_miss, fact), None))) for fact in asked]
+    foreign += [next(filter(clear, iter(facts.fact, None))) for _ in range(3 * questions)]
     return [(each.statement, *facts.question(each)) for each in asked], [each.statement for each in foreign]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -114,8 +114,16 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def clear_of(asked: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
+    """Whether a fact answers no question about any of these: in their relations it says nothing of either side."""
+    known = {(fact.relation.name, side) for fact in asked for side in (fact.subject, fact.value)}
+    return lambda fact: not {(fact.relation.name, fact.subject), (fact.relation.name, fact.value)} & known
+
+
 class EnglishFacts:
-    """A seeded stream of facts from one split. Within one stream a subject or a value is drawn once for a relation."""
+    """A seeded stream of facts from one split. Within one stream a subject or a value is drawn once for a relation, as
+    long as there are new ones; of persons who stand in a relation to each other, each only once, on either side.
+    """
 
     def __init__(self, seed: int | random.Random, *, held_out: bool = False, held_out_relations: bool = False) -> None:
         self.random = seed if isinstance(seed, random.Random) else random.Random(seed)
@@ -134,7 +142,10 @@ class EnglishFacts:
         """A new fact; subject and value are new ones where they are not given."""
         relation = relation or self.relation()
         subject = subject or self._new(relation.name + " s", relation.subject)
+        self._take(relation, subject)
         value = value or self._new(relation.name + " v", relation.value)
+        if relation.value == relation.subject:
+            self._take(relation, value)
         return EnglishFact(relation, subject, value, self.state(relation, subject, value))
 
     def near_miss(self, fact: EnglishFact) -> EnglishFact:
@@ -142,7 +153,7 @@ class EnglishFacts:
         if self.random.random() < 0.6:
             return self.fact(fact.relation)
         same_kind = [each for each in self.relations if each.subject == fact.relation.subject]
-        others = [each for each in same_kind if each.name != fact.relation.name]
+        others = [each for each in same_kind if each.name != fact.relation.name and self._is_new(each, fact.subject)]
         if not others:
             return self.fact(fact.relation)
         return self.fact(self.random.choice(others), subject=fact.subject)
@@ -185,7 +196,8 @@ class EnglishFacts:
     def chain(self, hops: int) -> tuple[list[EnglishFact], str]:
         """Facts that lead from one to the next, and the question that needs all of them.
 
-        The first names a person, each of the next one leads on to another, the last one is about the last person.
+        The first names a person, each of the next one leads on to another, the last one is about the last person. No
+        relation stands there twice: who took one thing is not asked what else they took.
         """
         of_persons = [each for each in self.relations if each.subject == "person"]
         leading = [each for each in of_persons if each.of_subject]
@@ -193,10 +205,16 @@ class EnglishFacts:
         chain = [self.fact(self.random.choice([each for each in of_persons if each.of_whom or each.of_subject]))]
         who, name = self._named(chain[0], chain[0].subject)
         for _ in range(hops - 2):
-            chain.append(self.fact(self.random.choice(leading), subject=who))
+            chain.append(self.fact(self._following(leading, chain, who), subject=who))
             who, name = self._named(chain[-1], name)
-        chain.append(self.fact(self.random.choice(about), subject=who))
+        chain.append(self.fact(self._following(about, chain, who), subject=who))
         return chain, self.about(chain[-1].relation, name)
+
+    def _following(self, relations: Sequence[Relation], chain: Sequence[EnglishFact], who: str) -> Relation:
+        """One that the chain does not have, and in which nothing has been said of its last person."""
+        used = {fact.relation.name for fact in chain}
+        fitting = [each for each in relations if each.name not in used and self._is_new(each, who)]
+        return self.random.choice(fitting or relations)
 
     def _named(self, fact: EnglishFact, subject: str) -> tuple[str, str]:
         """Who a fact leads to, and how a question names them without their name."""
@@ -215,6 +233,15 @@ class EnglishFacts:
                 break
         self._taken.add((purpose, drawn))
         return drawn
+
+    def _is_new(self, relation: Relation, subject: str) -> bool:
+        return (relation.name + " s", subject) not in self._taken
+
+    def _take(self, relation: Relation, subject: str) -> None:
+        """Let nothing else be said of a subject in a relation; nor, where its kind is the value's, it of another."""
+        self._taken.add((relation.name + " s", subject))
+        if relation.value == relation.subject:
+            self._taken.add((relation.name + " v", subject))
 
     def draw(self, kind: str) -> str:
         """Some word of a kind."""

@@ -19,7 +19,6 @@ from memagent_graph.evaluation.comparisons import accuracy
 from memagent_graph.evaluation.extra_modules import extra_module
 from memagent_graph.evaluation.markdown_tables import grouped, length_label
 from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be_pooled
-from memagent_graph.evaluation.statistics import wilson
 from memagent_graph.evaluation.written_files import written_whole
 
 CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
@@ -108,7 +107,7 @@ def _together_and_by_task(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row]]
 
 
 def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
-    """Accuracy against length: for each system lenient accuracy with its Wilson band, and strict accuracy dotted.
+    """Accuracy against length: for each system lenient accuracy with its band, and strict accuracy dotted.
 
     Lengths at which no document fits a system's call have no point.
     """
@@ -121,10 +120,7 @@ def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
             (length, group) for length, group in grouped(of_system, lambda row: row.length) if length in fitting
         )
         lengths = [length for length, _ in groups]
-        lenient, strict = (
-            [wilson(sum(getattr(row, score) for row in group), len(group)) for _, group in groups]
-            for score in ("lenient", "strict")
-        )
+        lenient, strict = ([accuracy(group, score) for _, group in groups] for score in ("lenient", "strict"))
         look = {"color": CURVE_COLOURS[place % len(CURVE_COLOURS)], "zorder": 20 - place}
         low, high = [100 * each.low for each in lenient], [100 * each.high for each in lenient]
         beside = [length * ratio ** (_DODGE * (place - (count - 1) / 2)) for length in lengths]
@@ -164,7 +160,7 @@ def draw_tradeoff(figure: Any, rows: Sequence[Row], unit: str) -> None:
             )  # fmt: skip
         front = [(a, b) for a, b in points if not any(x <= a and y >= b and (x, y) != (a, b) for x, y in points)]
         axes.plot(*zip(*sorted(front), strict=True), color="#999999", linestyle=(0, (4, 2)), linewidth=1.2, zorder=1)
-        axes.set_xlim(0, 1.15 * max(at for at, _ in points))
+        axes.set_xlim(0, 1.15 * max(at for at, _ in points) or 1.0)  # a server may report no tokens
         axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
         axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
         axes.set_title(f"{length_label(length, unit)} {unit}")

@@ -26,6 +26,8 @@ def bootstrapped_mean(
 ) -> tuple[float, float]:
     """The bootstrap interval of a mean of values between bounds: BCa, or percentiles where BCa is not defined.
 
+    Resampling few values gives too narrow an interval; it is made wider as Student's is beside the normal one.
+
     Args:
         values: what is drawn from: single values, or the sums of clusters that are drawn whole.
         bounds: between which the mean lies.
@@ -54,13 +56,23 @@ def bootstrapped_mean(
                 vectorized=True,
                 n_resamples=resamples,
                 batch=max(1, _AT_ONCE // len(values)),
-                confidence_level=confidence,
+                confidence_level=_expanded(confidence, len(values)),
                 method=method,
                 rng=numpy.random.default_rng(seed),
             ).confidence_interval
         if math.isfinite(found.low) and math.isfinite(found.high):
             break
     return max(lower, min(float(found.low), mean)), min(upper, max(float(found.high), mean))
+
+
+def _expanded(confidence: float, number: int) -> float:
+    """What to ask resampling of so many values for, to have that confidence: Hesterberg's expanded percentiles.
+
+    The American Statistician 69 (2015), arXiv 1411.5279.
+    """
+    distribution = scipy_stats()
+    reach = math.sqrt(number / (number - 1)) * distribution.t.ppf((1 + confidence) / 2, number - 1)
+    return float(1 - 2 * distribution.norm.cdf(-reach))
 
 
 def sign_flip_p_value(differences: Sequence[float], *, seed: int, resamples: int = RESAMPLES) -> float:

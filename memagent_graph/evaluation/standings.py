@@ -9,17 +9,18 @@ from typing import Final
 
 from memagent_graph.evaluation.comparisons import accuracy, paired, rows_by_system, shared_rows
 from memagent_graph.evaluation.markdown_tables import grouped, labelled, markdown
-from memagent_graph.evaluation.result_table import Results, Row, can_be_pooled
+from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be_pooled
 from memagent_graph.evaluation.statistics import MARGIN, Comparison, Estimate, corrected
 
 STANDINGS_LEGEND: Final = (
     "Lenient accuracy with its 95 % interval, clustered by document where questions share one. Difference: to the "
-    "first system, in points, on the questions that both were asked; p corrected for all comparisons of the table "
-    f"(Holm). Not worse: the interval's lower end lies above -{100 * MARGIN:g} points. Costs are means per question. "
-    "Turns: replies that had to wait for each other. Stopped early: the share of questions at which evidence was left "
-    "unread; lost by it: the points of accuracy that these cost at most. Over-read: document tokens read beyond one "
-    "reading up to the last evidence. Saving: the share of what a reader could save that stops exactly behind the "
-    "last evidence; an early stop saves nothing. –: it cannot be said, as where all of the document counts."
+    "first system, in points, on the questions that both were asked and that fit both; p corrected for all "
+    f"comparisons of the table (Holm). Not worse: the interval's lower end lies above -{100 * MARGIN:g} points. Costs "
+    "are means per question. Turns: replies that had to wait for each other. Stopped early: the share of questions at "
+    "which evidence was left unread; lost by it: the points of accuracy that these cost at most. Over-read: document "
+    "tokens read beyond one reading up to the last evidence. Saving: the share of what a reader could save that stops "
+    "exactly behind the last evidence; an early stop saves nothing. –: it cannot be said, as where all of the document "
+    "counts."
 )
 SCRIPTED: Final = "scripted"
 """What stands in place of the accuracy of a scripted policy."""
@@ -38,7 +39,7 @@ class Standing:
     documents: int
     scripted: bool
     accuracy: Estimate | None
-    """Lenient; None for a script, and where nothing fitted."""
+    """Lenient, with what did not fit as wrong; None for a script, and where nothing fitted."""
     against_first: Comparison | None
     """This system, then the first."""
     prompt_tokens: float | None
@@ -67,7 +68,7 @@ def standings(results: Results) -> list[Standing]:
     """All systems at each task and length, then over all, where that is the same for every system."""
     cells = grouped(results.rows, lambda row: (row.task, labelled(row)))
     parts = [(task, length, rows) for (task, length), rows in cells]
-    if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and can_be_pooled(results.rows):
+    if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _asked_alike(results.rows):
         parts.append(("all", "all", list(results.rows)))
     found = [each for part in parts for each in _standings(*part, results.systems[0])]
     told = [at for at, each in enumerate(found) if each.against_first is not None]
@@ -106,7 +107,7 @@ def _standings(task: str, length: str, rows: Sequence[Row], first: str) -> Itera
     of = rows_by_system(row for row in rows if not row.scripted)
     for system, own in grouped(rows, lambda row: row.system):
         asked = [row for row in own if row.has_costs]
-        judged = list(of.get(system, {}).values())
+        fits = any(row.outcome is not Outcome.DOES_NOT_FIT for row in own)
         mine, theirs = shared_rows(of.get(system, {}), of.get(first, {}))
         stops = [row for row in asked if row.premature is not None]
         prompt = _mean(row.prompt_tokens for row in asked)
@@ -118,7 +119,7 @@ def _standings(task: str, length: str, rows: Sequence[Row], first: str) -> Itera
             n=len(own),
             documents=len({row.cluster for row in own}),
             scripted=scripted,
-            accuracy=accuracy(judged, "lenient") if judged else None,
+            accuracy=accuracy(own, "lenient") if fits and not scripted else None,
             against_first=paired(mine, theirs, (system, first), "lenient") if mine and system != first else None,
             prompt_tokens=prompt,
             completion_tokens=_mean(row.completion_tokens for row in asked),
@@ -130,6 +131,12 @@ def _standings(task: str, length: str, rows: Sequence[Row], first: str) -> Itera
             over_read=_mean(row.over_read_tokens for row in stops),
             saving=_captured(stops),
         )
+
+
+def _asked_alike(rows: Sequence[Row]) -> bool:
+    """Whether every system was asked the same tasks at the same lengths: else means over all say nothing of systems."""
+    cells = [{(row.task, row.length) for row in own} for _, own in grouped(rows, lambda row: row.system)]
+    return can_be_pooled(rows) and all(each == cells[0] for each in cells)
 
 
 def _captured(rows: Sequence[Row]) -> float | None:

@@ -126,8 +126,8 @@ def mean_interval(
 ) -> Estimate:
     """The mean of 0..1 scores with a bootstrap interval: BCa, or percentiles where BCa is not defined.
 
-    Fewer than 10 values, and values that are all alike, tell too little of how they vary: they get `wilson`'s interval,
-    which is safe for them. Equal seeds give equal intervals.
+    Fewer than 10 values tell too little of how they vary: they get `wilson`'s interval, which is safe for them. Of
+    values that are all alike, it is bounded how many others there may be. Equal seeds give equal intervals.
 
     Raises:
         EvaluationError: no values, or some that are not 0 to 1.
@@ -181,9 +181,10 @@ class Comparison:
         """What may be said of the two, in words."""
         level = f"{100 * self.confidence:g} % interval"
         corrected = f", corrected for {self.corrected_for} comparisons" if self.corrected_for > 1 else ""
+        documents = f" on {self.documents} documents" if self.documents is not None else ""
         figures = (
             f"{self.first} {100 * self.first_mean:.1f} % and {self.second} {100 * self.second_mean:.1f} % on the same "
-            f"{self.n} questions: {100 * self.difference:+.1f} points ({level} {100 * self.low:+.1f} to "
+            f"{self.n} questions{documents}: {100 * self.difference:+.1f} points ({level} {100 * self.low:+.1f} to "
             f"{100 * self.high:+.1f}, {self.test.value} {_p(self.p_value)}{corrected})"
         )
         if self.told_apart:
@@ -428,8 +429,12 @@ def _bootstrapped(
     lower, upper = bounds
     span, number = upper - lower, len(sums)
     means = [total / count for total, count in zip(sums, counts or [1] * number, strict=True)]
-    if number < _FEWEST_TO_RESAMPLE or len(set(means)) == 1:
-        mean = math.fsum(sums) / (sum(counts) if counts is not None else number)
+    mean = math.fsum(sums) / (sum(counts) if counts is not None else number)
+    if number >= _FEWEST_TO_RESAMPLE and len(set(means)) == 1:
+        # Of so many that are alike, others have a share of Wilson's bound for none at most, whatever these are.
+        others = wilson(0, number, confidence=confidence).high
+        return mean - others * (mean - lower), mean + others * (upper - mean)
+    if number < _FEWEST_TO_RESAMPLE:
         safe = wilson(min(max((mean - lower) / span, 0.0), 1.0) * number, number, confidence=confidence)
         return lower + span * safe.low, lower + span * safe.high
     return bootstrapped_mean(sums, bounds, confidence=confidence, seed=seed, resamples=resamples, counts=counts)

@@ -37,7 +37,7 @@ def stop_of(trace: Trace, evidence: Sequence[Needle], characters: int) -> Stop |
     """
     if not evidence:
         return None
-    read = sorted(set(_reads(trace)), key=lambda span: span.start_char)
+    read = _read_once(_reads(trace))
     places = [each.place(characters) for each in evidence]
     last = max(end for _, end in places)
     needed = [span for span in read if span.start_char < last]
@@ -58,6 +58,15 @@ def tokens_read(trace: Trace) -> int:
 
 def _reads(trace: Trace) -> Iterable[Span]:
     return (span for step in trace.steps for span in step.reads)
+
+
+def _read_once(spans: Iterable[Span]) -> list[Span]:
+    """In order, without those inside others: what is looked up in a chunk that was read is read twice."""
+    found: list[Span] = []
+    for span in sorted(set(spans), key=lambda span: (span.start_char, -span.end_char)):
+        if not found or span.end_char > found[-1].end_char:
+            found.append(span)
+    return found
 
 
 def _stretches(spans: Iterable[Span]) -> list[tuple[int, int]]:

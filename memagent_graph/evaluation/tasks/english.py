@@ -6,11 +6,11 @@ What shipped language policies are trained with is the other split of `english_f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts, clear_of
 from memagent_graph.evaluation.samples import Metric, Sample, TaskSettings
 from memagent_graph.evaluation.tasks import haystacks
 from memagent_graph.evaluation.tasks.fitting import Insertion
@@ -18,6 +18,8 @@ from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, Gener
 
 ABSENT: Final = ("not stated", "not mentioned", "none", "no answer", "not given", "does not say", "unknown")
 """Any of these says that nothing answers."""
+_DRAWS: Final = 40
+"""How often a question is drawn that asks for nothing that another one asks for, until it is given up."""
 _ARTICLE: Final = re.compile(r"^(?:a|an|the) ")
 
 
@@ -31,6 +33,8 @@ class _Asked:
     gives: tuple[str, ...]
     """What each of the evidence contributes."""
     foreign: tuple[EnglishFact, ...]
+    about: tuple[EnglishFact, ...]
+    """What is asked for: the evidence, the first of several to list, or what stands nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +54,22 @@ class EnglishTask(GeneratedTask):
     kind: str
     foreign: int = 400
 
+    def __post_init__(self) -> None:
+        if self.foreign < 1:
+            raise EvaluationError(
+                f"{self.name} cannot have a foreign fact to each {self.foreign} tokens",
+                hint="Take 1, or any larger number; of a very large one, only near misses are left.",
+            )
+
     def sample(self, length: int, index: int) -> Sample:
-        """The `index`-th sample of a length. Raises EvaluationError where the length is too small."""
+        """The `index`-th sample of a length.
+
+        Raises:
+            EvaluationError: The length is too small, or there are not so many questions for one document.
+        """
         number, member = self.shared(index)
         chance = self.chance(length, number)
-        facts = EnglishFacts(chance, held_out=True, held_out_relations=self.kind == "new")
-        asked = [self._asked(facts) for _ in range(self.settings.questions_per_document)]
+        asked = self._all_asked(EnglishFacts(chance, held_out=True, held_out_relations=self.kind == "new"))
         insertions: list[Insertion] = []
         for place, each in enumerate(asked):
             depths = sorted(chance.random() for _ in each.evidence)
@@ -66,44 +80,54 @@ class EnglishTask(GeneratedTask):
         others = EnglishFacts(chance, held_out=True)
         foreign = [fact for each in asked for fact in each.foreign]
         foreign += [others.fact() for _ in range(length // self.foreign)]
-        clear = _clear_of(asked)
+        clear = clear_of(fact for each in asked for fact in (*each.evidence, *each.about))
         insertions += [Insertion(fact.statement, chance.random()) for fact in foreign if clear(fact)]
         questions = [each.question for each in asked]
         haystack = haystacks.prose(self.settings.haystack, self.chance(length, number, "prose"))
         mine = asked[member]
         return self.planned(length, index, mine.question, mine.gold, haystack, insertions, questions)
 
+    def _all_asked(self, facts: EnglishFacts) -> list[_Asked]:
+        """As many questions as share a document, none of which another one's evidence answers."""
+        number = self.settings.questions_per_document
+        asked: list[_Asked] = []
+        while len(asked) < number:
+            clear = clear_of(fact for each in asked for fact in each.about)
+            draws = (self._asked(facts) for _ in range(_DRAWS))
+            # Words of a kind may run out; then some are drawn again, within a list, too.
+            drawn = next((d for d in draws if all(map(clear, d.about)) and len({*d.gold}) == len(d.gold)), None)
+            if drawn is None:
+                raise EvaluationError(
+                    f"{self.name} has no {number} questions on one document",
+                    hint=f"Ask for {len(asked)}, or for fewer.",
+                )
+            asked.append(drawn)
+        return asked
+
     def _asked(self, facts: EnglishFacts) -> _Asked:
         if self.kind.startswith("hop_"):
             chain, question = facts.chain(int(self.kind[-1]))
             answer = _bare(chain[-1].value)
             gives = (*(after.subject for after in chain[1:]), answer)
-            return _Asked(question, (answer,), tuple(chain), gives, (facts.fact(chain[-1].relation),))
+            return _Asked(question, (answer,), tuple(chain), gives, (facts.fact(chain[-1].relation),), tuple(chain))
         if self.kind == "list":
             first = facts.fact(facts.relation(plural=True))
             listed = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
             values = tuple(each.value for each in listed)
             question = facts.random.choice(first.relation.plural_questions).replace("{s}", first.subject)
-            return _Asked(question, values, tuple(listed), values, (facts.fact(first.relation),))
+            return _Asked(question, values, tuple(listed), values, (facts.fact(first.relation),), (first,))
         if self.kind == "change":
             old = facts.fact(facts.relation(changes=True))
             new = facts.change(old)
             question, answer = facts.question(new)
             before = old.subject if answer == new.subject else old.value
-            return _Asked(question, (_bare(answer),), (old, new), (before, _bare(answer)), (facts.near_miss(new),))
+            gives = (before, _bare(answer))
+            return _Asked(question, (_bare(answer),), (old, new), gives, (facts.near_miss(new),), (old, new))
         fact = facts.fact()
         question, answer = facts.question(fact)
         if self.kind == "absent":
-            return _Asked(question, ABSENT, (), (), (facts.near_miss(fact),))
-        return _Asked(question, (_bare(answer),), (fact,), (_bare(answer),), (facts.near_miss(fact),))
-
-
-def _clear_of(asked: Sequence[_Asked]) -> Callable[[EnglishFact], bool]:
-    """Whether a fact answers none of the questions: it says nothing of what any of them rests on, in that relation."""
-    known = {
-        (fact.relation.name, side) for each in asked for fact in each.evidence for side in (fact.subject, fact.value)
-    }
-    return lambda fact: not {(fact.relation.name, fact.subject), (fact.relation.name, fact.value)} & known
+            return _Asked(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
+        return _Asked(question, (_bare(answer),), (fact,), (_bare(answer),), (facts.near_miss(fact),), (fact,))
 
 
 def _bare(answer: str) -> str:

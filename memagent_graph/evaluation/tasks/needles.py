@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
+from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.planted_facts import MAGIC, MAGIC_STATEMENT, PlantedFacts
 from memagent_graph.evaluation.samples import Sample, TaskSettings
 from memagent_graph.evaluation.tasks import haystacks
@@ -72,6 +73,8 @@ SHAPES = {
 
 _ANSWER_TOKENS = 128
 _SMALL_MOST = 2
+_SMALL_DRAWS = 5000
+"""How often a key is drawn that is not taken, until it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ class _Small:
         self._any_attribute = shape.value is Kind.UUIDS
 
     def key(self, values: int, taken: Container[str]) -> _Key:
-        while True:
+        for _ in range(_SMALL_DRAWS):
             attribute = self._facts.attribute(numeric=True) if self._any_attribute else f"{MAGIC}number"
             entity = self._facts.entity(bare=attribute.startswith(MAGIC))
             name = entity.replace("-", " ").removeprefix("the ").lower()
@@ -143,6 +146,11 @@ class _Small:
                     found.append(value)
             if name not in taken:
                 break
+        else:
+            raise EvaluationError(
+                "a document needs more keys than the small variant has",
+                hint="Ask for fewer questions on each document.",
+            )
         statements = [self._facts.statement(attribute, entity, value) for value in found]
         return _Key(name, tuple(found), tuple(statements), self._facts.question(attribute, entity))
 

@@ -60,6 +60,22 @@ def test_a_near_miss_answers_no_question_about_the_fact() -> None:
         assert not (same and (miss.subject == fact.subject or miss.value == fact.value))
 
 
+def test_near_misses_of_one_fact_say_nothing_twice_in_one_relation() -> None:
+    for seed in SEEDS:
+        facts = EnglishFacts(seed)
+        fact = facts.fact(next(each for each in relations() if each.name == "founded_year"))
+        misses = [facts.near_miss(fact) for _ in range(3)]  # of groups there are three relations
+        assert len({(each.relation.name, each.subject) for each in [fact, *misses]}) == 4
+
+
+def test_nobody_is_drawn_twice_for_a_relation_that_two_persons_have_to_each_other() -> None:
+    neighbours = next(each for each in relations() if each.name == "neighbour_of")
+    for seed in range(20):
+        facts = EnglishFacts(seed, held_out=True)
+        drawn = [facts.fact(neighbours) for _ in range(20)]
+        assert len({person for each in drawn for person in (each.subject, each.value)}) == 40
+
+
 def test_a_change_leaves_one_side_as_it_was_and_replaces_the_other() -> None:
     for seed in SEEDS:
         facts = EnglishFacts(seed)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from support.evaluation import failed, results, row
 
 from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation.plots import depth_grid, draw_accuracy, draw_all, draw_cost, draw_tradeoff
+from memagent_graph.evaluation.plots import depth_grid, draw_accuracy, draw_all, draw_cost, draw_tradeoff, file_stem
 from memagent_graph.evaluation.statistics import wilson
 
 LENGTHS = (1024, 8192, 65536)
@@ -104,7 +104,7 @@ def test_tasks_that_differ_in_an_option_with_a_point_have_a_picture_each(tmp_pat
     tasks = ("multi_hop_2:gap=0.1", "multi_hop_2:gap=0.2")
     rows = [row(task=task, index=index) for task in tasks for index in range(2)]
     draw_all(results(*rows), tmp_path)
-    files = {f"accuracy_{task}.{ending}" for task in tasks for ending in ("png", "svg")}
+    files = {f"{file_stem('accuracy', task)}.{ending}" for task in tasks for ending in ("png", "svg")}
     assert files < {path.name for path in tmp_path.iterdir()}
 
 
@@ -127,6 +127,13 @@ def test_accuracy_has_a_line_and_a_wilson_band_for_each_system_on_a_logarithmic_
     assert (corners.min(), corners.max()) == pytest.approx((100 * wilson(4, 6).low, 100 * wilson(4, 6).high))
     assert told["memagent"].get_color() != told["refine"].get_color()
     assert told["memagent"].get_marker() != told["refine"].get_marker()
+
+
+def test_where_questions_share_documents_the_band_is_that_of_the_documents() -> None:
+    rows = [row(index=index, document=f"{index % 3}") for index in range(12)]
+    _, axes = drawn(draw_accuracy, rows)
+    corners = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert corners.min() == pytest.approx(100 * wilson(3, 3).low)
 
 
 def test_labels_of_lengths_that_lie_close_do_not_run_into_each_other() -> None:

@@ -97,3 +97,18 @@ def test_systems_are_ranked_pair_by_pair_though_one_was_not_asked_long_documents
     ranking = comparison_parts(results(*rows))[-1]
     assert "on the 40 to 80 questions" in ranking
     assert "- 1. to 3. bad, memagent, short (not told apart as a group, but memagent is better than bad)" in ranking
+
+
+def test_what_did_not_fit_is_wrong_in_the_accuracy_over_all_and_in_no_difference() -> None:
+    rows = [row(length=length, index=at) for length in (1024, 4096) for at in range(10)]
+    rows += [replace(each, system="short") for each in rows[:10]]
+    rows += [replace(each, system="short", outcome=Outcome.DOES_NOT_FIT, lenient=0.0) for each in rows[10:20]]
+    short = {each.length: each for each in standings(results(*rows)) if each.system == "short"}
+    assert short["4K tokens"].accuracy is None
+    assert (short["all"].n, short["all"].accuracy.mean) == (20, 0.5)
+    assert (short["all"].against_first.n, short["all"].against_first.difference) == (10, 0.0)
+
+
+def test_systems_that_were_asked_at_other_lengths_are_not_put_together_over_all() -> None:
+    rows = [row(index=at) for at in range(4)] + [row("other", 4096, at) for at in range(4)]
+    assert {each.length for each in standings(results(*rows))} == {"1K tokens", "4K tokens"}

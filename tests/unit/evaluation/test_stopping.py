@@ -7,7 +7,7 @@ from support.traces import answered, fan_out, line, spans, step
 
 from memagent_graph.evaluation.samples import Needle
 from memagent_graph.evaluation.stopping import Stop, stop_of, tokens_read
-from memagent_graph.trace import Trace, Writes
+from memagent_graph.trace import Span, Trace, Writes
 
 CHUNKS = ("aaaa ", "bkey ", "cccc ", "dddd ")
 CHARACTERS = 20
@@ -61,3 +61,10 @@ def test_a_decision_takes_a_turn_though_no_prompt_holds_it() -> None:
 
 def test_where_no_evidence_is_known_nothing_is_said() -> None:
     assert stop_of(read(4), [], CHARACTERS) is None
+
+
+def test_a_part_of_a_chunk_that_is_looked_up_again_is_over_read_and_no_chunk_of_its_own() -> None:
+    first = read(2)
+    part = Span(1, 6, 9, 6, 9, 7)
+    trace = Trace((*first.steps, step("again", "m", "1", reads=part)))
+    assert stop_of(trace, [KEY], CHARACTERS) == Stop(False, 7, 0.5, 0.5)

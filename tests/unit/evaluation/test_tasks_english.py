@@ -2,6 +2,9 @@
 
 import pytest
 
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.demo_document import compose
+from memagent_graph.evaluation.english_facts import EnglishFact, EnglishFacts
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.evaluation.tasks.english import ABSENT, ENGLISH
 from memagent_graph.tokenizers import load_tokenizer
@@ -50,4 +53,79 @@ def test_questions_in_a_row_share_a_document(name):
     texts = ["".join(sample.text()) for sample in samples]
     assert len(set(texts[:5])) == len(set(texts[5:])) == 1
     assert texts[0] != texts[5]
-    assert len({sample.question for sample in samples[:5]}) >= 4
+    assert len({sample.question for sample in samples[:5]}) == len({sample.question for sample in samples[5:]}) == 5
+
+
+@pytest.fixture
+def stated(monkeypatch):
+    """All facts by their statements, and what each question asks for: the relation, and the side that it names."""
+    facts, asked = {}, {}
+    state, question = EnglishFacts.state, EnglishFacts.question
+
+    def record_fact(self, relation, subject, value):
+        text = state(self, relation, subject, value)
+        facts.setdefault(text, EnglishFact(relation, subject, value, text))
+        return text
+
+    def record_question(self, fact):
+        text, answer = question(self, fact)
+        asked[text] = fact.relation.name, fact.value if answer == fact.subject else fact.subject
+        return text, answer
+
+    monkeypatch.setattr(EnglishFacts, "state", record_fact)
+    monkeypatch.setattr(EnglishFacts, "question", record_question)
+    return facts, asked
+
+
+def facts_in(text, facts):
+    return [fact for statement, fact in facts.items() if statement in text]
+
+
+@pytest.mark.parametrize("questions", [1, 6])
+@pytest.mark.parametrize("name", ["english_fact", "english_new", "english_absent"])
+def test_nothing_but_the_evidence_answers(name, questions, stated):
+    facts, asked = stated
+    for sample in samples_of(name, count=24, length=12_000, questions_per_document=questions):
+        relation, named = asked[sample.question]
+        own = {needle.text for needle in sample.needles}
+        others = [each for each in facts_in("".join(sample.text()), facts) if each.statement not in own]
+        assert others
+        assert not [each for each in others if each.relation.name == relation and named in {each.subject, each.value}]
+
+
+@pytest.mark.parametrize("name", ["english_hop_2", "english_hop_3", "english_list"])
+def test_nothing_but_the_evidence_says_anything_of_its_subjects_in_its_relations(name, stated):
+    facts, _ = stated
+    for sample in samples_of(name, count=30, length=6000, questions_per_document=6):
+        own = {needle.text for needle in sample.needles}
+        found = facts_in("".join(sample.text()), facts)
+        known = {(each.relation.name, each.subject) for each in found if each.statement in own}
+        assert not [e for e in found if e.statement not in own and (e.relation.name, e.subject) in known]
+        if name != "english_list":
+            assert len({relation for relation, _ in known}) == int(name[-1]), "no relation stands in a chain twice"
+
+
+def test_what_is_to_be_listed_is_listed_once_however_many_ask():
+    for sample in samples_of("english_list", count=16, length=9000, questions_per_document=16):
+        assert len({*sample.gold}) == len(sample.gold) == 3
+
+
+def test_more_questions_than_words_allow_are_refused():
+    with pytest.raises(EvaluationError, match="has no 60 questions on one document"):
+        samples_of("english_list", count=1, length=30_000, questions_per_document=60)
+
+
+def test_there_is_no_foreign_fact_to_each_0_tokens():
+    with pytest.raises(EvaluationError, match="cannot have a foreign fact to each 0 tokens"):
+        load_task("english_fact:foreign=0", TaskSettings(TOKENIZER))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_the_demonstration_one_fact_answers_each_of_many_questions(seed, stated):
+    facts, asked = stated
+    document = compose(TOKENIZER, tokens=5000, questions=50, seed=seed, in_english=True)
+    planted = facts_in(document.text, facts)
+    for each in document.questions:
+        relation, named = asked[each.question]
+        answers = [f for f in planted if f.relation.name == relation and named in {f.subject, f.value}]
+        assert [fact.statement for fact in answers] == [each.statement]

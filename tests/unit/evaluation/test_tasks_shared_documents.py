@@ -111,6 +111,11 @@ async def test_the_document_is_stored_once(tmp_path):
     maker = ThreadMaker({task.name: task}, DocumentStore(tmp_path))
     made = [await maker.make(task.name, 3000, index) for index in range(6)]
     await maker.close()
-    assert [ref["key"] for _, ref in made] == [
-        each for each in dict.fromkeys(ref["key"] for _, ref in made) for _ in "abc"
-    ]
+    keys = [each.document["key"] for each in made]
+    assert keys == [each for each in dict.fromkeys(keys) for _ in "abc"]
+
+
+def test_more_questions_than_the_small_variant_has_keys_are_refused():
+    with pytest.raises(EvaluationError, match="more keys than the small variant has") as raised:
+        asking("niah_multiquery", 400, small=True).sample(60_000, 0)
+    assert "fewer questions" in raised.value.hint

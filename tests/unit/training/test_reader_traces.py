@@ -12,6 +12,7 @@ from memagent_graph.strategies.recall import memory_and_query
 from memagent_graph.strategies.reread import next_question
 from memagent_training.embedded.training_examples import Prose
 from memagent_training.language.reader_traces import NOT_STATED, TraceMaker, Turn
+from memagent_training.language.real_questions import real_questions
 from memagent_training.language.supervised import SHIPPED
 
 PROSE = (
@@ -65,6 +66,19 @@ def test_a_gate_keeps_exactly_where_an_update_would_copy(turns: list[Turn]) -> N
     for turn in turns:
         if turn.role == "gated_update" and turn.reply != "KEEP":
             assert turn.reply.removeprefix("REWRITE\n") != turn.fields["memory"]
+
+
+def test_a_section_that_answers_is_never_said_to_have_nothing_while_nothing_is_known(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text(PROSE * 40, encoding="utf-8")
+    maker = TraceMaker(Prose(tmp_path / "train.txt"))
+    answered = 0
+    for seed in range(400):
+        for turn in maker.turns(random.Random(seed), 300, 12, 0):
+            if turn.role in {"update", "map", "extract"} and turn.fields["memory"] in {"", "none"}:
+                stands_here = turn.question in {each.question for each in real_questions(turn.fields["chunk"])}
+                answered += stands_here
+                assert not (stands_here and turn.reply == "none"), turn
+    assert answered
 
 
 def test_an_empty_memory_is_answered_with_not_stated(turns: list[Turn]) -> None:

@@ -250,14 +250,9 @@ def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
         word = "STOP" if quest.is_whole and quest.after else "REWRITE" if changed else "KEEP"
         reply = f"{word}\n{after}" if changed else word
     elif role in {"extract", "map"}:
-        before_it = quest.before if role == "extract" else ()
-        found = " ".join(note for note in quest.after if note not in before_it) if changed else ""
-        if role == "map" and quest.before:
-            return (
-                _on_section(rng, replace(quest, before=(), after=()), section)
-                if not changed
-                else _on_section(rng, quest, section)
-            )
+        if role == "map" and quest.before:  # it sees no memory, and what is noted there may stand here, too
+            return _on_section(rng, quest, section)
+        found = " ".join(note for note in quest.after if note not in quest.before) if changed else ""
         reply = found or "none"
     elif role == "recall_update":
         fields["recalled"] = _NOTHING
