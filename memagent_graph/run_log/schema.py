@@ -37,7 +37,11 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     connection = connect(path)
     try:
         if _version(connection, path) == VERSION - 1:
-            migration.show_as_new(connection)
+            connection.execute("BEGIN")  # one state of the file, as another process may migrate it at any moment
+            if _version(connection, path) == VERSION - 1:
+                migration.show_as_new(connection)
+            else:
+                connection.execute("COMMIT")
     except BaseException:
         connection.close()
         raise
