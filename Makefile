@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 install: $(VENV)/.installed  ## A virtual environment with all that demo, tests and benchmarks need
 
-demo: install  ## Plant facts in prose (TOKENS=100000) and read them back with the embedded policy
+demo: install  ## Plant facts in prose (TOKENS=40000) and read them back with the embedded policy
 	OMP_NUM_THREADS=2 $(BIN)/memagent demo $(if $(TOKENS),--tokens $(TOKENS))
 
 test: install  ## The tests that need no server, on two processes
