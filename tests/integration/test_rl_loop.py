@@ -119,7 +119,9 @@ def test_a_server_that_is_killed_while_it_reads_is_started_again(vllm_python, tm
     assert killed
     assert found.steps == 2
     assert_whole(out, 2)
-    assert all(versions == {f"iteration-{run_id.split('-')[1]}"} for run_id, versions in versions_of(out).items())
+    # A run that the server died under before its first reply, and that no group needed again, has no weights.
+    odd = {run: found for run, found in versions_of(out).items() if found - {f"iteration-{run.split('-')[1]}"}}
+    assert not odd
     log = (out / "server.log").read_text(errors="replace")
     assert log.count("ending the session") == 1
     assert log.count("Application startup complete") == 2
