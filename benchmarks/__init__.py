@@ -1,1 +1,1 @@
-"""Where the README's figures come from. `python -m benchmarks` runs all of them."""
+"""Where the figures in README and docs come from. `python -m benchmarks` runs all of them."""
