@@ -8,6 +8,7 @@ collapsed while it was trained, 130 interrupted.
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
 import typer
 
@@ -17,14 +18,25 @@ app = typer.Typer(
     name="memagent",
     cls=CommandGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version  # noqa: PLC0415  only for this
+
+        typer.echo(f"memagent {version('memagent-graph')}")
+        raise typer.Exit
+
+
 @app.callback()
-def memagent() -> None:
+def memagent(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Read documents of any length with a language model of small context."""
 
 

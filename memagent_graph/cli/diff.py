@@ -10,7 +10,7 @@ import typer
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import Log
 from memagent_graph.cli.output import console
-from memagent_graph.cli.run_choice import open_existing
+from memagent_graph.cli.run_choice import open_existing, run_named
 from memagent_graph.cli.show import view_of
 
 
@@ -28,10 +28,11 @@ class Diff:
 
         with failures_told():
             log = open_existing(self.log)
+            one, other = run_named(log, self.run_a), run_named(log, self.run_b)
             comparison = compare_runs(
-                view_of(log, self.run_a),
-                view_of(log, self.run_b),
-                settings_a=dict(log.get(self.run_a).settings),
-                settings_b=dict(log.get(self.run_b).settings),
+                view_of(log, one),
+                view_of(log, other),
+                settings_a=dict(log.get(one).settings),
+                settings_b=dict(log.get(other).settings),
             )
             console().print(render_comparison(comparison))

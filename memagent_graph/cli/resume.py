@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memagent_graph.cli.run_choice import NamedRun, run_named
 from memagent_graph.cli.running import RunOptions
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class Resume(RunOptions):
     """Continue a run that was killed, failed, or stopped at a limit."""
 
-    run_id: Annotated[str, typer.Argument(help="The run, as `memagent read` named it.")]
+    run_id: NamedRun
     document: Annotated[Path | None, typer.Option(help="The document again, if its stored text is gone.")] = None
     policy: Annotated[str | None, typer.Option(help="Another policy, by its name.", show_default="the run's")] = None
     model: Annotated[str | None, typer.Option(help="Another policy.", show_default="the run's")] = None
@@ -35,15 +36,16 @@ class Resume(RunOptions):
             from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
             from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
 
-            record = RunLog(self.log or default_run_log()).get(self.run_id)
-            settings = ReaderSettings.from_log(record.settings, self.run_id).with_other(
+            log = RunLog(self.log or default_run_log())
+            run_id = run_named(log, self.run_id)
+            settings = ReaderSettings.from_log(log.get(run_id).settings, run_id).with_other(
                 policy=self.policy, model=self.model, base_url=self.base_url, strategy=self.strategy
             )
             async with self.make_reader(settings.decided()) as reader:
-                console.resume_command = self.resume_command(self.run_id)
+                console.resume_command = self.resume_command(run_id)
                 path = self.document
                 source = None if path is None else Document.from_path(path, encoding=self.encoding)
-                stream = reader.astream_resume(self.run_id, document=source, limits=self.limits)
+                stream = reader.astream_resume(run_id, document=source, limits=self.limits)
                 return [await console.follow(stream)]
 
         self.finish(run)

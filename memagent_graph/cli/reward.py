@@ -10,7 +10,7 @@ import typer
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import plain, print_json
-from memagent_graph.cli.run_choice import open_existing
+from memagent_graph.cli.run_choice import NamedRun, open_existing, run_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class GiveReward:
     """Give a run, or one of its conversations, a reward."""
 
     takes_negative_numbers: ClassVar = True
-    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run.")]
+    run_id: NamedRun
     value: Annotated[float, typer.Argument(help="How good it was.")]
     name: Annotated[str, typer.Option(help="What was judged.")] = "reward"
     source: Annotated[str, typer.Option(help="Who judged.")] = "person"
@@ -30,8 +30,10 @@ class GiveReward:
     def run(self) -> None:
         """Run the command."""
         with failures_told(as_json=self.as_json):
-            open_existing(self.log).reward(
-                self.run_id,
+            log = open_existing(self.log)
+            run_id = run_named(log, self.run_id)
+            log.reward(
+                run_id,
                 self.value,
                 name=self.name,
                 source=self.source,
@@ -39,8 +41,8 @@ class GiveReward:
                 note=self.note,
             )
         if self.as_json:
-            names = ("run_id", "conversation", "name", "value", "source", "note")
-            print_json({name: getattr(self, name) for name in names})
+            names = ("conversation", "name", "value", "source", "note")
+            print_json({"run_id": run_id, **{name: getattr(self, name) for name in names}})
         else:
             of = "run" if self.conversation is None else f"conversation {self.conversation} of run"
-            typer.echo(f"{plain(self.name)} of {of} {plain(self.run_id)}: {self.value:g}", err=True)
+            typer.echo(f"{plain(self.name)} of {of} {plain(run_id)}: {self.value:g}", err=True)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from memagent_graph.errors import RunLogError
+from memagent_graph.errors import RunLogError, RunNotFoundError
 
 if TYPE_CHECKING:
     from memagent_graph.run_log import RunFilter, RunLog
@@ -85,6 +85,37 @@ class RunChoice:
             until=self.until,
             newest=self.newest or newest,
         )
+
+
+LATEST: Final = "latest"
+NamedRun: TypeAlias = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run: its id, the beginning of its id, or latest.")
+]
+
+
+def run_named(log: RunLog, name: str) -> str:
+    """The id of the run that a user names: by its id, by the beginning of its id, or as "latest".
+
+    Raises:
+        RunNotFoundError: there is no such run, or several begin so.
+    """
+    from memagent_graph.run_log import RunFilter  # noqa: PLC0415
+
+    chosen = RunFilter(newest=1) if name == LATEST else RunFilter(run_id_begins=name, newest=_NAMED)
+    found = [record.run_id for record in log.runs(chosen)]
+    if name in found or len(found) == 1:
+        return name if name in found else found[0]
+    if name == LATEST:
+        raise RunNotFoundError(
+            f"{log.path} holds no runs yet", hint="Read something first: memagent read FILE -q QUESTION"
+        )
+    if not found or len(found) == _NAMED:  # the run of just this id may be beyond those
+        return log.get(name).run_id
+    raise RunNotFoundError(f"several runs begin with {name!r}", hint=f"Give more of its id: {', '.join(found)}.")
+
+
+_NAMED: Final = 8
+"""How many runs that begin alike are named."""
 
 
 def open_existing(path: Path | None) -> RunLog:

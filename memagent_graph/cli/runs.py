@@ -13,7 +13,7 @@ import typer
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import console, counted, plain, print_json, size
-from memagent_graph.cli.run_choice import RunChoice, open_existing
+from memagent_graph.cli.run_choice import RunChoice, open_existing, run_named
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,13 +42,11 @@ class Runs(RunChoice):
 
     def run(self) -> None:
         """Run the command."""
-        named = self.run_ids or ()
-        chosen = self.filter(named, newest=None if self.as_json or self.delete or named else _LISTED)
         with failures_told(as_json=self.as_json):
             log = open_existing(self.log)
-            for run_id in named:
-                log.get(run_id)  # an unknown one is an error
-            records = list(log.runs(chosen))
+            named = [run_named(log, each) for each in self.run_ids or ()]
+            listed = None if self.as_json or self.delete or named else _LISTED
+            records = list(log.runs(self.filter(named, newest=listed)))
             if self.delete:
                 _delete(log, records, self)
                 return
@@ -101,7 +99,7 @@ def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> Tab
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("run", no_wrap=True)
+    table.add_column("run", no_wrap=True, min_width=max(len(plain(each.run_id)) for each in records))
     table.add_column("begun", no_wrap=True)
     table.add_column("document", overflow="ellipsis", no_wrap=True)
     table.add_column("question", overflow="ellipsis", no_wrap=True)
@@ -116,7 +114,6 @@ def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> Tab
     for record in records:
         total = totals[record.run_id]
         cells = (
-            record.run_id,
             datetime.fromtimestamp(record.began).strftime("%Y-%m-%d %H:%M"),
             record.document["name"],
             record.question,
@@ -128,5 +125,5 @@ def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> Tab
             "yes" if total.conversations == total.with_ids > 0 else "some" if total.with_ids else "no",
             ", ".join(f"{name} {value:g}" for name, value in total.rewards.items()),
         )
-        table.add_row(*(Text(plain(cell, _SHOWN_CHARACTERS)) for cell in cells))
+        table.add_row(Text(plain(record.run_id)), *(Text(plain(cell, _SHOWN_CHARACTERS)) for cell in cells))
     return table

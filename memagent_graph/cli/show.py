@@ -12,8 +12,8 @@ import typer
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import console, print_json
-from memagent_graph.cli.run_choice import open_existing
-from memagent_graph.errors import RunError, RunNotFoundError
+from memagent_graph.cli.run_choice import LATEST, NamedRun, open_existing, run_named
+from memagent_graph.errors import RunError
 
 if TYPE_CHECKING:
     from memagent_graph.run_log import RunLog
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Show:
     """Show how a run's memory came to be, chunk by chunk, and what supports its answer."""
 
-    run_id: Annotated[str | None, typer.Argument(metavar="RUN", help="The run.", show_default="the newest")] = None
+    run_id: NamedRun = LATEST
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page to this file instead.")] = None
     chunk: Annotated[int | None, typer.Option(min=0, help="One chunk in full, counted from 0.")] = None
     log: Log = None
@@ -34,7 +34,7 @@ class Show:
         """Run the command."""
         with failures_told(as_json=self.as_json):
             log = open_existing(self.log)
-            view = view_of(log, self.run_id or _newest(log))
+            view = view_of(log, run_named(log, self.run_id))
             if self.as_json:
                 _print_view_as_json(view)
             elif self.html is not None:
@@ -48,14 +48,6 @@ def view_of(log: RunLog, run_id: str) -> RunView:
     from memagent_graph.timeline.run_views import store_of, view_of_run  # noqa: PLC0415
 
     return view_of_run(log, run_id, store_of(log.get(run_id).document, log.path))
-
-
-def _newest(log: RunLog) -> str:
-    from memagent_graph.run_log import RunFilter  # noqa: PLC0415
-
-    for record in log.runs(RunFilter(newest=1)):
-        return record.run_id
-    raise RunNotFoundError(f"{log.path} holds no runs yet", hint="Read something first: memagent read FILE -q QUESTION")
 
 
 def _write_page(view: RunView, path: Path) -> None:

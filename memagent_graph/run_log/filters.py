@@ -12,6 +12,8 @@ class RunFilter:
     """Which runs are meant; what is None does not matter. All that is given must hold."""
 
     run_ids: Sequence[str] | None = None
+    run_id_begins: str | None = None
+    """How the run's id begins."""
     question: str | None = None
     """Part of the question."""
     document: str | None = None
@@ -32,6 +34,7 @@ class RunFilter:
     def sql(self) -> tuple[str, list[Any]]:
         """The query's end, from WHERE on, and its parameters."""
         terms = {
+            "instr(run_id, ?) = 1": self.run_id_begins,
             "instr(lower(question), lower(?)) > 0": self.question,
             "instr(lower(json_extract(document, '$.name')), lower(?)) > 0": self.document,
             "EXISTS (SELECT 1 FROM conversations c JOIN configurations f ON f.id = c.configuration "

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -332,3 +333,46 @@ def test_importing_what_is_not_there_makes_no_log(tmp_path) -> None:
     done = memagent("import", tmp_path / "missing.parquet", code=6)
     assert "missing.parquet" in done.stderr
     assert not Path(default_run_log()).exists()
+
+
+# Naming a run
+
+
+def test_a_run_is_named_by_its_id_by_how_that_begins_or_as_the_latest(log) -> None:
+    for run_id in ("20261124-a-1", "20261124-a-10", "20261125-b"):
+        write_run(log, run_id)
+    for named, found in (("20261124-a-1", "20261124-a-1"), ("20261125", "20261125-b"), ("latest", "20261125-b")):
+        memagent("reward", named, 1.0, "--name", named)
+        assert log.latest_rewards(found)[named] == 1.0
+    assert json.loads(memagent("runs", "latest", "--json").stdout)["runs"][0]["run_id"] == "20261125-b"
+    assert "20261125-b" in memagent("show").stdout
+
+
+def test_a_beginning_that_several_runs_share_names_them(log) -> None:
+    for run_id in ("2026-a", "2026-b"):
+        write_run(log, run_id)
+    done = memagent("reward", "2026", 1.0, code=6)
+    assert "several runs begin with '2026'" in done.output
+    assert "2026-a" in done.output
+    assert "2026-b" in done.output
+    assert not log.latest_rewards("2026-a")
+
+
+def test_a_full_id_is_found_however_many_runs_begin_with_it(log) -> None:
+    for number in range(20):
+        write_run(log, f"run{number}")
+    write_run(log, "run")
+    for number in range(20, 40):
+        write_run(log, f"run{number}")
+    memagent("reward", "run", 1.0)
+    assert log.latest_rewards("run") == {"reward": 1.0}
+
+
+def test_ids_are_never_cut(log) -> None:
+    run_id = "20261124-165424-1b1e4ed4-" + "9" * 60
+    write_run(log, run_id, question="What is " + "so " * 40 + "long?")
+    assert run_id in memagent("runs").stdout
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert memagent("--version").stdout.strip() == f"memagent {version('memagent-graph')}"
