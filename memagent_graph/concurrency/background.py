@@ -14,22 +14,36 @@ from functools import update_wrapper
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+from memagent_graph.concurrency.forks import renew_in_children
+
 T = TypeVar("T")
 S = TypeVar("S")
 P = ParamSpec("P")
 
-_lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
+
+class _Background:
+    """The loop of this process, started at first use. Its thread is a daemon and ends with the process."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+        renew_in_children(self)
+
+    def after_fork(self) -> None:
+        """The parent's loop runs in a thread that a child does not have."""
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that runs."""
+        with self._lock:
+            if self._loop is None or self._loop.is_closed():
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="memagent-loop", daemon=True).start()
+            return self._loop
 
 
-def background_loop() -> asyncio.AbstractEventLoop:
-    """The loop, started at first use. Its thread is a daemon and ends with the process."""
-    global _loop  # noqa: PLW0603
-    with _lock:
-        if _loop is None or _loop.is_closed():
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="memagent-loop", daemon=True).start()
-        return _loop
+background_loop = _Background().loop
+"""The loop on which synchronous calls run; started at first use, again in a forked process."""
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:

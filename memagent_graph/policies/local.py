@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from memagent_graph.concurrency.forks import renew_in_children
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
 from memagent_graph.policies.added import KNOWN
 from memagent_graph.policies.flops import ModelShape
@@ -57,6 +58,11 @@ class LocalPolicy:
         self._engine = _Engine(str(self._folder), device, dtype)
         self._version = weights_version(self._folder)
         self._max_batch = max_batch
+        self.after_fork()
+        renew_in_children(self)
+
+    def after_fork(self) -> None:
+        """The thread that computes is the parent's; the next request starts one of this process."""
         self._waiting: _Waiting = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._starting = threading.Lock()

@@ -20,6 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
+from memagent_graph.concurrency.forks import renew_in_children
 from memagent_graph.run_log.schema import connect, migrate
 
 _LARGEST_BATCH: Final = 128
@@ -48,6 +49,11 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.after_fork()
+        renew_in_children(self)
+
+    def after_fork(self) -> None:
+        """What was handed in before belongs to the parent process, whose thread writes it."""
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ending: threading.Thread | None = None

@@ -1,0 +1,52 @@
+"""Processes that are forked after a synchronous call: they read, and write to the same log."""
+
+import multiprocessing
+import os
+import sys
+
+import pytest
+
+from memagent_graph import MemAgent
+from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.run_log import RunLog
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot fork here"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+TEXT = "The tower was built in 1904. " * 200
+
+
+def scripted() -> ScriptedPolicy:
+    return ScriptedPolicy(lambda prompt: r"\boxed{1904}")
+
+
+def read_in_child(reader: MemAgent, run_id: str) -> None:
+    result = reader.read(TEXT, "When?", run_id=run_id)
+    reader.close()
+    sys.exit(0 if result.answer == "1904" else 1)
+
+
+def test_a_forked_process_reads_though_its_parent_has_read(tmp_path) -> None:
+    reader = MemAgent(
+        scripted(),
+        tokenizer="embedded",
+        store=tmp_path / "store",
+        run_log=tmp_path / "runs.sqlite",
+        checkpoints=tmp_path / "c",
+    )
+    assert reader.read(TEXT, "When?", run_id="before").answer == "1904"
+    children = [
+        multiprocessing.get_context("fork").Process(target=read_in_child, args=(reader, f"child-{number}"))
+        for number in range(3)
+    ]
+    for child in children:
+        child.start()
+    assert reader.read(TEXT, "When?", run_id="meanwhile").answer == "1904"
+    for child in children:
+        child.join(30)
+        assert child.exitcode == 0
+    reader.close()
+    log = RunLog(tmp_path / "runs.sqlite")
+    assert {record.run_id for record in log.runs()} == {"before", "meanwhile", "child-0", "child-1", "child-2"}
+    assert all(record.stop_reason == "answered" for record in log.runs())
