@@ -28,6 +28,7 @@ from memagent_graph.documents.live_streams import LiveStream, utf8
 from memagent_graph.documents.loaders import LabelledText, labelled_text, opened
 from memagent_graph.documents.sources import Document, DocumentRef, SourceMark
 from memagent_graph.errors import DocumentError, DocumentMismatchError, EmptyDocumentError
+from memagent_graph.storage.private_files import private_folder
 
 __all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark"]
 
@@ -213,7 +214,7 @@ class DocumentStore:
     def _make_folders(self) -> None:
         for folder in (self._texts, self._sections, self._streams):
             if not folder.exists():
-                folder.mkdir(parents=True, exist_ok=True)
+                private_folder(folder)
         for path in self.root.glob(".incoming-*"):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:

@@ -32,6 +32,7 @@ from memagent_graph.run_log.records import (
 )
 from memagent_graph.run_log.schema import connect, connect_to_read, prepare
 from memagent_graph.run_log.writer import Job, Writer
+from memagent_graph.storage.private_files import private_file
 from memagent_graph.trace import Trace
 
 _RUNS: Final = "(SELECT r.*, a.question, a.answer FROM runs r JOIN answers a ON a.run_id = r.run_id AND a.number = 0)"
@@ -56,7 +57,7 @@ class RunLog:
         self._redact = redact
         self._writer = Writer(self.path)
         with self._translated():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            private_file(self.path)
             with closing(connect(self.path)) as connection:
                 prepare(connection, self.path)
 

@@ -14,6 +14,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from memagent_graph.errors import RunError
+from memagent_graph.storage.private_files import private_file
 from memagent_graph.storage.write_ahead import use_write_ahead_log
 
 _WORTHWHILE_BYTES = 400
@@ -56,7 +57,7 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
 
     path = Path(checkpoints)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_file(path)
         await asyncio.to_thread(_prepare, path)
         connection = aiosqlite.connect(path, timeout=_TIMEOUT_SECONDS)
         # A process must not wait at its end for a file that nobody closed; what was saved is on disk already.
