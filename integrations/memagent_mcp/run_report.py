@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memagent_graph.plain_text import plain
 from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.timeline import Timeline
 from memagent_graph.timeline.model import Step
-from memagent_graph.timeline.terminal import plain
 from memagent_mcp.tool_results import MOST_QUOTES, Quote, Report, moment, quotes, shortened
 
 _MOST_STEPS = 24

@@ -11,9 +11,9 @@ from mcp.server.fastmcp import FastMCP
 from mcp.server.fastmcp.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
+from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
-from memagent_graph.timeline.terminal import plain
 from memagent_mcp.client_roots import Roots
 from memagent_mcp.tools import Tools
 

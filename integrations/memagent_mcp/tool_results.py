@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from memagent_graph.errors import MemAgentError
 from memagent_graph.events import StopReason, count_events
+from memagent_graph.plain_text import plain
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunRecord, RunTotals
 from memagent_graph.timeline import RunView
-from memagent_graph.timeline.terminal import plain
 
 MOST_QUOTES = 20
 """How many quotes a result holds: enough for a memory's lines, and no flood for its reader's context."""

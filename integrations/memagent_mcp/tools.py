@@ -18,13 +18,13 @@ from pydantic import Field
 from memagent_graph.concurrency.pace import Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
+from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline import build_timeline
 from memagent_graph.timeline.run_views import view_of_run
-from memagent_graph.timeline.terminal import plain
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.client_roots import Roots, ToolContext
 from memagent_mcp.run_report import RunReport, run_text

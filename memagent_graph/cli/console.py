@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import rich.console
-from rich.markup import escape
+import rich.markup
 from rich.progress import (
     BarColumn,
     Progress,
@@ -20,10 +20,16 @@ from rich.progress import (
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import MemAgentError
 from memagent_graph.events import count_events
+from memagent_graph.plain_text import plain
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
 _T = TypeVar("_T")
+
+
+def escape(text: str) -> str:
+    """A text of others, which neither steers the terminal nor is taken for markup."""
+    return rich.markup.escape(plain(text))
 
 
 class Console:
@@ -106,7 +112,7 @@ class Console:
             print_json(result.to_dict(updates=updates))
             return
         if result.answer is not None:
-            self.out.print(result.answer, markup=False)
+            self.out.print(plain(result.answer), markup=False)
         else:
             self.err.print(f"[yellow]stopped by {result.stop_reason.value} after {result.chunks_read} chunks[/]")
             self.err.print(f"memory so far: {escape(result.memory) or '(empty)'}")
@@ -120,7 +126,7 @@ class Console:
         )
         self.err.print(
             f"[dim]{result.chunks_read} chunks, {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in "
-            f"{usage.turns} turns, {usage.seconds:.1f} s{saved}; run {result.run_id}[/]"
+            f"{usage.turns} turns, {usage.seconds:.1f} s{saved}; run {escape(result.run_id)}[/]"
         )
         if result.stop_reason.resumable and self.resume_command:
             self.err.print(f"go on with: {escape(self.resume_command)}")

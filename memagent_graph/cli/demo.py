@@ -123,8 +123,9 @@ def _print(
     document: DemoDocument, results: Sequence[ReadResult], seconds: float, console: Console, *, nothing: str
 ) -> None:
     """Questions, answers, timelines, sources and cost; `nothing` is a memory that holds nothing."""
-    from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
+
+    from memagent_graph.cli.console import escape  # noqa: PLC0415
 
     right = 0
     for result, each in zip(results, document.questions, strict=True):

@@ -54,7 +54,7 @@ class Doctor(ReaderOptions):
 
 
 def _show(finding: Finding, console: Console) -> None:
-    from rich.markup import escape  # noqa: PLC0415
+    from memagent_graph.cli.console import escape  # noqa: PLC0415
 
     console.out.print(f"{_MARKS[finding.health]:>6}  [bold]{finding.subject}[/]: {escape(finding.detail)}")
     if finding.remedy and finding.health != "ok":

@@ -10,8 +10,9 @@ import typer
 
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
-from memagent_graph.cli.output import counted, plain, print_json, size
+from memagent_graph.cli.output import counted, print_json, size
 from memagent_graph.cli.run_choice import RunChoice, open_existing
+from memagent_graph.plain_text import in_one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +59,9 @@ class Export(RunChoice):
             return
         typer.echo(
             f"{counted(report.runs, 'run')} with {counted(report.conversations, 'conversation')} and "
-            f"{counted(report.rewards, 'reward')} in {plain(str(self.destination))}, {size(report.bytes)}",
+            f"{counted(report.rewards, 'reward')} in {in_one_line(str(self.destination))}, {size(report.bytes)}",
             err=True,
         )
         if report.incomplete:
-            named = ", ".join(map(plain, report.incomplete))
+            named = ", ".join(map(in_one_line, report.incomplete))
             typer.echo(f"left out {len(report.incomplete)} that cannot be trained on: {named}", err=True)

@@ -1,4 +1,4 @@
-"""What commands print: one JSON object, plain lines of text that came from elsewhere, counts, sizes, tables."""
+"""What commands print: one JSON object, counts, sizes, tables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ if TYPE_CHECKING:
 def print_json(values: Mapping[str, Any]) -> None:
     """Print it on standard output, in ASCII: no terminal's encoding and no file name that is not text breaks it."""
     sys.stdout.write(json.dumps(values) + "\n")
-
-
-def plain(text: str, longest: int | None = None) -> str:
-    """A text in one line, without characters that move the cursor, colour, or turn the direction of writing."""
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    return shown if longest is None or len(shown) <= longest else shown[: longest - 1] + "…"
 
 
 def counted(count: int, what: str) -> str:

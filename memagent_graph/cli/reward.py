@@ -9,8 +9,9 @@ import typer
 
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
-from memagent_graph.cli.output import plain, print_json
+from memagent_graph.cli.output import print_json
 from memagent_graph.cli.run_choice import NamedRun, open_existing, run_named
+from memagent_graph.plain_text import in_one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,4 +46,4 @@ class GiveReward:
             print_json({"run_id": run_id, **{name: getattr(self, name) for name in names}})
         else:
             of = "run" if self.conversation is None else f"conversation {self.conversation} of run"
-            typer.echo(f"{plain(self.name)} of {of} {plain(run_id)}: {self.value:g}", err=True)
+            typer.echo(f"{in_one_line(self.name)} of {of} {in_one_line(run_id)}: {self.value:g}", err=True)

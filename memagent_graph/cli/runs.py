@@ -12,8 +12,9 @@ import typer
 
 from memagent_graph.cli.exit_codes import failures_told
 from memagent_graph.cli.options import AsJSON, Log
-from memagent_graph.cli.output import console, counted, plain, print_json, size
+from memagent_graph.cli.output import console, counted, print_json, size
 from memagent_graph.cli.run_choice import RunChoice, open_existing, run_named
+from memagent_graph.plain_text import in_one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,9 +63,9 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
     if records and not request.yes:
         if not sys.stdin.isatty():
             raise typer.BadParameter("deleting asks first, and there is no terminal to ask", param_hint="'--yes'")
-        named = f" ({plain(records[0].run_id)})" if len(records) == 1 else ""
+        named = f" ({in_one_line(records[0].run_id)})" if len(records) == 1 else ""
         typer.confirm(
-            f"Delete {counted(len(records), 'run')}{named} from {plain(str(log.path))}?", abort=True, err=True
+            f"Delete {counted(len(records), 'run')}{named} from {in_one_line(str(log.path))}?", abort=True, err=True
         )
     before = log.size_bytes
     deleted = log.delete(record.run_id for record in records) if records else 0
@@ -88,7 +89,7 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
     count, conversations = log.counts()
     shown.print(
         f"{len(records):,} of {counted(count, 'run')} with {counted(conversations, 'conversation')}, "
-        f"{size(log.size_bytes)}, in {plain(str(log.path))}",
+        f"{size(log.size_bytes)}, in {in_one_line(str(log.path))}",
         markup=False,
         soft_wrap=True,
     )
@@ -99,7 +100,7 @@ def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> Tab
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("run", no_wrap=True, min_width=max(len(plain(each.run_id)) for each in records))
+    table.add_column("run", no_wrap=True, min_width=max(len(in_one_line(each.run_id)) for each in records))
     table.add_column("begun", no_wrap=True)
     table.add_column("document", overflow="ellipsis", no_wrap=True)
     table.add_column("question", overflow="ellipsis", no_wrap=True)
@@ -125,5 +126,5 @@ def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> Tab
             "yes" if total.conversations == total.with_ids > 0 else "some" if total.with_ids else "no",
             ", ".join(f"{name} {value:g}" for name, value in total.rewards.items()),
         )
-        table.add_row(Text(plain(record.run_id)), *(Text(plain(cell, _SHOWN_CHARACTERS)) for cell in cells))
+        table.add_row(Text(in_one_line(record.run_id)), *(Text(in_one_line(cell, _SHOWN_CHARACTERS)) for cell in cells))
     return table

@@ -19,6 +19,7 @@ from memagent_graph.evaluation.markdown_tables import SCORES, grouped, length_la
 from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be_pooled
 from memagent_graph.evaluation.standings import STANDINGS_LEGEND, standings, standings_table
 from memagent_graph.evaluation.statistics import Estimate
+from memagent_graph.plain_text import in_one_line
 
 _LEGEND: Final = (
     "Percentages with 95 % intervals. Strict: the answer is the gold one, normalised, and in the form asked for. "
@@ -216,6 +217,4 @@ def _losses(row: Row) -> str:
 
 def _short(text: str, longest: int = _SHOWN_CHARACTERS) -> str:
     """A text as a cell of a table: one line, without what Markdown would take for its own."""
-    shown = "".join(each if each.isprintable() else " " for each in text)
-    shown = shown if len(shown) <= longest else shown[: longest - 1] + "…"
-    return shown.replace("\\", "\\\\").replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
+    return in_one_line(text, longest).replace("\\", "\\\\").replace("|", "\\|").replace("`", "'").replace("<", "&lt;")

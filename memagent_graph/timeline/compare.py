@@ -10,9 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from memagent_graph.plain_text import plain
 from memagent_graph.provenance.word_diff import Change, word_diff
 from memagent_graph.timeline.model import Step, Timeline, build_timeline, same_places
-from memagent_graph.timeline.terminal import DiffText, plain
+from memagent_graph.timeline.terminal import DiffText
 from memagent_graph.timeline.view import RunView
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
+from memagent_graph.plain_text import plain
 from memagent_graph.timeline.model import Timeline
-from memagent_graph.timeline.terminal import plain
 
 _COLUMNS = 240
 _STRIP_WIDTH, _STRIP_HEIGHT = 480, 28

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memagent_graph.events import ReadEvent
+from memagent_graph.plain_text import plain
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.timeline.model import Step, Timeline, dull_words, listed
@@ -23,8 +23,6 @@ from memagent_graph.timeline.model import Step, Timeline, dull_words, listed
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
 _BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# Control characters but tab and newline, and those that turn the direction of writing.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _KEPT_AROUND_CHANGE = 160
 _MOST_SUPPORTING_LINES = 4
 _MOST_LOST_LINES = 12
@@ -52,11 +50,6 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
         *_titled("Final memory, and where it comes from", _memory_lines(timeline)),
         *_titled("Lost on the way", _lost(timeline)),
     )
-
-
-def plain(text: str) -> str:
-    """Text that cannot steer a terminal: control characters become U+FFFD."""
-    return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 class DiffText:

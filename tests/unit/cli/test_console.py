@@ -1,0 +1,35 @@
+"""What a document, a policy or a server wrote reaches the terminal as text, and steers nothing there."""
+
+from memagent_graph import MemAgent
+from memagent_graph.cli.console import Console
+from memagent_graph.errors import PolicyError
+from memagent_graph.plain_text import in_one_line, plain
+from memagent_graph.policies import ScriptedPolicy
+
+STEERING = "\x1b[2J\x1b]0;title\x07\u202ecba\x9b31m"
+
+
+def test_answers_and_questions_cannot_steer_the_terminal(capsys, tmp_path) -> None:
+    policy = ScriptedPolicy(lambda prompt: f"\\boxed{{blue{STEERING}[red]}}")
+    with MemAgent(policy, tokenizer="embedded", store=tmp_path, run_log=False) as reader:
+        results = reader.read("The sea.", questions=[f"What?{STEERING}", "Where?"])
+    Console().results(results, lambda run_id: f"memagent resume {run_id}")
+    out, err = capsys.readouterr()
+    assert "blue" in out
+    assert "[red]" in out
+    assert "What?" in err
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out + err)
+
+
+def test_errors_and_hints_cannot_steer_the_terminal(capsys) -> None:
+    console = Console()
+    console.resume_command = f"memagent resume {STEERING}"
+    console.failure(PolicyError(f"the server said {STEERING}", hint=f"Try {STEERING}", run_id="r"), 4)
+    out, err = capsys.readouterr()
+    assert "the server said" in err
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out + err)
+
+
+def test_lines_and_tabs_stay_in_texts_and_go_from_lines() -> None:
+    assert plain("a\r\nb\tc\x1b") == "a\nb\tc\ufffd"
+    assert in_one_line("a\nb\tc\x1b", 4) == "a b…"
