@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memagent_graph.documents.chunking import Chunk as Chunk
     from memagent_graph.documents.chunking import Chunker as Chunker
     from memagent_graph.errors import BudgetError as BudgetError
+    from memagent_graph.errors import CheckpointError as CheckpointError
     from memagent_graph.errors import DocumentError as DocumentError
     from memagent_graph.errors import MemAgentError as MemAgentError
     from memagent_graph.errors import MissingExtraError as MissingExtraError
@@ -94,6 +95,7 @@ _HOMES = {
         "MissingExtraError",
         "PolicyError",
         "PromptError",
+        "CheckpointError",
         "RunError",
         "RunLogError",
         "TokenizerError",

@@ -161,6 +161,10 @@ class RunMismatchError(RunError):
     """A run resumed with another document, question or settings."""
 
 
+class CheckpointError(RunError):
+    """The checkpoints of runs cannot be read or written: damaged, locked, or their disk is full."""
+
+
 class RunLogError(RunError):
     """The log of runs cannot be read or written: no log, of a newer version, corrupt, locked, or its disk is full."""
 

@@ -2,7 +2,7 @@
 
 Exit codes: 0 answered, 2 wrong usage, 3 the document, 4 the policy or its server, 5 stopped at a limit and resumable,
 6 no such run or another one, 7 settings that do not fit, 8 read to the end without an answer, 9 a policy that
-collapsed while it was trained, 130 interrupted.
+collapsed while it was trained, 10 checkpoints that cannot be read or written, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import typer
 
 from memagent_graph.errors import (
     BudgetError,
+    CheckpointError,
     DocumentError,
     EvaluationError,
     MemAgentError,
@@ -38,6 +39,7 @@ class ExitCode(IntEnum):
     SETTINGS = 7
     NO_ANSWER = 8
     COLLAPSED = 9
+    CHECKPOINTS = 10
     INTERRUPTED = 130
 
 
@@ -46,6 +48,7 @@ def exit_code(error: MemAgentError) -> ExitCode:
     codes = (
         (DocumentError, ExitCode.DOCUMENT),
         (PolicyError, ExitCode.POLICY),
+        (CheckpointError, ExitCode.CHECKPOINTS),
         (RunError, ExitCode.RUN),
         (BudgetError | ProfileError | PromptError | TokenizerError, ExitCode.SETTINGS),
         (EvaluationError | MissingExtraError, ExitCode.SETTINGS),

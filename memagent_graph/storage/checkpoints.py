@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from memagent_graph.errors import RunError
+from memagent_graph.errors import CheckpointError
 from memagent_graph.storage.private_files import private_file
 from memagent_graph.storage.write_ahead import use_write_ahead_log
 
@@ -48,12 +48,13 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
     """The checkpointer for the running event loop.
 
     Raises:
-        RunError: the file cannot be opened, or is no SQLite database.
+        CheckpointError: the file cannot be opened, or is no SQLite database.
     """
     if checkpoints is None or isinstance(checkpoints, BaseCheckpointSaver):
         return checkpoints
     import aiosqlite  # noqa: PLC0415  loading SQLite is left until someone wants checkpoints
-    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver  # noqa: PLC0415
+
+    from memagent_graph.storage.sqlite_saver import SqliteSaver  # noqa: PLC0415
 
     path = Path(checkpoints)
     try:
@@ -62,10 +63,10 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
         connection = aiosqlite.connect(path, timeout=_TIMEOUT_SECONDS)
         # A process must not wait at its end for a file that nobody closed; what was saved is on disk already.
         connection._thread.daemon = True
-        saver = AsyncSqliteSaver(await connection, serde=CompressedSerializer())
+        saver = SqliteSaver(await connection, path, CompressedSerializer())
         await saver.setup()
     except (OSError, aiosqlite.Error) as error:
-        raise RunError(
+        raise CheckpointError(
             f"{path} cannot be used for checkpoints: {error}", hint="Name another file with --checkpoints."
         ) from error
     return saver

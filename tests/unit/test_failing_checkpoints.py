@@ -1,0 +1,94 @@
+"""A checkpoint file that fails while a document is read: the read stops with an error that says what to do."""
+
+import json
+import resource
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from memagent_graph import MemAgent
+from memagent_graph.cli.exit_codes import ExitCode
+from memagent_graph.errors import CheckpointError
+from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.reading.state import Limits
+from memagent_graph.storage import checkpoints
+
+TEXT = "The tower was built in 1904, and the bridge beside it in 1911. " * 400
+
+
+def reading(tmp_path, happen, at: int = 3) -> MemAgent:
+    """A reader to whose checkpoints something happens when the policy is asked for the `at`-th time."""
+    asked = 0
+
+    def reply(prompt: str) -> str:
+        nonlocal asked
+        asked += 1
+        if asked == at:
+            happen(tmp_path / "checkpoints.sqlite")
+        return f"memory {asked}" if "<section>" in prompt else r"\boxed{1904}"
+
+    return MemAgent(
+        ScriptedPolicy(reply),
+        tokenizer="embedded",
+        store=tmp_path / "store",
+        run_log=tmp_path / "runs.sqlite",
+        checkpoints=tmp_path / "checkpoints.sqlite",
+        budget_changes={"chunk_tokens": 200},
+    )
+
+
+def test_a_damaged_file_is_an_error_with_its_run_and_a_remedy(tmp_path) -> None:
+    path = tmp_path / "checkpoints.sqlite"
+    with reading(tmp_path, lambda path: None) as reader:
+        reader.read(TEXT, "When?", run_id="r", limits=Limits(max_chunks=5))
+    with path.open("r+b") as file:  # all but the header, so that it still opens
+        file.seek(4096)
+        file.write(b"\x13" * (path.stat().st_size - 4096))
+    with (
+        reading(tmp_path, lambda path: None) as reader,
+        pytest.raises(CheckpointError, match="cannot be used") as caught,
+    ):
+        reader.resume("r")
+    assert caught.value.run_id == "r"
+    assert "remove it" in str(caught.value.hint)
+
+
+def test_a_locked_file_ends_the_read_and_once_it_is_free_the_run_continues(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(checkpoints, "_TIMEOUT_SECONDS", 0.2)
+    path = tmp_path / "checkpoints.sqlite"
+    holders = []
+
+    def lock(path) -> None:
+        holders.append(sqlite3.connect(path, isolation_level=None, check_same_thread=False))
+        holders[0].execute("BEGIN IMMEDIATE")
+
+    with reading(tmp_path, lock) as reader:
+        with pytest.raises(CheckpointError, match="locked") as caught:
+            reader.read(TEXT, "When?", run_id="r")
+        assert str(path) in str(caught.value)
+        with closing(holders[0]):
+            holders[0].execute("ROLLBACK")
+        result = reader.resume("r")
+    assert result.answer == "1904"
+    assert result.chunks_read > 3
+    assert [update.chunk_index for update in result.updates] == list(range(result.chunks_read))
+
+
+def test_on_the_command_line_a_full_disk_is_one_json_object_and_an_exit_code_of_its_own(tmp_path) -> None:
+    document = tmp_path / "tower.txt"
+    document.write_text(TEXT * 4, "utf-8")
+
+    def small_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))
+
+    command = [sys.executable, "-m", "memagent_graph", "read", str(document), "-q", "When?", "--model", "embedded"]
+    done = subprocess.run(
+        [*command, "--no-log", "--json", "--checkpoints", str(tmp_path / "c.sqlite")],
+        capture_output=True, text=True, timeout=120, check=False, preexec_fn=small_disk,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == ExitCode.CHECKPOINTS, (done.returncode, done.stderr)
+    assert json.loads(done.stdout)["error"]["type"] == "CheckpointError"
