@@ -87,9 +87,9 @@ class TraceMaker:
         found: list[Turn] = []
         while len(found) < on_section:
             draw = rng.random()
-            if real and draw < 0.32:
+            if real and draw < 0.4:
                 quest = _real_here(rng, rng.choice(real))
-            elif foreign and draw < 0.44:
+            elif foreign and draw < 0.5:
                 quest = _real_elsewhere(rng, rng.choice(foreign))
             else:
                 quest = rng.choice(quests)(rng)

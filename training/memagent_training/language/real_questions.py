@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-_SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])|\n\s*\n")
+from memagent_graph.evaluation.english_facts import sentence
+from memagent_graph.evaluation.tasks.haystacks import split_sentences
+
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 ,.;:'\"()/_-]+")
 _COMMON: Final = frozenset(
     re.findall(
@@ -148,10 +150,9 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], tuple[tuple[str, str], ...]], ...]] =
 
 def sentences(text: str) -> Iterator[str]:
     """The text's sentences as they stand in it, white space between words included."""
-    for part in _SENTENCE_END.split(text):
-        for found in part.split("\n\n"):
-            if stripped := found.strip():
-                yield stripped
+    for paragraph in re.split(r"\n\s*\n", text):
+        for part in split_sentences(paragraph):
+            yield part.strip()
 
 
 def real_questions(text: str) -> list[RealQuestion]:
@@ -161,18 +162,50 @@ def real_questions(text: str) -> list[RealQuestion]:
         plain = " ".join(statement.split())
         if not 40 <= len(plain) <= 230 or not _PLAIN.fullmatch(plain):
             continue
-        for pattern, questions in _FORMS:
-            match = pattern.fullmatch(plain)
-            if match is None:
-                continue
+        made = [*_by_form(plain), *_by_verb(plain), *_with_a_gap(plain)]
+        is_name = plain[:1].islower()
+        found += [each for each in made if len(each.keywords) >= (1 if is_name else 2)]
+    return found
+
+
+def _by_form(plain: str) -> Iterator[RealQuestion]:
+    """Questions of the first form that a whole sentence has."""
+    for pattern, questions in _FORMS:
+        if match := pattern.fullmatch(plain):
             parts = {name: _inside(part) for name, part in match.groupdict().items()}
             parts["base"] = _base(parts.get("v", ""))
             for question, answer in questions:
-                made = RealQuestion(plain, question.format(**parts), answer.format(**parts).strip())
-                if len(made.keywords) >= (1 if match.groupdict().get("s", "")[:1].islower() else 2):
-                    found.append(made)
-            break
-    return found
+                yield RealQuestion(plain, question.format(**parts), answer.format(**parts).strip())
+            return
+
+
+def _by_verb(plain: str) -> Iterator[RealQuestion]:
+    """Questions for the subject and for the object of a sentence with an auxiliary verb."""
+    if match := _AUXILIARY.fullmatch(plain):
+        subject, auxiliary, verb, rest = _inside(match["s"]), match["a"], match["v"], match["r"]
+        yield RealQuestion(plain, f"What {auxiliary} {verb} {rest}?", subject)
+        yield RealQuestion(plain, f"What {auxiliary} {subject} {verb}?", rest)
+
+
+def _with_a_gap(plain: str) -> Iterator[RealQuestion]:
+    """A question with the sentence's own words and a gap at its end, as people type into a search box."""
+    match = _TAIL.fullmatch(plain)
+    if match and len(match["c"].split()) >= 5:
+        rest = _inside(match["c"])
+        yield RealQuestion(plain, f"{sentence(rest)} what?", match["r"])
+        short = " ".join(word for word in rest.split() if word.lower() not in _COMMON and len(word) > 3)
+        yield RealQuestion(plain, f"What about {short}?", match["r"])
+
+
+_AUXILIARY: Final = re.compile(
+    r"(?P<s>[A-Z][^,;:.]{3,70}?) (?P<a>(?:must|should|may|do|does|can|will|shall)(?: not)?|cannot)"
+    r" (?P<v>[a-z]{2,14}) (?P<r>[^;:]{5,100})\."
+)
+_TAIL: Final = re.compile(
+    r"(?P<c>[A-Z][^;:]{20,150} (?:to|of|as|in|by|with|for|from|on|after|is|are|be|than|at|into|under|a|an|the))"
+    r" (?P<r>[^;:,]{3,45})\."
+)
+"""Greedy, so that the gap is what follows the last such word."""
 
 
 _SYNONYMS: Final = {
