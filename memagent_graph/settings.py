@@ -25,11 +25,16 @@ log = logging.getLogger(__name__)
 
 _REASONS: Final = {
     None: "as named",
-    "environment": "the server in OPENAI_BASE_URL, as no policy is named",
-    "added": "the policy that was added to this machine, as neither a policy nor a server is named",
-    "embedded": "neither a policy nor a server is named, and none was added. It finds planted numbers in English and "
-    "understands nothing else; `memagent policy add smollm2` gets one that reads English",
+    "environment": "the server in OPENAI_BASE_URL, because no policy is named",
+    "added": "the policy that was added to this machine, because no policy and no server is named",
+    "embedded": "no policy and no server is named, and none was added to this machine",
 }
+_ABILITIES: Final = {
+    "embedded": "It is tiny: it finds a number that is asked for, such as an access code, in English text, and "
+    "understands nothing else. `memagent policy add smollm2` adds one that reads English; --base-url uses a server",
+    "smollm2": "It is small: it finds about half of the facts that it is asked for; --base-url uses a server's model",
+}
+"""What the small policies can do, by name. Others are not known here."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,8 @@ class ReaderSettings:
     def policy_told(self) -> str:
         """Which policy reads, and why, in one line."""
         model = without_password(self.base_url) if self.base_url and self.model is None else self.model
-        return f"policy {self.policy or model or 'embedded'}: {_REASONS[self.chosen]}"
+        name = self.policy or model or "embedded"
+        return ". ".join([f"policy {name}: {_REASONS[self.chosen]}", *filter(None, [_ABILITIES.get(name)])])
 
     def with_other(
         self,

@@ -6,16 +6,21 @@ point in the group "memagent.commands", which names a function `register(app)`.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol, get_args, get_type_hints
 
+import rich.markup
 import typer
 import typer.core
 import typer.main
+from typer.models import OptionInfo
+
+from memagent_graph.cli.options import OPTION_GROUPS
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -43,7 +48,8 @@ class Command(Protocol):
     """What a command is asked for: a frozen dataclass whose docstring is the command's help.
 
     Its fields are the arguments and options, annotated as typer wants them. Those of the class itself come first in the
-    help, then those of the classes it inherits from, in their order.
+    help, then those of the classes it inherits from, in their order; where there are many, in groups with the common
+    ones first. `examples` are command lines for the end of the help.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -58,10 +64,13 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     hints = get_type_hints(command, include_extras=True)
     given = inspect.signature(command).parameters
     order = dict.fromkeys(each for kind in command.__mro__ for each in vars(kind).get("__annotations__", ()))
+    grouped = len(given) > _UNGROUPED
     parameters = [
-        given[each].replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each])
-        for each in order
-        if each in given
+        given[each].replace(
+            kind=inspect.Parameter.KEYWORD_ONLY,
+            annotation=_in_group(hints[each], _GROUP_OF[each]) if grouped and each in _GROUP_OF else hints[each],
+        )
+        for each in sorted((each for each in order if each in given), key=lambda each: _PLACE.get(each, -1) * grouped)
     ]
 
     def callback(**values: Any) -> None:
@@ -71,7 +80,29 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     callback.__annotations__ = {each.name: each.annotation for each in parameters}
     # A number may be negative, and must not be taken for an option.
     has_numbers = {"ignore_unknown_options": True} if getattr(command, "takes_negative_numbers", False) else None
-    app.command(name, help=command.__doc__, context_settings=has_numbers)(callback)
+    examples = [f"  {rich.markup.escape(example)}" for example in getattr(command, "examples", ())]
+    app.command(
+        name,
+        help=command.__doc__,
+        epilog="\n\n".join(["Examples:", *examples]) if examples else None,
+        context_settings=has_numbers,
+    )(callback)
+
+
+_UNGROUPED: Final = 14
+"""A command with so few arguments and options shows them in one list."""
+_GROUP_OF: Final = {name: group for group, names in OPTION_GROUPS.items() for name in names}
+_PLACE: Final = {name: place for place, name in enumerate(_GROUP_OF)}
+
+
+def _in_group(annotation: Any, group: str) -> Any:
+    """The annotation with its option in this group of the help."""
+    kind, info = get_args(annotation)
+    if not isinstance(info, OptionInfo):
+        return annotation
+    info = copy.copy(info)
+    info.rich_help_panel = group
+    return Annotated[kind, info]
 
 
 class CommandGroup(typer.core.TyperGroup):

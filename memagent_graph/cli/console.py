@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import rich.console
@@ -48,6 +49,10 @@ class Console:
         """Say which policy reads, and why, before anything else."""
         if self._says_policy:
             self.err.print(f"[dim]{escape(told)}[/]")
+
+    def working(self, words: str) -> AbstractContextManager[object]:
+        """Show that something takes its time, on a terminal."""
+        return nullcontext() if self._quiet else self.err.status(f"[dim]{words}[/]")
 
     async def follow(self, parts: AsyncIterator[MemoryUpdate | ReadResult]) -> ReadResult:
         """Show a read's progress until its result comes."""

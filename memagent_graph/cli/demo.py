@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -30,6 +30,11 @@ class Demo:
     all that it knows.
     """
 
+    examples: ClassVar = (
+        "memagent demo",
+        "memagent demo --tokens 100000 --questions 2",
+        "memagent demo --model smollm2",
+    )
     tokens: Annotated[int, typer.Option(min=5_000, help="Length of the document, at least.")] = 40_000
     questions: Annotated[int, typer.Option(min=1, max=50, help="How many facts to plant and ask for.")] = 4
     seed: Annotated[int, typer.Option(help="Seed of the facts and of their places.")] = 7
@@ -64,7 +69,9 @@ class Demo:
         console.policy(settings.policy_told)
 
         async def run(folder: Path) -> None:
-            async with settings.make_reader(store=folder, run_log=False) as reader:
+            with console.working("loading the policy"):
+                loaded = settings.make_reader(store=folder, run_log=False)
+            async with loaded as reader:
                 context = await reader.aprepare()
                 chunk_tokens = context.budget.chunk_tokens
                 document = compose(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -18,6 +18,7 @@ from memagent_graph.cli.show import view_of
 class Diff:
     """Compare two runs: settings, answers, where their memories part, and what they cost."""
 
+    examples: ClassVar = ("memagent diff 20261121-08 20261121-09",)
     run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="One run.")]
     run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The other.")]
     log: Log = None

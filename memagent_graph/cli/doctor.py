@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import typer
 
@@ -22,6 +22,10 @@ _MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "failed": "[re
 class Doctor(ReaderOptions):
     """Check a policy: is the server there, what does it serve, does everything fit and agree?"""
 
+    examples: ClassVar = (
+        "memagent doctor",
+        "memagent doctor --base-url http://localhost:8000/v1",
+    )
     api_key: ApiKey = None
     timeout: Timeout = 60.0
     retries: Retries = 0
@@ -37,7 +41,9 @@ class Doctor(ReaderOptions):
         console = Console(as_json=self.as_json)
 
         async def run() -> list[Finding]:
-            async with self.settings().make_reader(api_key=self.api_key, run_log=False) as reader:
+            with console.working("loading the policy"):
+                loaded = self.settings().make_reader(api_key=self.api_key, run_log=False)
+            async with loaded as reader:
                 findings = []
                 async for finding in examine(reader):
                     if not self.as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
@@ -37,6 +37,11 @@ _FOLDER: Final = Path("memagent-eval")
 class Eval(ReaderOptions):
     """Measure a policy on long documents, beside what one would do without MemAgent: accuracy, costs, failures."""
 
+    examples: ClassVar = (
+        "memagent eval --list",
+        "memagent eval niah_single_2 --lengths 8k,32k --n 50 --base-url http://localhost:8000/v1",
+        "memagent eval niah_single_2 --small --model embedded --systems memagent,full_context --out results",
+    )
     context: typer.Context
     tasks: Annotated[
         list[str] | None, typer.Argument(metavar="TASKS", help="What to measure; your own: path/to/file.py:Name.")

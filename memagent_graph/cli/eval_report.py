@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 class EvalReport:
     """Make tables and plots again from an evaluation's results, finished or not, or compare two evaluations."""
 
+    examples: ClassVar = (
+        "memagent eval-report results",
+        "memagent eval-report results other-results",
+    )
     folder: Annotated[Path, typer.Argument(help="A folder that `memagent eval` wrote to.")]
     other: Annotated[
         Path | None, typer.Argument(help="Another one, to be compared on the questions that both have.")
@@ -29,6 +33,7 @@ class EvalReport:
 
     def run(self) -> None:
         """Run the command."""
+        from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.evaluation.comparisons import comparison, render_comparison  # noqa: PLC0415
         from memagent_graph.evaluation.output_folder import RUNS, write_outputs  # noqa: PLC0415
         from memagent_graph.evaluation.result_journal import load_results  # noqa: PLC0415
@@ -37,11 +42,13 @@ class EvalReport:
         with failures_told(as_json=self.as_json):
             if other is None:
                 log = folder / RUNS if (folder / RUNS).exists() else None
-                results = write_outputs(folder, log)
+                with Console().working("drawing tables and plots"):
+                    results = write_outputs(folder, log)
                 ended = "unfinished" if results.missing else "done"
                 print_results(results, folder, log, ended, as_json=self.as_json)
                 return
-            first, second = load_results(folder), load_results(other)
+            with Console().working("comparing the evaluations"):
+                first, second = load_results(folder), load_results(other)
             names = (str(folder), str(other))
             if self.as_json:
                 print_json({"first": names[0], "second": names[1], "comparisons": comparison(first, second, names)})

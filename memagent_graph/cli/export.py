@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
@@ -19,6 +19,10 @@ from memagent_graph.plain_text import in_one_line
 class Export(RunChoice):
     """Write runs to one file: to train on, to look at, or to import elsewhere."""
 
+    examples: ClassVar = (
+        "memagent export runs.parquet --for-training",
+        "memagent export lighthouse.jsonl --question lighthouse --newest 10",
+    )
     destination: Annotated[Path, typer.Argument(help="The file: .parquet (extra `export`) or .jsonl.")]
     format: Annotated[
         Literal["parquet", "jsonl"] | None, typer.Option(help="The file's format.", show_default="by its suffix")
@@ -38,12 +42,13 @@ class Export(RunChoice):
 
     def run(self) -> None:
         """Run the command."""
+        from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.run_log.exchange import export_runs  # noqa: PLC0415
 
         if self.skip_incomplete and not self.for_training:
             raise typer.BadParameter("only with --for-training", param_hint="'--skip-incomplete'")
         chosen = self.filter()
-        with failures_told(as_json=self.as_json):
+        with failures_told(as_json=self.as_json), Console().working("writing the runs"):
             report = export_runs(
                 open_existing(self.log),
                 self.destination,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -18,6 +18,7 @@ from memagent_graph.errors import RunLogError
 class Import:
     """Enter the runs of an exported file into the log."""
 
+    examples: ClassVar = ("memagent import runs.parquet",)
     source: Annotated[Path, typer.Argument(help="A file that `memagent export` wrote.")]
     replace: Annotated[bool, typer.Option("--replace", help="Replace runs that the log has with other content.")] = (
         False
@@ -27,11 +28,12 @@ class Import:
 
     def run(self) -> None:
         """Run the command."""
+        from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.run_log import RunLog  # noqa: PLC0415
         from memagent_graph.run_log.exchange import import_runs  # noqa: PLC0415
         from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
 
-        with failures_told(as_json=self.as_json):
+        with failures_told(as_json=self.as_json), Console().working("importing the runs"):
             if not self.source.exists():
                 raise RunLogError(f"there is no file {self.source}", hint="Check the path.")
             report = import_runs(RunLog(self.log or default_run_log()), self.source, replace=self.replace)

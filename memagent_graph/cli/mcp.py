@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
 
@@ -30,6 +30,10 @@ class Mcp(ReaderOptions):
     pass text.
     """
 
+    examples: ClassVar = (
+        "memagent mcp --root reports",
+        "memagent mcp --root reports --http --port 8765",
+    )
     root: Annotated[
         list[Path] | None,
         typer.Option(exists=True, help="Files below this folder may be read. Repeatable.", show_default="none"),

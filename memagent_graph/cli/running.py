@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, exit_code, failures_told
 from memagent_graph.cli.options import ApiKey, AsJSON, Checkpoints, Log, MaxSeconds, MaxTokensTotal, Quiet
-from memagent_graph.errors import MemAgentError
+from memagent_graph.errors import DocumentError, MemAgentError
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
     from memagent_graph.reading.state import Limits
     from memagent_graph.results import ReadResult
     from memagent_graph.settings import ReaderSettings
+
+
+def existing_file(path: Path) -> Path:
+    """A document's path as it was typed.
+
+    Raises:
+        DocumentError: there is no such file.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        hint = "Check the path; `-` reads standard input."
+        raise DocumentError(f"the file {path} does not exist", hint=hint) from None
+    except (OSError, ValueError):
+        return path  # the error of opening it says more
+    return path
 
 
 @dataclass(frozen=True, kw_only=True)

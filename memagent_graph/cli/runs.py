@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
@@ -31,6 +31,11 @@ _WIDTH_WITHOUT_TERMINAL: Final = 240
 class Runs(RunChoice):
     """List the runs in the log, newest first, or delete them."""
 
+    examples: ClassVar = (
+        "memagent runs",
+        "memagent runs --since 7d --unfinished",
+        "memagent runs --until 2w --delete",
+    )
     run_ids: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Only these.")] = None
     newest: Annotated[
         int | None,

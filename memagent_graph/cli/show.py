@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 class Show:
     """Show how a run's memory came to be, chunk by chunk, and what supports its answer."""
 
+    examples: ClassVar = (
+        "memagent show",
+        "memagent show latest --chunk 3",
+        "memagent show 20261121 --html run.html",
+    )
     run_id: NamedRun = LATEST
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page to this file instead.")] = None
     chunk: Annotated[int | None, typer.Option(min=0, help="One chunk in full, counted from 0.")] = None
@@ -32,9 +37,12 @@ class Show:
 
     def run(self) -> None:
         """Run the command."""
+        from memagent_graph.cli.console import Console  # noqa: PLC0415
+
         with failures_told(as_json=self.as_json):
             log = open_existing(self.log)
-            view = view_of(log, run_named(log, self.run_id))
+            with Console().working("loading the run"):
+                view = view_of(log, run_named(log, self.run_id))
             if self.as_json:
                 _print_view_as_json(view)
             elif self.html is not None:

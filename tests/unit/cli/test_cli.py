@@ -97,7 +97,7 @@ def test_no_question_and_files_without_questions_are_refused(book, tmp_path) -> 
     for options, told in (
         ([], "Missing option '--question' / '-q'"),
         (["-q", f"@{tmp_path}/none.txt"], "one question on each line"),
-        (["-q", f"@{tmp_path}/empty.txt"], "holds no questions"),
+        (["-q", f"@{tmp_path}/empty.txt"], "contains no questions"),
     ):
         done = memagent("read", book, *options, *SMALL)
         assert done.returncode == 2

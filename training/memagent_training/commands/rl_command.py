@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
 
@@ -62,6 +62,10 @@ class RL(ReadingOptions):
     training/configs/accelerate.
     """
 
+    examples: ClassVar = (
+        "memagent rl --task niah_multikey_2 --small --lengths 500,1000,2000 --out rl-policy",
+        "memagent rl --task niah_multikey_2 --small --lengths 500,1000,2000 --out rl-policy --resume",
+    )
     task: Annotated[list[str], typer.Option(help="An evaluation task whose questions are asked. Repeatable.")]
     lengths: Annotated[str, typer.Option(help="The documents' lengths, shortest first, as in 500,1000,2000 or 8k.")]
     policy: PolicyName = None

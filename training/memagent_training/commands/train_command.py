@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
@@ -52,6 +52,10 @@ class Train:
     training/configs/accelerate.
     """
 
+    examples: ClassVar = (
+        "memagent train runs.parquet --model embedded --gold answers.jsonl --reward boxed_exact_match --dry-run",
+        "memagent train runs.parquet --model embedded --preset dapo --set learning_rate=1e-5 --out trained-policy",
+    )
     runs: Annotated[Path, typer.Argument(help="A run log, or a file that `memagent export` wrote.")]
     model: Annotated[str, typer.Option(help='The policy that wrote the runs: a folder, a hub id, or "embedded".')]
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and the trained policy.")] = Path("trained-policy")

@@ -1,0 +1,77 @@
+"""Writes docs/commands.md: each command of `memagent` with its help, from the command line itself.
+
+    python scripts/write_command_reference.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.text import Text
+
+from memagent_graph.cli import app
+
+PAGE = Path(__file__).resolve().parent.parent / "docs/commands.md"
+_INTRODUCTION = """# Commands
+
+Written by `python scripts/write_command_reference.py` from the command line itself; `memagent COMMAND --help` shows the
+same. The [exit codes](errors.md#exit-codes) are the same for all.
+"""
+
+
+def page() -> str:
+    """The page as it has to be."""
+    return "\n".join([_INTRODUCTION, *(_section(names, command) for names, command in commands())])
+
+
+def commands() -> list[tuple[str, Any]]:
+    """Each command with its full name, those of a group by themselves."""
+    found: list[tuple[str, Any]] = []
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        parts = getattr(command, "commands", None)
+        found += [(f"{name} {part}", each) for part, each in parts.items()] if parts else [(name, command)]
+    return found
+
+
+def _section(name: str, command: Any) -> str:
+    context = command.make_context(name, [], resilient_parsing=True)
+    arguments, groups = [], defaultdict[str, list[tuple[str, str]]](list)
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is None or "--help" in parameter.opts:
+            continue
+        if parameter.param_type_name == "argument":
+            arguments.append(parameter.metavar or (parameter.name or "").upper())
+            groups["Arguments"].append((arguments[-1], record[1]))
+        else:
+            groups[parameter.rich_help_panel or "Options"].append((", ".join(_names(parameter)), record[1]))
+    lines = [f"## memagent {name}", "", " ".join(str(command.help).split()), ""]
+    lines += ["```sh", " ".join(["memagent", name, *arguments, "[OPTIONS]"]), "```", ""]
+    for group in ("Arguments", "Options", *(each for each in groups if each not in {"Arguments", "Options"})):
+        if rows := groups[group]:
+            lines += [f"| {group} | |", "|---|---|"]
+            lines += [f"| `{names}` | {_cell(told)} |" for names, told in rows] + [""]
+    if examples := _examples(command):
+        lines += ["```sh", *examples, "```", ""]
+    return "\n".join(lines)
+
+
+def _names(parameter: Any) -> list[str]:
+    return [*sorted(parameter.opts, key=len, reverse=True), *parameter.secondary_opts]
+
+
+def _cell(told: str) -> str:
+    return re.sub(r"([|<>*_])", r"\\\1", " ".join(told.split()))
+
+
+def _examples(command: Any) -> list[str]:
+    paragraphs = [Text.from_markup(each).plain.strip() for each in (command.epilog or "").split("\n\n")]
+    return [each for each in paragraphs[1:] if each]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
