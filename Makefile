@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help install demo test check format bench vllm test-vllm test-llama test-browser clean
+.PHONY: help install demo test check format bench vllm test-vllm test-llama test-browser docs clean
 
 help:  ## What can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -53,5 +53,13 @@ test-llama: install .venv-llama/.installed  ## The tests that read through a rea
 test-browser: install  ## The tests that drive a page in Chromium (Debian: apt-get install chromium chromium-driver)
 	$(BIN)/pytest tests/browser
 
+.venv-docs/.installed: docs/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --requirement docs/requirements.txt
+	touch $@
+
+docs: .venv-docs/.installed  ## The documentation as a site: site/index.html (a dead link is an error)
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+
 clean:  ## Remove the virtual environments and caches
-	rm -rf $(VENV) .venv-vllm .venv-llama .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,6 @@
 """Writes docs/commands.md: each command of `memagent` with its help, from the command line itself.
 
-    python scripts/write_command_reference.py
+python scripts/write_command_reference.py
 """
 
 from __future__ import annotations
