@@ -65,10 +65,7 @@ def _shown(code: str) -> str:
     layers = _LAYER.findall(code) if code.startswith("```mermaid") else []
     if not layers:
         return code
-    rows = [
-        f"| {title} | {' '.join(f'`{name.strip()}`' for name in re.split('[;\n]', names) if name.strip())} |"
-        for title, names in layers
-    ]
+    rows = [f"| {title} | {' '.join(re.findall(r'[A-Za-z_]+', names))} |" for title, names in layers]
     return "\n".join(["| layer | imports only from the layers below it |", "|---|---|", *rows])
 
 

@@ -1,12 +1,31 @@
-"""The documents for people: links lead somewhere, and the first page is short."""
+"""The documents for people: links lead somewhere, commands exist, and the first page is short."""
 
+import importlib
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import write_command_reference as reference
+import yaml
+
+import langchain_memagent
+import memagent_graph
+import memagent_mcp
+from memagent_graph.cli.exit_codes import ExitCode
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("memagent_graph/*/CARD.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("memagent_graph/*/CARD.md")])
+COMMANDS = dict(reference.commands())
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def text_of(page: Path) -> str:
+    return re.sub(r"(?s)```.*?```", "", page.read_text("utf-8"))
 
 
 def anchors(page: Path) -> set[str]:
@@ -15,10 +34,9 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
-    text = re.sub(r"(?s)```.*?```", "", page.read_text("utf-8"))
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
         if target.startswith(("http:", "https:")):
             continue
         path, _, anchor = target.partition("#")
@@ -30,4 +48,98 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 def test_the_first_page_is_short_and_leads_to_all_others() -> None:
     first = (ROOT / "README.md").read_text("utf-8")
     assert len(first.splitlines()) <= 150
-    assert all(f"](docs/{page.name})" in first for page in ROOT.glob("docs/*.md"))
+    pages = {page.name for page in ROOT.glob("docs/*.md")} - {"index.md"}
+    assert not {name for name in pages if f"](docs/{name}" not in first}
+
+
+# The site
+
+
+def test_the_site_s_navigation_has_every_page() -> None:
+    class Loader(yaml.SafeLoader):
+        """Of mkdocs.yml, whose own tags name functions that the site's environment has."""
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python", lambda *_: None)
+    site = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), Loader)  # a SafeLoader
+
+    def pages(entry: Any) -> set[str]:
+        if isinstance(entry, str):
+            return {entry}
+        return set().union(*map(pages, entry.values() if isinstance(entry, dict) else entry))
+
+    named = pages(site["nav"])
+    assert {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} <= named
+    elsewhere = {name.removeprefix("repository/") for name in named if name.startswith("repository/")}
+    assert all((ROOT / name).is_file() for name in elsewhere)
+    assert {page.name for page in ROOT.glob("*.md")} - {"README.md"} <= elsewhere
+    assert site["strict"] is True and site["theme"]["font"] is False
+
+
+@pytest.mark.parametrize("package", [memagent_graph, langchain_memagent, memagent_mcp], ids=lambda each: each.__name__)
+def test_the_reference_has_every_public_name(package: Any) -> None:
+    page = (ROOT / f"docs/reference/{package.__name__}.md").read_text("utf-8")
+    told = {line.rpartition(".")[2] for line in re.findall(r"(?m)^::: (\S+)$", page)}
+    assert told == set(package.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/reference/*.md")), ids=name_of)
+def test_the_reference_names_what_is_there(page: Path) -> None:
+    for path in re.findall(r"(?m)^::: (\S+)$", page.read_text("utf-8")):
+        module, _, name = path.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_source_that_a_page_shows_is_there(page: Path) -> None:
+    assert all((ROOT / path).is_file() for path in re.findall(r'(?m)^--8<-- "(.+)"$', page.read_text("utf-8")))
+
+
+# Commands
+
+
+def test_the_page_of_commands_is_what_the_command_line_says() -> None:
+    assert reference.PAGE.read_text("utf-8") == reference.page(), "run python scripts/write_command_reference.py"
+
+
+def test_the_help_of_every_command_ends_with_examples() -> None:
+    assert not [name for name, command in COMMANDS.items() if "memagent " + name not in (command.epilog or "")]
+
+
+def typed_in(page: Path) -> list[list[str]]:
+    """The words of every `memagent` command in the page's code."""
+    code = re.findall(r"(?s)```sh\n(.*?)```", page.read_text("utf-8")) + re.findall(
+        r"`(memagent [^`]+)`", text_of(page)
+    )
+    lines = [line for block in code for line in block.replace("\\\n", " ").splitlines()]
+    words = [shlex.split(re.sub(r"\[OPTIONS\]|\$\((.*?)\)", "", line), comments=True) for line in lines]
+    return [each[each.index("memagent") + 1 :] for each in words if "memagent" in each]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_in_the_pages_exists_with_its_options(page: Path) -> None:
+    for words in typed_in(page):
+        if not words or words[0].startswith("-") or words[0] == "COMMAND":
+            continue
+        name = " ".join(words[:2]) if words[0] == "policy" else words[0]
+        assert name in COMMANDS, words
+        context = COMMANDS[name].make_context(name, [], resilient_parsing=True)
+        known = {option for each in COMMANDS[name].get_params(context) for option in (*each.opts, *each.secondary_opts)}
+        assert not {word for word in words if re.match(r"--?[a-z]", word)} - known, words
+
+
+# Errors
+
+
+def test_every_exit_code_is_in_the_page_of_errors() -> None:
+    page = (ROOT / "docs/errors.md").read_text("utf-8")
+    assert {int(code) for code in re.findall(r"(?m)^\| (\d+) \|", page)} == {code.value for code in ExitCode}
+
+
+def test_the_messages_in_the_page_of_errors_are_those_of_the_package() -> None:
+    source = "\n".join(path.read_text("utf-8") for path in ROOT.glob("memagent_graph/**/*.py"))
+    page = (ROOT / "docs/errors.md").read_text("utf-8").partition("## Messages")[2].partition("\n## ")[0]
+    messages = re.findall(r"(?m)^\| `(.+?)` \|", page)
+    assert len(messages) > 10
+    for message in messages:
+        parts = [part.strip() for part in message.replace("(401)", "...").split("...") if part.strip(" :")]
+        assert parts and all(part in source for part in parts), message
