@@ -1,4 +1,4 @@
-# Every target installs what it needs first. PYTHON names the interpreter that makes the virtual environment.
+# Every target installs what it needs first. PYTHON is the interpreter that creates the virtual environment.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE ?= 1
 
 .PHONY: help install demo test check format bench vllm test-vllm test-llama test-browser docs clean
 
-help:  ## What can be made here
+help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -16,9 +16,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[local,language,hub,files,export,eval,train,langchain,mcp,studio]"
 	touch $@
 
-install: $(VENV)/.installed  ## A virtual environment with all that demo, tests and benchmarks need
+install: $(VENV)/.installed  ## A virtual environment with everything that demo, tests and benchmarks need
 
-demo: install  ## Plant facts in prose (TOKENS=40000) and read them back with the embedded policy
+demo: install  ## Hide facts in a text (TOKENS=40000) and find them with the embedded policy
 	OMP_NUM_THREADS=2 $(BIN)/memagent demo $(if $(TOKENS),--tokens $(TOKENS))
 
 test: install  ## The tests that need no server, on two processes
@@ -29,7 +29,7 @@ check: install  ## Format, lint and strict types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: install  ## Put the code into the project's format
+format: install  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

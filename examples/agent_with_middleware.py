@@ -1,4 +1,4 @@
-"""An agent whose tool returns 500,000 tokens gains the middleware: `python examples/agent_with_middleware.py [TOKENS]`.
+"""An agent whose tool returns 500,000 tokens gets the middleware: `python examples/agent_with_middleware.py [TOKENS]`.
 
 The embedded policy reads; name a server with OPENAI_BASE_URL to use that instead. The agent's own model is scripted,
 so that no key is needed: it calls the tool, and then says what it is shown. Put your model in its place.
@@ -21,7 +21,7 @@ from memagent_graph.evaluation.demo_document import compose
 
 
 class ScriptedModel(GenericFakeChatModel):
-    """Stands for a chat model that calls tools."""
+    """A scripted chat model that calls tools."""
 
     def bind_tools(self, tools: Any, **options: Any) -> Any:
         """The script knows which tool to call."""
@@ -29,7 +29,7 @@ class ScriptedModel(GenericFakeChatModel):
 
 
 def main(tokens: int) -> None:
-    """Ask the agent for a fact that stands somewhere in what its tool returns."""
+    """Ask the agent for a fact that is somewhere in what its tool returns."""
     archive = compose(load_tokenizer("embedded"), tokens=tokens, questions=1)
 
     @tool

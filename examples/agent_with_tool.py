@@ -1,4 +1,4 @@
-"""An existing agent gains a tool that reads long documents: `python examples/agent_with_tool.py FILE QUESTION`.
+"""An existing agent gets a tool that reads long documents: `python examples/agent_with_tool.py FILE QUESTION`.
 
 The reader is the policy that comes with the package, or the server that OPENAI_BASE_URL names. The agent's chat model
 is a script here, so that this runs anywhere; put `init_chat_model("...")` in its place.
@@ -22,7 +22,7 @@ class ScriptedChatModel(GenericFakeChatModel):
     """A chat model that asks for the document to be read, then ends its turn."""
 
     def bind_tools(self, tools: Any, **options: Any) -> Any:
-        """Tools change nothing in what it says."""
+        """Tools do not change what it says."""
         return self
 
 
@@ -34,7 +34,7 @@ def script(path: Path, question: str) -> Iterator[AIMessage]:
 
 
 def main(path: Path, question: str) -> None:
-    """Print the progress of the read, what the model was told, and what the program can know besides."""
+    """Print the progress of the read, what the model got, and what else the program can know."""
     agent = create_agent(
         ScriptedChatModel(messages=script(path, question)),
         tools=[ReadLongDocument(roots=[path.parent])],  # the line that an existing agent gains

@@ -1,4 +1,4 @@
-"""Ask a document something, and watch the memory come to be: `python examples/ask_a_document.py FILE QUESTION`.
+"""Ask a question about a document, and watch the memory grow: `python examples/ask_a_document.py FILE QUESTION`.
 
 It uses the policy that comes with the package; name a server with OPENAI_BASE_URL to use that instead.
 """

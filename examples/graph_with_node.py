@@ -1,4 +1,4 @@
-"""A LangGraph graph gains a reading node: `python examples/graph_with_node.py FILE QUESTION [THREAD]`.
+"""A LangGraph graph gets a reading node: `python examples/graph_with_node.py FILE QUESTION [THREAD]`.
 
 Kill it while it reads and start it again with the same thread: it goes on at the chunk it was at. It uses the policy
 that comes with the package; name a server with OPENAI_BASE_URL to use that instead.
@@ -30,7 +30,7 @@ class State(TypedDict, total=False):
 
 
 def write_report(state: State) -> State:
-    """A node of the graph as it was before."""
+    """A node that the graph had before."""
     quotes = "".join(f'\n  "{quote["quote"]}" at {quote["start_char"]}' for quote in state["quotes"])
     return {"report": f"{state['question']} {state['answer']}{quotes}"}
 

@@ -1,4 +1,4 @@
-"""Read a document through the MCP server, as an agent's client would: `python examples/mcp_client.py FILE QUESTION`.
+"""Read a document through the MCP server, like an agent's client: `python examples/mcp_client.py FILE QUESTION`.
 
 The client starts `memagent mcp`, which reads with the policy that comes with the package; name a server with
 OPENAI_BASE_URL to use that instead.

@@ -92,7 +92,7 @@ PRESETS = {
 
 
 def compared(R: Sequence[float], settings: Settings) -> list[float]:
-    """How far each reward is beyond the others; 0 for one that stands alone."""
+    """How much each reward differs from the others; 0 for a single one."""
     means = [fmean(R[:i] + R[i + 1 :] if settings.leave_one_out and len(R) > 1 else R) for i in range(len(R))]
     scale = stdev(R) + settings.epsilon if settings.divide_by_std and len(R) > 1 else 1.0
     return [(each - mean) / scale for each, mean in zip(R, means, strict=True)]

@@ -1,4 +1,4 @@
-"""A way of reading of your own: ask first whether a chunk holds anything new, and write the memory only then.
+"""Your own strategy: ask first whether a chunk has anything new, and write the memory only then.
 
     memagent read book.txt -q "Who built the lighthouse?" --strategy examples/own_strategy.py:OwnGate
 
@@ -10,7 +10,7 @@ from memagent_graph.reading.steps import after_read_chunk, answer, chosen, read_
 
 
 def yes_or_no(text, prompts):
-    """The decision: True for yes. Anything else is asked for again, by the reader's rule for malformed replies."""
+    """The decision: True for yes. Any other reply is malformed, and the reader's rule for that asks again."""
     word = text.strip(" .").casefold()
     if word not in {"yes", "no"}:
         return Trouble(EventKind.MALFORMED, f"the gate said {text[:20]!r} and neither yes nor no")
@@ -26,7 +26,7 @@ Reply with yes or no:""")  # fmt: skip
 
 
 class GateState(LineState):
-    """What every strategy in a line has, and what the gate said of the chosen chunk."""
+    """The state of a sequential strategy, and the gate's decision on the chosen chunk."""
 
     is_new: bool
 
@@ -47,7 +47,7 @@ class OwnGate(Strategy):
 
 
 async def ask_gate(state, step):
-    """Ask whether the chosen chunk says anything new; without a clear no, it may."""
+    """Ask whether the chosen chunk has anything new; anything but a clear no counts as yes."""
     span = chosen(state)
     reply = await step.ask(GATE, memory=state["memory"], chunk=step.text(span), reads=[span])
     if reply.value is False:
@@ -56,5 +56,5 @@ async def ask_gate(state, step):
 
 
 def after_gate(state):
-    """To the memory if there is something new, else to the next chunk."""
+    """To the memory if there is something new, otherwise to the next chunk."""
     return "update_memory" if state["is_new"] else "read_chunk"

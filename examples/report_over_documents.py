@@ -1,4 +1,4 @@
-"""One question, many documents, read side by side: `python examples/report_over_documents.py QUESTION FILE...`.
+"""One question, many documents, read in parallel: `python examples/report_over_documents.py QUESTION FILE...`.
 
 It uses the policy that comes with the package; name a server with OPENAI_BASE_URL to use that instead.
 """

@@ -1,4 +1,4 @@
-"""Retrieve generously, have it all read, cite: `python examples/retrieval_with_compressor.py FOLDER QUESTION`.
+"""Retrieve many texts, read all of them, cite: `python examples/retrieval_with_compressor.py FOLDER QUESTION`.
 
 It uses the policy that comes with the package; name a server with OPENAI_BASE_URL to use that instead.
 """
@@ -20,7 +20,7 @@ from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy
 
 
 class WordRetriever(BaseRetriever):
-    """The paragraphs that share most words with the query; stands for your vector store."""
+    """The paragraphs that share most words with the query; in place of your vector store."""
 
     paragraphs: list[Document]
     top: int = 50
@@ -33,7 +33,7 @@ class WordRetriever(BaseRetriever):
 
 
 def main(folder: Path, question: str) -> None:
-    """Chain a retriever and a reading of all that it finds, and print answer and citations."""
+    """Chain a retriever and a reader of everything that it finds, and print answer and citations."""
     paragraphs = [
         Document(text, metadata={"source": path.name, "paragraph": number})
         for path in sorted(folder.glob("*.txt"))

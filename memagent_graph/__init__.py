@@ -4,7 +4,7 @@
 >>> agent = MemAgent(OpenAICompatiblePolicy(base_url="http://localhost:8000/v1"))
 >>> result = agent.read(pathlib.Path("book.txt"), "Who built the lighthouse?")  # doctest: +SKIP
 
-Names are loaded when they are first used, so importing the package costs next to nothing.
+Names are loaded when they are first used, so importing the package is cheap.
 """
 
 from __future__ import annotations

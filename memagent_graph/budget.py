@@ -17,7 +17,7 @@ class Budget:
     context_window: int = 8192
     question_tokens: int = 1024
     memory_tokens: int = 1024
-    """Both what the prompt may hold of memory and what an update may write."""
+    """The most tokens of memory in a prompt, and the most that an update may write."""
     chunk_tokens: int = 5000
     answer_tokens: int = 1024
 
@@ -32,7 +32,7 @@ class Budget:
         """Check that both kinds of conversation fit the window with the given templates (in tokens, fields empty).
 
         Raises:
-            BudgetError: naming the excess and what to shrink.
+            BudgetError: it does not fit; the message names the excess and what to shrink.
         """
         update = (
             self.question_tokens

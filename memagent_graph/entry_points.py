@@ -1,4 +1,4 @@
-"""What other packages add to this one through entry points: commands, policies."""
+"""Commands and policies that other packages add through entry points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLICIES: Final = "memagent.policies"
 
 
 def added(group: str) -> Mapping[str, EntryPoint]:
-    """The entry points of a group by name, in the order of names; of one name's, the first on the Python path."""
+    """The entry points of a group by name, sorted; if a name occurs twice, the first on the Python path counts."""
     found: dict[str, EntryPoint] = {}
     for each in entry_points(group=group):
         found.setdefault(each.name, each)
@@ -23,11 +23,11 @@ def added(group: str) -> Mapping[str, EntryPoint]:
 
 
 def failure_of(entry: EntryPoint, what: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
-    """What to raise when an entry point cannot be loaded, or what it names fails; it names the package.
+    """The error for an entry point that cannot be loaded or that fails; it names the package.
 
     Args:
         entry: the entry point.
-        what: what it was to be, as in "the policy".
+        what: what it should be, as in "the policy".
         error: what went wrong.
         kind: the error's class.
     """

@@ -1,32 +1,32 @@
-"""Everything that this package raises on purpose, as one tree.
+"""The errors of this package, as one tree.
 
     MemAgentError
-    ├── DocumentError               a source cannot be read, or is not the document that was meant
-    │   ├── EmptyDocumentError          nothing but white space
-    │   ├── EncodingError               bytes that are not text in the charset that was tried
-    │   ├── UnsupportedDocumentError    a binary file that no converter here turns into text
-    │   ├── DocumentMismatchError       another text than the one that a run began with
-    │   └── RefusedSourceError          a source that a language model named and that it may not read
-    ├── TokenizerError              no such tokenizer, or one that cannot be loaded here
+    ├── DocumentError               a source cannot be read, or is another document than expected
+    │   ├── EmptyDocumentError          only white space
+    │   ├── EncodingError               bytes that cannot be decoded with the charset
+    │   ├── UnsupportedDocumentError    a binary file that cannot be converted to text
+    │   ├── DocumentMismatchError       another text than the one of the run
+    │   └── RefusedSourceError          a source that a language model may not read
+    ├── TokenizerError              there is no such tokenizer, or it cannot be loaded
     ├── PromptError                 a template with missing, unknown or repeated fields
-    ├── StrategyError               a way of reading that is not known, or not well formed
+    ├── StrategyError               an unknown or invalid way of reading
     ├── BudgetError                 question, memory, chunk and output do not fit the context window
-    ├── ProfileError                no budgets and prompts where a policy's are said to be, or unreadable ones
-    ├── PolicyError                 the language model gave nothing usable
+    ├── ProfileError                budgets and prompts of a policy are missing or unreadable
+    ├── PolicyError                 the language model returned nothing usable
     │   ├── PolicyUnreachableError      no connection, or a time-out
     │   ├── PolicyAuthenticationError   401 or 403
     │   ├── PolicyRequestError          another 4xx: a wrong model name, an over-long prompt
     │   ├── PolicyOverloadedError       429 or 5xx after all retries
-    │   └── PolicyResponseError         an answer that is not what the protocol promises
-    ├── RunError                    something about a run's identity or state
-    │   ├── RunNotFoundError            no run of that id in this log
+    │   └── PolicyResponseError         a reply that does not follow the protocol
+    ├── RunError                    a problem with a run's identity or state
+    │   ├── RunNotFoundError            there is no run with this id
     │   ├── RunMismatchError            resumed with another document, question or settings
     │   └── RunLogError                 the log of runs cannot be read or written
-    ├── RetrievalError              texts that cannot be ranked beside a query
-    ├── EvaluationError             a task, a data file or a results file that an evaluation cannot use
+    ├── RetrievalError              texts could not be ranked for a query
+    ├── EvaluationError             an evaluation cannot use a task, data or results file
     └── MissingExtraError           an optional dependency is not installed
 
-Messages say what happened; `hint` says what to do next, and `str(error)` holds both.
+Messages say what happened; `hint` says what to do next, and `str(error)` contains both.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class MemAgentError(Exception):
     """Root of the tree.
 
     Args:
-        message: What happened, one sentence without a final full stop.
+        message: What happened, as one sentence without a final full stop.
         hint: The remedy, shown after the message.
-        run_id: The run in which it happened, where there is one.
-        chunk_index: The chunk at which it happened, counted from 0, where there is one.
+        run_id: The run in which it happened, if there is one.
+        chunk_index: The chunk at which it happened, counted from 0, if there is one.
 
-    `branch` is set where it happened in one of several branches that were read side by side.
+    `branch` is set if it happened in one of several branches that were read in parallel.
     """
 
     def __init__(
@@ -82,31 +82,31 @@ def _rebuild(cls: type[MemAgentError], message: str) -> MemAgentError:
 
 
 class DocumentError(MemAgentError):
-    """A source cannot be read, or is not the document that was meant."""
+    """A source cannot be read, or is another document than expected."""
 
 
 class EmptyDocumentError(DocumentError):
-    """The document holds nothing but white space."""
+    """The document holds only white space."""
 
 
 class EncodingError(DocumentError):
-    """Bytes, or code points, that are not text in the charset that was tried."""
+    """Bytes or code points that cannot be decoded with the charset."""
 
 
 class UnsupportedDocumentError(DocumentError):
-    """A binary file that no converter here turns into text."""
+    """A binary file that cannot be converted to text."""
 
 
 class DocumentMismatchError(DocumentError):
-    """Another text than the one that a reference or a run began with."""
+    """Another text than the one of a reference or a run."""
 
 
 class RefusedSourceError(DocumentError):
-    """A source that a language model named and that it may not read."""
+    """A source that a language model may not read."""
 
 
 class TokenizerError(MemAgentError):
-    """No such tokenizer, or one that cannot be loaded here."""
+    """There is no such tokenizer, or it cannot be loaded."""
 
 
 class PromptError(MemAgentError):
@@ -114,7 +114,7 @@ class PromptError(MemAgentError):
 
 
 class StrategyError(MemAgentError):
-    """A way of reading that nobody knows, that cannot be loaded, or whose graph, roles or state do not fit together."""
+    """A way of reading that is unknown, cannot be loaded, or whose graph, roles or state do not fit together."""
 
 
 class BudgetError(MemAgentError):
@@ -122,11 +122,11 @@ class BudgetError(MemAgentError):
 
 
 class ProfileError(MemAgentError):
-    """No budgets and prompts where a policy's are said to be, or ones that cannot be understood."""
+    """The budgets and prompts of a policy are missing or cannot be parsed."""
 
 
 class PolicyError(MemAgentError):
-    """The language model gave nothing usable."""
+    """The language model returned nothing usable."""
 
 
 class PolicyUnreachableError(PolicyError):
@@ -146,15 +146,15 @@ class PolicyOverloadedError(PolicyError):
 
 
 class PolicyResponseError(PolicyError):
-    """The server's answer is not what the protocol promises."""
+    """The server's reply does not follow the protocol."""
 
 
 class RunError(MemAgentError):
-    """Something about a run's identity or state."""
+    """A problem with a run's identity or state."""
 
 
 class RunNotFoundError(RunError):
-    """No run of that id in this log."""
+    """There is no run with this id."""
 
 
 class RunMismatchError(RunError):
@@ -170,19 +170,19 @@ class RunLogError(RunError):
 
 
 class RetrievalError(MemAgentError):
-    """Texts cannot be ranked beside a query: an embedder failed."""
+    """Texts could not be ranked for a query, because an embedder failed."""
 
 
 class EvaluationError(MemAgentError):
-    """A task, a data file or a results file that an evaluation cannot use."""
+    """An evaluation cannot use a task, a data file or a results file."""
 
 
 class MissingExtraError(MemAgentError):
     """An optional dependency is not installed.
 
     Args:
-        extra: The extra of this distribution that brings it.
-        needed_for: What was asked for, as in "reading PDF files".
+        extra: The extra of this distribution that installs it.
+        needed_for: What needs it, as in "reading PDF files".
     """
 
     def __init__(self, extra: str, needed_for: str) -> None:

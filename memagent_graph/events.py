@@ -1,4 +1,4 @@
-"""What can happen in a read, in words that logs, results and checkpoints share."""
+"""What can happen in a read; logs, results and checkpoints use the same words."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ class StopReason(StrEnum):
     ANSWERED = "answered"
     """The whole document was read and the policy answered."""
     ENOUGH = "enough"
-    """There was enough to answer from before the document's end, and the policy answered."""
+    """The policy answered before the document's end, because there was enough to answer from."""
     NO_ANSWER = "no_answer"
-    """The policy wrote nothing, or refused, when asked for the answer."""
+    """The policy wrote nothing or refused when it was asked for the answer."""
     MAX_CHUNKS = "max_chunks"
     MAX_TOKENS = "max_tokens_total"
     MAX_SECONDS = "max_seconds"
 
     @property
     def resumable(self) -> bool:
-        """Whether `resume` can read on from here."""
+        """Whether `resume` can continue from here."""
         return self not in {StopReason.ANSWERED, StopReason.ENOUGH, StopReason.NO_ANSWER}
 
 
 class UpdateRule(StrEnum):
-    """What to do with a memory update that is not a plain success."""
+    """What to do with a memory update that is cut off, empty, refused or invented."""
 
     ACCEPT = "accept"
-    """Take the text as the new memory, cut to the memory budget."""
+    """Use the text as the new memory, cut to the memory budget."""
     KEEP_PREVIOUS = "keep_previous"
     """Continue with the memory as it was before the chunk."""
     RETRY = "retry"
@@ -39,32 +39,32 @@ class UpdateRule(StrEnum):
 
 
 class EventKind(StrEnum):
-    """What can happen on the way that a user should know of."""
+    """What can happen in a read that a user should know about."""
 
     TRUNCATED = "truncated"
-    """The policy was cut off by the output bound."""
+    """The policy's output was cut off at its bound."""
     OVERLONG = "overlong"
     """The policy wrote more than the memory budget."""
     EMPTY = "empty"
     """The policy wrote nothing outside its reasoning."""
     REFUSED = "refused"
-    """The policy, or a filter before it, declined."""
+    """The policy, or a filter in front of it, refused."""
     INVENTED = "invented"
-    """The policy wrote a word that stands nowhere in its prompt, where a rule asks for that."""
+    """The policy wrote a word that is not in its prompt, and a rule checks that."""
     MALFORMED = "malformed"
     """The reply does not have the form that its role asks for."""
     REPEATED = "repeated"
-    """The policy asked for what had been asked before."""
+    """The policy asked the same as before."""
     NOT_RECALLED = "not_recalled"
-    """Nothing was looked up, though the policy had asked for it."""
+    """Nothing was looked up although the policy asked for it."""
     RESAMPLED = "resampled"
-    """The completion was thrown away and asked for again."""
+    """The completion was discarded and requested again."""
     REQUEST_RETRIED = "request_retried"
-    """The request was sent again after an error of the network or the server."""
+    """The request was sent again after a network or server error."""
     SHORTENED_CHUNK = "shortened_chunk"
-    """Escaping made the chunk longer than its budget, so less was read at once."""
+    """Escaping made the chunk longer than its budget, so a shorter chunk was read."""
     UNBOXED_ANSWER = "unboxed_answer"
-    """The answer did not have the form asked for; the whole completion was taken."""
+    """The answer did not have the required form; the whole completion is the answer."""
     MEMORY_EDITED = "memory_edited"
     """A person replaced the memory."""
     LOGGING_STOPPED = "logging_stopped"

@@ -21,21 +21,21 @@ _OWN: Final = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*(?:\.\w+)*)")
 
 
 def names_own_code(text: str) -> bool:
-    """Whether a text has the form of a user's own code, and not of a built-in's name."""
+    """Whether a text has the form of a user's own code, not of a built-in name."""
     return _OWN.fullmatch(text) is not None
 
 
 def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = "") -> Any:
-    """The object that a text names.
+    """Load the object that a text names.
 
-    Modules are looked for in the current folder and on the Python path. A file is run once for as long as it stays the
+    Modules are searched in the current folder and on the Python path. A file is run once as long as it stays the
     same, so that what it defines can be pickled and compared.
 
     Args:
         text: `module:Name` or `path/to/file.py:Name`; a name may have dots.
-        what: what is wanted, with its article, as in "a task".
-        error: the class of what is raised.
-        hint: what to do where there is no such name and none that is like it.
+        what: what it should be, with its article, as in "a task".
+        error: the class of the error to raise.
+        hint: what to do if there is no such name and no similar one.
 
     Raises:
         error: there is no such file, module or name, or the code raises an exception when it is imported.
@@ -50,7 +50,7 @@ def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = ""
         raise
     except Exception as failure:  # whatever a user's code raises when it is imported
         raise error(
-            f"{place} cannot be imported: {type(failure).__name__}: {failure}", hint="Mend it, or name other code."
+            f"{place} cannot be imported: {type(failure).__name__}: {failure}", hint="Correct it, or name other code."
         ) from failure
     for part in found["name"].split("."):
         if not hasattr(value, part):
@@ -64,7 +64,7 @@ def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = ""
 
 def _module(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
     here = str(Path.cwd())
-    if here not in sys.path:  # a console script's own folder is there in its place
+    if here not in sys.path:  # a console script has its own folder there instead
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
@@ -72,15 +72,15 @@ def _module(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
         if failure.name is None or not f"{name}.".startswith(f"{failure.name}."):
             raise  # a module that this one needs
         raise error(
-            f"there is no module {name!r} to take {what} from",
-            hint="Give the file instead, as path/to/file.py:Name, or see that the module can be imported.",
+            f"there is no module {name!r} to load {what} from",
+            hint="Name the file instead, as path/to/file.py:Name, or make the module importable.",
         ) from failure
 
 
 def _file(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
     path = Path(name).expanduser().resolve()
     if not path.is_file():
-        raise error(f"there is no file {name} to take {what} from", hint="Check the path before the colon.")
+        raise error(f"there is no file {name} to load {what} from", hint="Check the path before the colon.")
     stat = path.stat()
     version = hashlib.sha256(f"{path}\0{stat.st_mtime_ns}\0{stat.st_size}".encode(errors="surrogateescape"))
     module_name = f"memagent_own_{version.hexdigest()[:16]}"
@@ -90,7 +90,7 @@ def _file(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"{name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look there for their module
+    sys.modules[module_name] = module  # dataclasses look up their module there
     try:
         spec.loader.exec_module(module)
     except BaseException:

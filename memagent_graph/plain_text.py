@@ -1,19 +1,19 @@
-"""What documents, policies and servers wrote, as a terminal may show it: nothing in it can steer the terminal."""
+"""Makes text from documents, policies and servers safe for a terminal: no control sequences are left in it."""
 
 from __future__ import annotations
 
 import re
 
-# Control characters but tab and newline, and those that turn the direction of writing.
+# Control characters except tab and newline, and those that change the direction of writing.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def plain(text: str) -> str:
-    """A text of any number of lines; control characters become U+FFFD."""
+    """A text with any number of lines; control characters become U+FFFD."""
     return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def in_one_line(text: str, longest: int | None = None) -> str:
-    """A text in one line, of at most so many characters; what is not printable becomes a space."""
+    """A text in one line with a maximum number of characters; what is not printable becomes a space."""
     shown = "".join(character if character.isprintable() else " " for character in text)
     return shown if longest is None or len(shown) <= longest else shown[: longest - 1] + "…"

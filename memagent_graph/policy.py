@@ -1,4 +1,4 @@
-"""The policy seam: what the reader asks of a language model, and what it gets back.
+"""The policy protocol: what the reader sends to a language model, and what it gets back.
 
 A policy turns one prompt into one completion. Anything with a `name` and an async `complete` is a policy; see
 `memagent_graph.policies` for the four that come with the package.
@@ -27,7 +27,7 @@ Messages: TypeAlias = Sequence[Message]
 """A chat prompt; the policy applies its model's chat template."""
 
 TokenIds: TypeAlias = Sequence[int]
-"""A prompt that is already tokenised; sent as it is, without a chat template."""
+"""A prompt that is already tokenised; it is sent without a chat template."""
 
 
 class FinishReason(StrEnum):
@@ -38,14 +38,14 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """It was cut off at `max_tokens` or at the end of its window."""
     REFUSED = "refused"
-    """It, or a filter in front of it, declined."""
+    """It, or a filter in front of it, refused."""
     OTHER = "other"
-    """Anything else the server says."""
+    """Any other reason that the server gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample one completion. Temperature 0 is greedy, and the default: the same document, the same answer."""
+    """How to sample one completion. The default, temperature 0, is greedy: the same document gives the same answer."""
 
     max_tokens: int = 1024
     temperature: float = 0.0
@@ -55,7 +55,7 @@ class SamplingParams:
     logprobs: bool | None = None
     """Ask for token ids and for the log-probabilities of the sampled tokens (natural log, before temperature).
 
-    None leaves it to the reader, which asks for them where runs are logged and the policy can give them.
+    With None the reader decides: it asks for them if runs are logged and the policy can return them.
     """
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class SamplingParams:
         if self.temperature < 0:
             raise ValueError(f"temperature must not be negative, got {self.temperature}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class Completion:
     """What a policy wrote, exactly as it wrote it.
 
     `token_ids` and `logprobs` (natural log, 32-bit precision) have one entry per completion token, `prompt_token_ids`
-    one per prompt token; each is None where the policy cannot tell, and may be given as a list. `usage` is None where
-    the server does not count.
+    one per prompt token; each is None if the policy does not return it, and may be given as a list. `usage` is None if
+    the server does not count tokens.
     """
 
     text: str
@@ -93,12 +93,12 @@ class Completion:
     token_ids: Sequence[int] | None = field(default=None, repr=False)
     logprobs: Sequence[float] | None = field(default=None, repr=False)
     retries: int = 0
-    """How many times the request was sent again before this answer came."""
+    """How many times the request was repeated before this reply came."""
     policy_version: str = ""
-    """Which weights wrote it, where the policy can tell."""
+    """Which weights wrote it, if the policy reports that."""
 
     def __post_init__(self) -> None:
-        # A hundred replies hold hundreds of thousands of numbers. As objects in lists, every pass of the garbage
+        # A hundred replies have hundreds of thousands of numbers. As objects in lists, every pass of the garbage
         # collector would look at them.
         for name, kind in (("prompt_token_ids", "I"), ("token_ids", "I"), ("logprobs", "f")):
             values = getattr(self, name)
@@ -119,7 +119,7 @@ class Policy(Protocol):
         """Write one completion.
 
         Raises:
-            PolicyError: when the model cannot be asked, after whatever retries could help.
+            PolicyError: the model cannot be reached or fails, after all useful retries.
         """
         ...
 
@@ -130,9 +130,9 @@ _REASONING_CLOSE = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
 
 
 def strip_reasoning(text: str) -> str:
-    """Completion text without its reasoning blocks, which must never enter memory.
+    """Completion text without its reasoning blocks, which must never get into memory.
 
-    Handles complete blocks, a block whose opening tag stood in the prompt (text up to a lone closing tag), and a
+    Handles complete blocks, a block whose opening tag was in the prompt (text up to a lone closing tag), and a
     block that was cut off before it closed.
     """
     if "<" not in text:

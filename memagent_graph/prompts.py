@@ -1,8 +1,8 @@
-"""Prompt templates: files with fields such as {prompt}, {memory} and {chunk}, from which no text can break out.
+"""Prompt templates: files with fields such as {prompt}, {memory} and {chunk}; no text can break out of its field.
 
-Every field stands between tags. Document text and memory are not trusted: wherever they spell one of the template's
-tags, or a control token of the model's chat template, a backslash is set behind the first character (`</section>`
-becomes `<\\/section>`), so that they can neither close their own part of the prompt nor pose as another. Fields are
+Every field is between tags. Document text and memory are not trusted: wherever they contain one of the template's
+tags, or a control token of the model's chat template, a backslash is inserted after the first character (`</section>`
+becomes `<\\/section>`), so that they cannot close their own part of the prompt or pose as another. Fields are
 filled in one pass, so a `{memory}` inside a document stays what it is.
 """
 
@@ -21,7 +21,7 @@ from memagent_graph.errors import PromptError
 from memagent_graph.policy import Message
 
 COMMON_FIELDS = frozenset({"prompt", "memory", "chunk"})
-"""The fields that every template may be read for; a role may name others."""
+"""The fields that every template may have; a role may name others."""
 _TAG = re.compile(r"</?\s*([A-Za-z][\w-]*)\s*>")
 
 
@@ -38,7 +38,7 @@ class PromptLayout(StrEnum):
 
 
 class AnswerFormat(StrEnum):
-    """How the answer is asked for, and found in the completion."""
+    """How the policy is asked to write the answer, and how it is found in the completion."""
 
     BOXED = "boxed"
     """Inside the last \\boxed{...}, as in the paper."""
@@ -48,12 +48,12 @@ class AnswerFormat(StrEnum):
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """One user message with fields. `source` says where the text came from, for error messages."""
+    """One user message with fields. `source` says where the text comes from, for error messages."""
 
     text: str
     source: str = "template"
     names: frozenset[str] = COMMON_FIELDS
-    """What counts as a field where it stands in braces; all else in braces is text."""
+    """Which names in braces are fields; everything else in braces is text."""
 
     def __post_init__(self) -> None:
         open_tags: list[str] = []
@@ -61,7 +61,7 @@ class PromptTemplate:
             if token[0].startswith("{"):
                 if not open_tags:
                     raise PromptError(
-                        f"{self.source}: {token[0]} does not stand between tags",
+                        f"{self.source}: {token[0]} is not between tags",
                         hint=f"Put tags around it, such as <section> {token[0]} </section>, so that a document "
                         "cannot pose as another part of the prompt.",
                     )
@@ -95,7 +95,7 @@ class PromptTemplate:
         return "".join(self.parts[::2])
 
     def require(self, needed: frozenset[str], allowed: frozenset[str]) -> None:
-        """Raise `PromptError` unless the template has exactly the fields that it must and may have."""
+        """Raise `PromptError` if a needed field is missing or a field is not allowed."""
         if missing := needed - self.fields:
             names = ", ".join(f"{{{name}}}" for name in sorted(missing))
             raise PromptError(f"{self.source}: the field {names} is missing", hint=f"Add {names} to the template.")
@@ -116,11 +116,11 @@ class Prompts:
     answer: PromptTemplate
     answer_format: AnswerFormat = AnswerFormat.BOXED
     empty_memory: str = EMPTY_MEMORY
-    """What stands in the memory's place before the first update."""
+    """The text of the memory before the first update."""
     control_tokens: frozenset[str] = field(default=frozenset(), repr=False)
-    """Strings that the model's chat template gives a meaning, such as <|im_end|>."""
+    """Strings with a meaning in the model's chat template, such as <|im_end|>."""
     others: Mapping[str, PromptTemplate] = field(default_factory=dict, hash=False)
-    """The templates of further roles, by name; see `memagent_graph.roles`."""
+    """The templates of other roles, by name; see `memagent_graph.roles`."""
 
     def __post_init__(self) -> None:
         everything = frozenset({"prompt", "memory", "chunk"})
@@ -129,7 +129,7 @@ class Prompts:
 
     @property
     def wording(self) -> dict[str, str]:
-        """Everything that a prompt is made of besides its fields, JSON-ready."""
+        """Everything in the prompts except the fields, JSON-ready."""
         return {
             "update": self.update.text,
             "answer": self.answer.text,
@@ -139,17 +139,17 @@ class Prompts:
         }
 
     def has(self, role: str) -> bool:
-        """Whether there are words for a role."""
+        """Whether there is a template for a role."""
         return role in {"update", "answer"} or role in self.others
 
     def template(self, role: str) -> PromptTemplate:
-        """The words of a role."""
+        """The template of a role."""
         own = {"update": self.update, "answer": self.answer}.get(role)
         return own if own is not None else self.others[role]
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all wording; runs with different fingerprints are not comparable, nor trained on together."""
+        """A hash of all wording; runs with different fingerprints are not compared and not trained on together."""
         digest = hashlib.sha256()
         for text in self.wording.values():
             digest.update(text.encode() + b"\0")
@@ -169,7 +169,7 @@ class Prompts:
         return frozenset(first_characters), re.compile("|".join(alternatives) or r"(?!)", re.IGNORECASE)
 
     def neutralise(self, text: str) -> str:
-        """`text` unable to close a part of the prompt, open another, or end the message."""
+        """`text`, changed so that it cannot close a part of the prompt, open another, or end the message."""
         first_characters, pattern = self._guarded
         if not any(character in text for character in first_characters):
             return text
@@ -193,12 +193,12 @@ class Prompts:
         return self.messages("answer", question, memory=memory)
 
     def extract_answer(self, text: str) -> str | None:
-        """The answer in a completion, or None where the format was asked for and is not there."""
+        """The answer in a completion, or None if it does not have the required format."""
         return last_boxed(text) if self.answer_format is AnswerFormat.BOXED else text.strip()
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The stripped content of the last complete \boxed{...} in `text`, braces balanced; None where there is none."""
+    r"""The stripped content of the last complete \boxed{...} in `text`, braces balanced; None if there is none."""
     end = len(text)
     while (start := text.rfind("\\boxed{", 0, end)) >= 0:
         depth = 0
@@ -222,12 +222,12 @@ def load_prompts(
     """The package's prompts, or a user's own from files.
 
     Args:
-        layout: the order of the update prompt; not used where `update_file` is given.
-        answer_format: how the answer is asked for, and found again.
+        layout: the order of the update prompt; not used if `update_file` is given.
+        answer_format: how the answer is written and found.
         update_file: a UTF-8 text file with {prompt}, {memory} and {chunk}, each between tags.
         answer_file: a UTF-8 text file with {prompt} and {memory}, each between tags.
-        empty_memory: what stands in the memory's place before the first update.
-        control_tokens: strings that the model's chat template gives a meaning.
+        empty_memory: the text of the memory before the first update.
+        control_tokens: strings with a meaning in the model's chat template.
 
     Raises:
         PromptError: a file that cannot be read, or a field that is missing, unknown or not between tags.
@@ -251,15 +251,15 @@ def changed_prompts(
     answer_template: Path | str | None = None,
     empty_memory: str | None = None,
 ) -> Prompts:
-    """Prompts of which single parts are other ones; what is None stays.
+    """Prompts with single parts replaced; what is None stays as it is.
 
     Args:
-        prompts: those that a policy was trained with, say.
+        prompts: for example those that a policy was trained with.
         layout: the package's own update prompt in this order.
         answer_format: the package's own answer prompt in this format.
-        update_template: a file with the update prompt, whatever the layout.
-        answer_template: a file with the answer prompt; the format is then how the answer is found.
-        empty_memory: what stands in the memory's place before the first update.
+        update_template: a file with the update prompt, used for any layout.
+        answer_template: a file with the answer prompt; `answer_format` then only says how the answer is found.
+        empty_memory: the text of the memory before the first update.
 
     Raises:
         PromptError: a file that cannot be read, or a field that is missing, unknown or not between tags.
@@ -289,7 +289,7 @@ def template_file(path: Path | str) -> PromptTemplate:
     """The template in a file.
 
     Raises:
-        PromptError: the file cannot be read, or a field does not stand between tags.
+        PromptError: the file cannot be read, or a field is not between tags.
     """
     try:
         text = Path(path).read_text("utf-8")

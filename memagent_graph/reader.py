@@ -53,39 +53,39 @@ class ReadRequest:
 
 
 class MemAgent:
-    """Reads documents of any length with a policy of small context (MemAgent, arXiv 2507.02259).
+    """Reads documents of any length with a policy whose context is small (MemAgent, arXiv 2507.02259).
 
-    What is left out is asked of the policy: its tokenizer, its context window, and the budgets and prompts that it
-    was trained with. Every method exists twice: `aread` for asynchronous code, `read` for the rest.
+    What is left out is taken from the policy: its tokenizer, its context window, and the budgets and prompts it
+    was trained with. Every method exists twice: `aread` for asynchronous code, `read` for synchronous code.
 
     Args:
-        policy: the language model; where it is left out, one that was added to this machine (`memagent policy add`),
+        policy: the language model; if left out, one that was added to this machine (`memagent policy add`),
             else the embedded one (needs the extra "local").
-        profile: what the policy was trained with, where it does not tell that itself (its server's files are
-            elsewhere): a folder with `memagent.json`, whose `tokenizer.json` counts, too; or "embedded".
+        profile: what the policy was trained with, if it does not report that itself (because its server's files are
+            elsewhere): a folder with `memagent.json`, whose `tokenizer.json` is used too; or "embedded".
         tokenizer: the policy's own, or what `load_tokenizer` takes.
         budget: how the context window is shared.
         budget_changes: single values to change in that budget, or in the policy's own.
-        prompts: the wording.
-        prompt_changes: single parts to change in it, or in the policy's own: what `changed_prompts` takes.
-        sampling: temperature and the like; its `max_tokens` is set by the budget.
+        prompts: the prompt templates.
+        prompt_changes: single parts to change in them, or in the policy's own: what `changed_prompts` takes.
+        sampling: temperature, top_p, seed; its `max_tokens` is set by the budget.
         rules: what to do with truncated, empty, refused and invented updates.
         limits: where a read stops early.
         boundary: where chunks may end: after any token, or back at the last sentence or paragraph.
         strategy: the way of reading: a name ("overwrite", the paper's, is the default), "file.py:Name" for one of
             your own, or an object.
-        concurrency: how many branches of one read are at work side by side, where the strategy has branches.
+        concurrency: how many branches of one read run in parallel, if the strategy has branches.
         store: where documents' text is kept; by default in the user's data folder.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
             or a LangGraph checkpointer. Without it no run can be resumed.
-        run_log: where runs are entered: a log, its file's path, or True for the one in the user's data folder; False
-            for none. With a log, and a policy that can give them, token ids and log-probs are asked for.
-        settings: what this reader was built from, for the log; no secrets.
-        replace_undecodable: put U+FFFD for bytes that are no text, instead of raising.
+        run_log: where runs are logged: a log, its file's path, or True for the one in the user's data folder; False
+            for none. With a log, token ids and log-probs are requested if the policy can return them.
+        settings: what this reader was built from, for the log; it must not contain secrets.
+        replace_undecodable: replace bytes that cannot be decoded with U+FFFD instead of raising.
 
     Raises:
-        BudgetError: the budget does not fit the window (at the first read, where the window had to be asked for).
-        ProfileError, PromptError: `profile` has no `memagent.json`, or one that cannot be understood.
+        BudgetError: the budget does not fit the window (at the first read, if the window is asked from the policy).
+        ProfileError, PromptError: `profile` has no `memagent.json`, or it cannot be parsed.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class MemAgent:
         self._settle(choices)
 
     def _settle(self, choices: Choices) -> None:
-        """Take these choices, with nothing opened or asked yet."""
+        """Use these choices; nothing is opened or asked yet."""
         self._choices = choices
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
@@ -199,10 +199,10 @@ class MemAgent:
         return_exceptions: bool = False,
         on_update: Callable[[str, MemoryUpdate], None] | None = None,
     ) -> ReadResult | list[ReadResult] | list[ReadResult | Exception]:
-        """Read a document with a question in mind, or once for several questions.
+        """Read a document for one question, or once for several questions.
 
-        Several questions each have a memory, a run and a log entry of their own, and all are at the same chunk at the
-        same time. Where the section stands first in the prompt (`prompts.layout`), a server with a prefix cache
+        Each of several questions has its own memory, run and log entry, and all are at the same chunk at the
+        same time. If the section is first in the prompt (`prompts.layout`), a server with a prefix cache
         computes it once for all of them.
 
         >>> agent.read(report, "Who signed it?").answer  # doctest: +SKIP
@@ -212,22 +212,22 @@ class MemAgent:
             document: anything that `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text,
                 LangChain documents; or a reference from `store.add`.
             question: the question, at most `budget.question_tokens` tokens.
-            questions: several, in its place; at least one. Of equal ones, the first is read for, and all have its
+            questions: several questions instead, at least one. Equal ones are read for once and share the
                 result.
-            run_id: an id of your own; otherwise one is made. A run of that id that is there is replaced. With
-                `questions`, what the runs' ids begin with; the question's number, from 0, follows behind a hyphen.
+            run_id: your own id; if left out, one is made. An existing run with this id is replaced. With
+                `questions`, the beginning of the runs' ids; a hyphen and the question's number, from 0, follow.
             limits: bounds for each question's run in this call, instead of the reader's own.
-            max_concurrency: how many of `questions` are read for in one pass; further ones follow in further passes.
-            return_exceptions: put failures in the places of `questions`, instead of raising the first of them.
-            on_update: is called with each of `questions` and its memory updates as they are made.
+            max_concurrency: how many of `questions` are read for in one pass; the others follow in later passes.
+            return_exceptions: return failures in the list instead of raising the first of them.
+            on_update: called with the question and each of its memory updates.
 
         Returns:
-            the result; with `questions` the list of their results, in their order.
+            The result; with `questions` a list of results in the same order.
 
         Raises:
-            MemAgentError, BudgetError: no question was given, or one is empty or too long; nothing was read then.
-            DocumentError, PolicyError: what went wrong, at which chunk, and what to do; of `questions`, once the others
-                are read. With `checkpoints`, the run can be resumed.
+            MemAgentError, BudgetError: there is no question, or one is empty or too long; nothing was read.
+            DocumentError, PolicyError: what went wrong, at which chunk, and what to do; for `questions`, after all
+                were read. With `checkpoints`, the run can be resumed.
         """
         if (question is None) == (questions is None):
             raise MemAgentError(
@@ -255,9 +255,9 @@ class MemAgent:
         limits: Limits | None = None,
         pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Read, giving each memory update as it is made, and the result at the end.
+        """Read, and yield each memory update as it is made and the result at the end.
 
-        Arguments as for `aread`; `pace`, from `concurrency.pace`, keeps the read together with others of the document.
+        Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
         """
         async with aclosing(self._start(document, question, run_id, limits, pace=pace)) as parts:
             async for part in parts:
@@ -272,10 +272,10 @@ class MemAgent:
         max_concurrency: int = 128,
         return_exceptions: bool = False,
     ) -> list[ReadResult | Exception]:
-        """Read many documents, at most `max_concurrency` at once; for many questions on one, see `aread`.
+        """Read many documents, at most `max_concurrency` at once; for many questions on one document, see `aread`.
 
-        Results come in the order of the requests. All reads go on to their end; then the first failure is raised,
-        or, with `return_exceptions`, every failure stands in its read's place.
+        Results are in the order of the requests. All reads run to their end; then the first failure is raised,
+        or, with `return_exceptions`, each failure is in the place of its result.
         """
         slots = asyncio.Semaphore(max_concurrency)
 
@@ -283,7 +283,7 @@ class MemAgent:
             async with slots:
                 try:
                     return await self.aread(request.document, request.question)
-                except Exception as error:  # noqa: BLE001  whatever it is, the other reads go on
+                except Exception as error:  # noqa: BLE001  whatever it is, the other reads continue
                     return error
 
         each = [request if isinstance(request, ReadRequest) else ReadRequest(*request) for request in requests]
@@ -300,7 +300,7 @@ class MemAgent:
         return self._checkpoints is not None
 
     async def acheckpointer(self) -> BaseCheckpointSaver[Any] | None:
-        """What it saves them with in the running loop, for copies to share; open until this reader is closed."""
+        """The checkpointer of the running loop, to share with copies; it is open until this reader is closed."""
         saver = (await self._graph()).checkpointer
         return saver if isinstance(saver, BaseCheckpointSaver) else None
 
@@ -310,9 +310,9 @@ class MemAgent:
         """Read the document of an earlier run with another question.
 
         Raises:
-            RunNotFoundError: the run log holds no such run.
-            DocumentError: the document's text is gone from the store.
-            MemAgentError: as for `aread`; also without a run log.
+            RunNotFoundError: there is no such run in the run log.
+            DocumentError: the document's text is no longer in the store.
+            MemAgentError: as for `aread`, or the reader has no run log.
         """
         if self.run_log is None:
             raise MemAgentError("this reader keeps no run log", hint="Make it with run_log=True, or pass the document.")
@@ -324,15 +324,15 @@ class MemAgent:
     async def aresume(
         self, run_id: str, *, document: DocumentSource | None = None, limits: Limits | None = None
     ) -> ReadResult:
-        """Go on with a run that was killed, failed, stopped at a limit, or was edited; a finished one gives its result.
+        """Continue a run that was killed, failed, stopped at a limit, or was edited; a finished one gives its result.
 
         Args:
             run_id: the run.
-            document: its document again; needed only where the store has lost it, checked where it is given.
+            document: its document again; needed only if the store has lost it, and checked if it is given.
             limits: bounds for this call.
 
         Raises:
-            RunNotFoundError: the checkpoints know no such run.
+            RunNotFoundError: there is no such run in the checkpoints.
             RunMismatchError: another document, or a reader with another tokenizer, chunk size or wording.
         """
         return await result_of(self.astream_resume(run_id, document=document, limits=limits))
@@ -347,7 +347,7 @@ class MemAgent:
         limits: Limits | None = None,
         pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """`aresume`, giving each further memory update as it is made, and the result at the end; `pace` as above."""
+        """Like `aresume`, but yield each memory update as it is made and the result at the end; `pace` as above."""
         graph = await self._graph()
         state = (await newest_snapshot(graph, run_id)).values
         await self._require_same(state, graph.reader_context, run_id, document)
@@ -363,10 +363,10 @@ class MemAgent:
                 yield part
 
     async def ahistory(self, run_id: str) -> list[MemoryUpdate]:
-        """The memory after every chunk so far, in order; after an edit, the chunks that lead to the newest state.
+        """The memory after every chunk so far, in order; after an edit, of the chunks that lead to the newest state.
 
         Raises:
-            RunNotFoundError: the checkpoints know no such run.
+            RunNotFoundError: there is no such run in the checkpoints.
         """
         graph = await self._graph()
         await newest_snapshot(graph, run_id)
@@ -375,18 +375,18 @@ class MemAgent:
     history = synchronous(ahistory)
 
     async def aedit_memory(self, run_id: str, chunk: int, text: str, *, branch: str | None = None) -> None:
-        """Replace the memory as it was after `chunk` (counted from 0); `resume` then reads on from there.
+        """Replace the memory after `chunk` (counted from 0); `resume` then continues from there.
 
         Args:
             run_id: the run.
             chunk: the chunk.
-            text: the memory in the place of the one that was written there.
-            branch: the branch that read the chunk, where the strategy has several that did, "" for the trunk; if left
+            text: the new memory.
+            branch: the branch that read the chunk, if several did; "" is the trunk; if left
                 out, the one that read it last.
 
         Raises:
-            RunNotFoundError: the checkpoints know no such run.
-            RunMismatchError: the run began under another strategy, tokenizer, chunk size or wording.
+            RunNotFoundError: there is no such run in the checkpoints.
+            RunMismatchError: the run began with another strategy, tokenizer, chunk size or wording.
             RunError: the run has not read that chunk, or the text is longer than the memory budget.
         """
         graph = await self._graph()
@@ -398,7 +398,7 @@ class MemAgent:
 
     edit_memory = synchronous(aedit_memory)
 
-    # Other readers, and the graph beneath
+    # Other readers, and the graph
 
     def copy(
         self,
@@ -411,7 +411,7 @@ class MemAgent:
         run_log: RunLog | bool | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> MemAgent:
-        """A reader like this one, with the same policy and store, but for what is given; None leaves it as it is.
+        """A reader like this one, with the same policy and store, and the given changes; None leaves a value as it is.
 
         `budget_changes` and `settings` are added to this reader's own. Checkpoints may be shared.
         """
@@ -435,7 +435,7 @@ class MemAgent:
         return other
 
     async def aprepare(self) -> ReaderContext:
-        """Ask the policy for what was left out, check that the budget fits, and return what the nodes work with.
+        """Ask the policy for what was left out, check that the budget fits, and return the context of the nodes.
 
         Raises:
             PolicyError, TokenizerError, BudgetError: as the first read would.
@@ -446,7 +446,7 @@ class MemAgent:
         return self._context
 
     async def _told(self) -> ModelInfo:
-        """What the policy tells of itself."""
+        """What the policy reports about itself."""
         if not isinstance(self.policy, SelfDescribing):
             return ModelInfo()
         try:
@@ -457,7 +457,7 @@ class MemAgent:
             raise
 
     async def agraph(self) -> ReaderGraph:
-        """The LangGraph graph, without a checkpointer of its own: as a node it takes its parent's."""
+        """The LangGraph graph, without its own checkpointer: as a node it uses its parent's."""
         return build_graph(await self.aprepare(), self.strategy)
 
     graph = synchronous(agraph)
@@ -465,7 +465,7 @@ class MemAgent:
     async def aclose(self) -> None:
         """Close the running loop's connections and checkpoint file, and the log if the reader opened it.
 
-        Whoever reads again opens them again.
+        Another read opens them again.
         """
         if graphs := self._graphs.pop():
             for graph in graphs:
@@ -498,7 +498,7 @@ class MemAgent:
         """The running loop's graph, with the reader's own checkpointer."""
         context = await self.aprepare()
         graphs = self._graphs.get()
-        async with self._preparing.get():  # or every first read would open the checkpoints
+        async with self._preparing.get():  # otherwise every first read would open the checkpoints
             if not graphs:
                 saver = await open_saver(self._checkpoints)
                 graphs.append(build_graph(context, self.strategy, checkpointer=saver))
@@ -520,7 +520,7 @@ class MemAgent:
         max_concurrency: int,
         on_update: Callable[[str, MemoryUpdate], None] | None,
     ) -> list[ReadResult | Exception]:
-        """What comes of each question, in their order."""
+        """The outcome of each question, in their order."""
         if max_concurrency < 1:
             raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
         asked = checked_questions(questions, (await self._graph()).reader_context)
@@ -546,7 +546,7 @@ class MemAgent:
         shown: bool = True,
         pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Begin a read and drive it to its end."""
+        """Start a read and run it to its end."""
         graph = await self._graph()
         check_question(question, graph.reader_context)
         run_id = run_id or new_run_id()
@@ -568,9 +568,9 @@ class MemAgent:
         shown: bool = True,
         pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Drive the graph from `state` to its end, giving its updates, then the result.
+        """Run the graph from `state` to its end; yield its updates, then the result.
 
-        Where the updates are not `shown` to anyone, some are not given, and the result alone has them all.
+        If the updates are not `shown` to anyone, some are not yielded; the result has all of them.
         """
         run_id = state["run_id"]
         progress = Progress(done.steps, done.document_bytes)
@@ -611,7 +611,7 @@ class MemAgent:
             raise RunMismatchError(
                 "this reader has another strategy, tokenizer, chunk size, memory size or wording than the run began "
                 f"with ({context.settings} now, {state['settings']} then)",
-                hint="Continue it with the settings of the beginning; --strategy names another way of reading.",
+                hint="Continue it with the settings that it began with; --strategy chooses another way of reading.",
                 run_id=run_id,
             )
         if document is None:
@@ -666,7 +666,7 @@ def _open_log(given: RunLog | Path | str | bool) -> RunLog | None:
 
 
 def _tokenizer_beside(profile: Path | str) -> Path | str | None:
-    """What `load_tokenizer` takes for the tokenizer in a profile's folder, where it has one."""
+    """The argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
     if profile == EMBEDDED:
         return profile
     folder = policy_folder(profile)
@@ -674,6 +674,6 @@ def _tokenizer_beside(profile: Path | str) -> Path | str | None:
 
 
 def _default_policy() -> Policy:
-    from memagent_graph.policies import LocalPolicy  # noqa: PLC0415  torch is loaded only where it is needed
+    from memagent_graph.policies import LocalPolicy  # noqa: PLC0415  torch is loaded only when it is needed
 
     return LocalPolicy(default_policy())

@@ -1,4 +1,4 @@
-"""What a read gives back: the answer, how memory came to be, what happened on the way, and what it cost."""
+"""What a read returns: the answer, how the memory was built, what happened, and what it cost."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a read cost so far. Tokens are those of all its conversations."""
+    """The cost of a read so far. Tokens are those of all its conversations."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens that the server took from its prefix cache."""
     turns: int = 0
-    """Completions asked for, discarded ones included."""
+    """Completions requested, including discarded ones."""
     seconds: float = 0.0
     """Wall time spent reading, over all processes that took part."""
     flops: float | None = None
-    """Estimated floating-point operations, where the model's size is known."""
+    """Estimated floating-point operations, if the model's size is known."""
     full_context_flops: float | None = None
     """The estimate for one call of the same model with the whole document in context."""
     document_tokens: int = 0
-    """Tokens of the document that was gone through, whether the policy was shown them or not."""
+    """Tokens of the document that were processed, whether or not the policy was shown them."""
 
     @property
     def total_tokens(self) -> int:
@@ -50,7 +50,7 @@ class ReadResult:
     document: DocumentRef
     model: str
     answer: str | None
-    """The answer in the form asked for; None where the read stopped before it."""
+    """The answer; None if the read stopped before it."""
     raw_answer: str | None
     """The whole answer completion."""
     memory: str
@@ -66,15 +66,15 @@ class ReadResult:
     strategy_fingerprint: str = ""
     """A hash of its options, roles, state and edges."""
     trace: Trace = field(default=Trace(), repr=False, compare=False)
-    """All that the policy was asked, as a graph."""
+    """All calls of the policy, as a graph."""
     store_root: Path | None = field(default=None, repr=False, compare=False)
-    """The folder that keeps the document's text."""
+    """The folder with the document's text."""
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
-        """What in the document the final memory's lines rest on: chunk, character span, quote, and page where known.
+        """The text that supports each line of the final memory: chunk, character span, quote, and page if known.
 
-        Computed when it is asked for, from words that line and chunk have in common; empty where the document's text
+        Computed on request from the words that line and chunk have in common; empty if the document's text
         is no longer stored.
         """
         from memagent_graph.provenance.evidence import provenance_of  # noqa: PLC0415  importing this needs no evidence
@@ -83,10 +83,10 @@ class ReadResult:
         return provenance_of(view.trace, view.chunk_text, view.sections).evidence
 
     def view(self) -> RunView:
-        """The result as timelines take it; see `memagent_graph.timeline`."""
+        """The result in the form that timelines use; see `memagent_graph.timeline`."""
         from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
         from memagent_graph.timeline.run_views import chunk_reader, sections_of  # noqa: PLC0415
-        from memagent_graph.timeline.view import RunView  # noqa: PLC0415  rich comes with it
+        from memagent_graph.timeline.view import RunView  # noqa: PLC0415  it imports rich
 
         store = DocumentStore(self.store_root) if self.store_root else None
         return RunView(
@@ -104,14 +104,14 @@ class ReadResult:
         )
 
     def _repr_html_(self) -> str:
-        """How notebooks show it."""
-        from memagent_graph.timeline import build_timeline, render_notebook  # noqa: PLC0415  rich comes with them
+        """HTML for notebooks."""
+        from memagent_graph.timeline import build_timeline, render_notebook  # noqa: PLC0415  they import rich
 
         return render_notebook(build_timeline(self.view()))
 
     @property
     def events(self) -> tuple[ReadEvent, ...]:
-        """Everything that happened on the way, in order."""
+        """Everything that happened, in order."""
         return tuple(event for step in self.trace.steps for event in step.events)
 
     def to_dict(self, *, updates: bool = False) -> dict[str, Any]:

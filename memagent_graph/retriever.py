@@ -1,4 +1,4 @@
-"""Which of many texts resemble a query most: by words (BM25), or by an embedder's vectors."""
+"""Ranks texts by similarity to a query: by words (BM25), or by an embedder's vectors."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from langchain_core.embeddings import Embeddings
 from memagent_graph.errors import MemAgentError, MissingExtraError, RetrievalError
 
 _WORD: Final = re.compile(r"[぀-ヿ㐀-鿿]|[^\W぀-ヿ㐀-鿿]+")
-"""A run of letters and digits; where words are not parted by spaces, a character."""
+"""A run of letters and digits; in scripts without spaces between words, a character."""
 _SENTENCE_END: Final = re.compile(r"[.!?。！？][\"'”’)]*\s+|\n|[。！？]")
 _BATCH: Final = 64
-"""Texts that an embedder gets at once."""
+"""Texts in one call of an embedder."""
 
 
 @runtime_checkable
 class Retriever(Protocol):
-    """Ranks texts beside a query."""
+    """Ranks texts for a query."""
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
-        """The texts' numbers, best first; those that share nothing with the query may be left out.
+        """The texts' numbers, best first; texts that have nothing in common with the query may be left out.
 
         Args:
-            texts: read once, in another thread where reading them may block.
-            query: what is looked for.
+            texts: read once, in another thread if reading them may block.
+            query: what to search for.
 
         Raises:
             RetrievalError: they cannot be ranked.
@@ -40,10 +40,10 @@ class Retriever(Protocol):
 
 
 async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list[int]:
-    """What a retriever gives, each number once.
+    """What a retriever returns, each number once.
 
     Raises:
-        RetrievalError: it failed, or named a text that is not there.
+        RetrievalError: it failed, or returned the number of a text that does not exist.
     """
     count = 0
 
@@ -71,10 +71,10 @@ async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list
 
 @dataclass(frozen=True)
 class WordRetriever:
-    """BM25 by bm25s, with its own defaults and its list of English stop words; needs no model.
+    """BM25 by bm25s, with its defaults and its list of English stop words; it needs no model.
 
-    Texts that share no word with the query are left out. No text is held, but 4 bytes per word while they are read,
-    then 8 per different word of each.
+    Texts that share no word with the query are left out. Texts are not kept: it needs 4 bytes per word while it reads,
+    then 8 bytes per different word of each.
 
     Raises:
         MissingExtraError: bm25s is not installed.
@@ -84,13 +84,13 @@ class WordRetriever:
         _module("bm25s", "retrieval by BM25")  # a missing library should be reported before a document is read
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
-        """The texts' numbers, best first; equally good ones in their order."""
+        """The texts' numbers, best first; equally good texts stay in their order."""
         return await asyncio.to_thread(ranked_by_words, texts, query)
 
 
 @dataclass(frozen=True)
 class VectorRetriever:
-    """The cosine of an embedder's vectors.
+    """Ranks by the cosine of an embedder's vectors.
 
     Raises:
         MissingExtraError: numpy is not installed.
@@ -131,7 +131,7 @@ async def ranked_by_vectors(texts: Iterator[str], question: str, embeddings: Emb
     numpy = _module("numpy", "retrieval with an embedder")
 
     async def unit(vectors: Awaitable[Any]) -> Any:
-        """Vectors with length 1; one without any length stays as it is."""
+        """Vectors scaled to length 1; a zero vector stays as it is."""
         try:
             matrix = numpy.asarray(await vectors, dtype="float32")
         except Exception as error:
@@ -148,7 +148,7 @@ async def ranked_by_vectors(texts: Iterator[str], question: str, embeddings: Emb
         vectors = await unit(embeddings.aembed_documents(batch))
         if len(vectors) != len(batch):
             raise RetrievalError(
-                f"the embedder gave {len(vectors)} vectors for {len(batch)} texts", hint="Use another one."
+                f"the embedder returned {len(vectors)} vectors for {len(batch)} texts", hint="Use another one."
             )
         scores.append(vectors @ asked)
     return _best_first(numpy.concatenate(scores))
@@ -167,14 +167,14 @@ def _module(name: str, needed_for: str) -> Any:
 
 
 def passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
-    """Cut a text into passages that end with a sentence or a line where they can.
+    """Cut a text into passages that end with a sentence or a line if possible.
 
     Args:
         text: the text.
         most_chars: the most characters of a passage.
 
     Yields:
-        where each begins and ends, in characters; together they are the whole text.
+        The first and last character of each passage; together they are the whole text.
     """
     start = 0
     while start < len(text):

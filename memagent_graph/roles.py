@@ -1,8 +1,8 @@
-"""Roles: as what the policy is asked, in which words, within which bound, and what its reply may be.
+"""Roles: the kinds of calls of the policy, each with a template, a bound, and a parser for the reply.
 
-The words of a role are its own template, a file of the policy's profile (`templates/NAME.txt`), or a user's. A policy
-that was trained on its own words understands no others: where its profile has none for a role, those of the role's
-`stand_in` are used, if it names one, with the fields that are not filled left empty.
+The template of a role is its own, a file of the policy's profile (`templates/NAME.txt`), or a user's. A policy
+that was trained on its own templates understands no others: if its profile has none for a role, that of the role's
+`stand_in` is used, if it names one, and fields that are not filled stay empty.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from memagent_graph.trace import Writes
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A reply that has the form asked for."""
+    """A reply that has the required form."""
 
     text: str | None
-    """What it writes; None leaves a memory as it was, byte for byte."""
+    """What it writes; None leaves a memory unchanged."""
     value: Any = None
     """What else the strategy reads from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong with a reply; the rule for its kind says what follows."""
+    """What is wrong with a reply; the rule for its kind says what to do."""
 
     kind: EventKind
     detail: str
 
 
 Parser: TypeAlias = Callable[[str, Prompts], Parsed | Trouble]
-"""Reads a reply, without its reasoning and never empty, in the wording that it answers."""
+"""Parses a reply; the reasoning is removed, and the reply is never empty."""
 
 
 def whole_text(text: str, _: Prompts) -> Parsed:
@@ -49,20 +49,20 @@ def whole_text(text: str, _: Prompts) -> Parsed:
 
 @dataclass(frozen=True)
 class Role:
-    """One way of asking the policy.
+    """One kind of call of the policy.
 
     Args:
-        name: unique in its strategy; logs, rewards and training know the reply by it.
+        name: unique in its strategy; logs, rewards and training use it.
         writes: what the reply is.
         fields: the fields that its template must have, besides {prompt}: {memory}, {chunk}, or others.
-        template: its words, or a function that gives them for the answer format. Left out for the two roles whose words
+        template: its text, or a function from the answer format to the text. Left out for the two roles whose template
             every reader has, "update" and "answer".
         bound: the part of the budget that bounds the reply, or a number of tokens.
-        parse: reads the reply. Answers are found by the reader's answer format.
-        stand_in: the role in whose words it is asked where it has none, or a policy understands only its own.
-        fills_window: whether its step makes {chunk} as long as the window allows, instead of `chunk_tokens`.
+        parse: parses the reply. Answers are found by the reader's answer format.
+        stand_in: the role whose template is used if this one has none, or if a policy understands only its own.
+        fills_window: whether its step fills {chunk} up to the context window instead of `chunk_tokens`.
         greedy: whether it is always sampled at temperature 0, with log-probs.
-        optional: whether the strategy does without it where the policy has no words for it.
+        optional: whether the strategy works without it if the policy has no template for it.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Role:
 
     @property
     def signature(self) -> str:
-        """What a strategy's fingerprint has of it; its wording is in the prompts' fingerprint."""
+        """The part of it in a strategy's fingerprint; its wording is in the prompts' fingerprint."""
         return f"{self.name}:{self.writes.value}:{','.join(sorted(self.fields))}:{self.bound}"
 
     def words(self, answer_format: AnswerFormat) -> str:
@@ -103,33 +103,33 @@ def shipped(name: str) -> str:
 
 
 def check_roles(roles: Iterable[Role], strategy: str) -> None:
-    """Refuse a strategy's roles that could not be asked or told apart.
+    """Check a strategy's roles.
 
     Raises:
-        StrategyError: there are none, or two of one name.
+        StrategyError: there are none, or two with the same name.
     """
     names = [role.name for role in roles]
     if not names:
         raise StrategyError(
             f"the strategy {strategy} has no roles",
-            hint="Name in `roles` all that its steps ask the policy as, such as (UPDATE, ANSWER).",
+            hint="List in `roles` every role that its steps use, such as (UPDATE, ANSWER).",
         )
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise StrategyError(f"the strategy {strategy} has two roles {twice!r}", hint="Give each a name of its own.")
 
 
 def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool = False) -> Prompts:
-    """Prompts with the words of every role.
+    """Prompts with a template for every role.
 
     Args:
         roles: a strategy's.
-        prompts: the reader's; words in them for a role go first.
-        own_words_only: whether these are the words of a policy that understands no others. An optional role that they
-            lack, and that has no `stand_in`, then has no words; see `Prompts.has`.
+        prompts: the reader's; a template in them for a role has priority.
+        own_words_only: whether these are the templates of a policy that understands no others. An optional role they
+            lack, and that has no `stand_in`, then has no template; see `Prompts.has`.
 
     Raises:
         PromptError: a template lacks a field of its role, or has one that is not filled.
-        StrategyError: a role has no words at all, or none that the policy understands.
+        StrategyError: a role has no template, or none that the policy understands.
     """
     found: dict[str, PromptTemplate] = {}
     for role in roles:
@@ -141,9 +141,9 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
         elif own_words_only:
             if role.stand_in is None and not role.optional:
                 raise StrategyError(
-                    f"the policy has no words for the role {role.name!r}",
-                    hint="It understands only the words that it was trained on, and its profile has no "
-                    f"templates/{role.name}.txt. Read with a policy that follows instructions, or in another way.",
+                    f"the policy has no prompt for the role {role.name!r}",
+                    hint="It understands only the prompts that it was trained on, and its profile has no "
+                    f"templates/{role.name}.txt. Use a policy that follows instructions, or another --strategy.",
                 )
             if role.stand_in is None:
                 continue
@@ -157,7 +157,7 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
             template = prompts.template(role.stand_in)
         else:
             raise StrategyError(
-                f"the role {role.name!r} has no words", hint="Give it a template, with {prompt} between tags."
+                f"the role {role.name!r} has no template", hint="Give it a template, with {prompt} between tags."
             )
         if role.name not in {"update", "answer"}:
             found[role.name] = template
@@ -165,10 +165,10 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
 
 
 def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> None:
-    """Check that every role's prompt and reply fit the window, with all fields as long as they may be.
+    """Check that every role's prompt and reply fit the window if all fields have their maximum length.
 
     Raises:
-        BudgetError: naming the role, the excess and what to shrink.
+        BudgetError: one does not fit; the message names the role, the excess and what to shrink.
     """
     budget.require(count(prompts.update.literal), count(prompts.answer.literal))
     for role in roles:
@@ -183,7 +183,7 @@ def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count:
 
 
 def excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
-    """How far the longest prompt that has a chunk goes beyond the window, with its reply; 0 or less where it fits."""
+    """How many tokens the longest prompt with a chunk, and its reply, exceed the window; 0 or less if it fits."""
     with_chunk = (role for role in roles if "chunk" in role.fields and not role.fills_window)
     return max((_excess(role, prompts, budget, count) for role in with_chunk), default=0)
 

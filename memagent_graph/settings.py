@@ -1,4 +1,4 @@
-"""What a reader is built from, as plain data: the command line fills it in, the run log keeps it for resuming."""
+"""The settings of a reader as plain data: the command line fills them in, the run log keeps them for resuming."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ABILITIES: Final = {
 
 @dataclass(frozen=True)
 class ReaderSettings:
-    """Everything but the document, the question and the key. None leaves a choice to the policy, or to the default."""
+    """Everything except document, question and key. None leaves a choice to the policy, or to the default."""
 
     policy: str | None = None
     """A name that `memagent_graph.policies.named` knows; None leaves it to `model` and `base_url`."""
@@ -75,14 +75,14 @@ class ReaderSettings:
     timeout: float = 300.0
     retries: int = 4
     chosen: Literal["environment", "added", "embedded"] | None = None
-    """Why this policy reads, where none was named; see `decided`."""
+    """Why this policy reads, if none was named; see `decided`."""
 
     @classmethod
     def from_log(cls, values: Mapping[str, Any], run_id: str) -> ReaderSettings:
         """The settings that a run was logged with.
 
         Raises:
-            RunError: the run was not started from settings (but from a `MemAgent` made by hand).
+            RunError: the run was not started from settings, but from a `MemAgent` made in Python.
         """
         if not values:
             raise RunError(
@@ -103,7 +103,7 @@ class ReaderSettings:
 
     @property
     def policy_name(self) -> str:
-        """The policy's name in the registry: the one given, or the one that model and server stand for."""
+        """The policy's name in the registry: the one given, or the one that follows from model and server."""
         if self.policy is not None:
             return self.policy
         if self.base_url is None:
@@ -112,15 +112,15 @@ class ReaderSettings:
             if added_folder(str(self.model)) or (self.model in KNOWN and not os.environ.get("OPENAI_BASE_URL")):
                 return "local"
             is_folder = Path(str(self.model)).expanduser().is_dir()
-            # With a slash it is a hub id, or a folder misspelt.
+            # With a slash it is a hub id or a misspelt folder.
             if is_folder or ("/" in str(self.model) and not os.environ.get("OPENAI_BASE_URL")):
                 return "local"
         return "server"
 
     def decided(self) -> ReaderSettings:
-        """These settings with the policy that reads: the one named, else OPENAI_BASE_URL's, one added, or "embedded".
+        """These settings with the policy chosen: the one named, else OPENAI_BASE_URL's, one added, or "embedded".
 
-        That URL also counts for a name that only a server can know. The choice is logged.
+        That URL is also used for a name that only a server can know. The choice is logged.
         """
         url = os.environ.get("OPENAI_BASE_URL")
         is_open = self.policy is None and self.model is None and self.base_url is None
@@ -149,9 +149,9 @@ class ReaderSettings:
         base_url: str | None = None,
         strategy: str | None = None,
     ) -> ReaderSettings:
-        """These settings with another policy or strategy, where one is given.
+        """These settings with another policy or strategy, if one is given.
 
-        A policy is given by its name, with the model and server that it is to have, or by model or server alone.
+        A policy is given by its name, with its model and server, or by model or server alone.
         """
         if policy is not None:
             changed = replace(self, policy=policy, model=model, base_url=base_url, chosen=None)
@@ -168,7 +168,7 @@ class ReaderSettings:
 
         Raises:
             MissingExtraError: a local policy without the extra "local".
-            PolicyError: a policy that is not there, or that cannot be loaded.
+            PolicyError: a policy that does not exist or cannot be loaded.
         """
         known = {each.name: getattr(self, each.name) for each in fields(PolicyRequest) if each.name != "api_key"}
         return make_policy(self.policy_name, PolicyRequest(**known, api_key=api_key))
@@ -185,7 +185,7 @@ class ReaderSettings:
         """The reader that these settings describe.
 
         Raises:
-            ProfileError, PromptError, TokenizerError, BudgetError, PolicyError: a setting that cannot be had.
+            ProfileError, PromptError, TokenizerError, BudgetError, PolicyError: a setting cannot be used.
         """
         asked = {each.name: getattr(self, each.name) for each in fields(Budget) if getattr(self, each.name) is not None}
         parts = ("layout", "answer_format", "update_template", "answer_template", "empty_memory")

@@ -1,7 +1,7 @@
-"""The trace of a run: its conversations as a directed acyclic graph, from a log or from a read at hand.
+"""The trace of a run: its conversations as a directed acyclic graph, from a log or from a running read.
 
-A step is one thing that the policy was asked, its further attempts included. It knows which chunks its prompt held and
-which earlier steps wrote what else stood there (its parents). Everything that is said of a run is read from here: the
+A step is one request to the policy, including repeated attempts. It knows which chunks its prompt had and
+which earlier steps wrote the rest of it (its parents). Everything about a run is computed from it: the
 memory after each step, the path to an answer, timelines, evidence, rewards of single steps.
 """
 
@@ -21,14 +21,14 @@ class Writes(StrEnum):
     MEMORY = "memory"
     """The memory of its branch."""
     DECISION = "decision"
-    """Where to go next, or what to do; memory stays as it is."""
+    """What to do next; memory stays as it is."""
     ANSWER = "answer"
     """An answer to the run's question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A chunk of the document: its number and where it lies, in characters and in UTF-8 bytes."""
+    """A chunk of the document: its number and its place, in characters and in UTF-8 bytes."""
 
     index: int
     start_char: int
@@ -40,25 +40,25 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One thing that the policy was asked. Tokens and seconds are those of all its attempts."""
+    """One request to the policy. Tokens and seconds are those of all its attempts."""
 
     id: str
-    """Names this execution; no other has it."""
+    """The unique id of this execution."""
     node: str
-    """The graph's node that asked; empty for runs logged before nodes were."""
+    """The graph's node that made it; empty for runs logged before nodes were recorded."""
     branch: str
-    """Which of several lines side by side it belongs to; "" is the trunk."""
+    """Its branch, if several run in parallel; "" is the trunk."""
     role: str
-    """What the policy was asked as, such as "update" or "answer"."""
+    """The role, such as "update" or "answer"."""
     slot: int
-    """Its place among the steps of that role and branch: a chunk's number, say. Runs are compared by it. Below 0, what
+    """Its place among the steps of that role and branch (a chunk's number); runs are compared by it. Below 0, what
     the step reads was read before, and it belongs to no chunk."""
     writes: Writes
     text: str | None
-    """What came of it: the memory after it, the answer completion, the decision; None where it was redacted away."""
+    """Its result: the memory after it, the answer completion, or the decision; None if it was redacted."""
     reads: tuple[Span, ...] = ()
     parents: tuple[str, ...] = ()
-    """The steps whose output stood in its prompt."""
+    """The steps whose output was in its prompt."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
@@ -68,7 +68,7 @@ class TraceStep:
 
     @property
     def chunk_index(self) -> int | None:
-        """The first chunk that it read; None where it read none, or only what had been read before."""
+        """The first chunk that it read; None if it read none, or only what had been read before."""
         return self.reads[0].index if self.reads and self.slot >= 0 else None
 
 
@@ -77,16 +77,16 @@ class MemoryUpdate:
     """What one chunk, or one merge, did to the memory of its branch, and what that cost."""
 
     chunk_index: int | None
-    """None where no chunk was read: memories of several branches were merged, say."""
+    """None if no chunk was read, for example when memories of several branches were merged."""
     start_char: int
     end_char: int
     start_byte: int
     end_byte: int
-    """As the characters, in the document's UTF-8 bytes: what `DocumentStore.read` takes."""
+    """The same in the document's UTF-8 bytes: what `DocumentStore.read` takes."""
     chunk_tokens: int
     memory: str
     changed: bool
-    """Whether the memory differs from the one before."""
+    """Whether the memory differs from the previous one."""
     progress: float | None
     """The share of the document read so far, 0 to 1; None for a stream whose end is not known."""
     prompt_tokens: int
@@ -94,20 +94,20 @@ class MemoryUpdate:
     seconds: float
     events: tuple[ReadEvent, ...] = ()
     branch: str = ""
-    """Which of several lines side by side it belongs to; "" is the trunk."""
+    """Its branch, if several run in parallel; "" is the trunk."""
     step: str = field(default="", compare=False)
     """The last of its steps in the trace."""
     sources: tuple[str, ...] | None = field(default=None, compare=False)
-    """The steps of the updates whose memory it began from, several for a merge; None: the update before it."""
+    """The steps of the updates whose memory it started from, several for a merge; None means the update before it."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A run's steps, each behind its parents.
+    """A run's steps, each after its parents.
 
     Args:
         steps: in order.
-        document_bytes: the document's length; None while it is not known.
+        document_bytes: the document's length; None if it is not known yet.
     """
 
     steps: tuple[TraceStep, ...] = ()
@@ -130,21 +130,21 @@ class Trace:
 
     @property
     def final_memory(self) -> str:
-        """The memory that the newest answer was asked from, or the newest memory; "" before the first."""
+        """The memory that the newest answer is based on, or the newest memory; "" before the first."""
         if self.answers:
             return self.memory_before(self.answers[-1].id)
         return self.updates[-1].memory if self.updates else ""
 
     @cached_property
     def final_sources(self) -> tuple[int, ...]:
-        """The places in `updates` of those whose memories, below each other, are the final memory."""
+        """The indices in `updates` of those whose memories, joined, are the final memory."""
         if self.answers:
             return self._replayed.places(self._replayed.sources[self.answers[-1].id])
         return (len(self.updates) - 1,) if self.updates else ()
 
     @cached_property
     def final_path(self) -> tuple[MemoryUpdate, ...]:
-        """The updates that the final memory comes from, in order: those of all branches that were merged into it."""
+        """The updates that led to the final memory, in order, including all branches that were merged into it."""
         wanted = set(self.final_sources)
         path = []
         for place in range(len(self.updates) - 1, -1, -1):
@@ -154,21 +154,21 @@ class Trace:
         return tuple(reversed(path))
 
     def place(self, step_id: str) -> int:
-        """The place in `updates` of the one that a step belongs to.
+        """The index in `updates` of the one that a step belongs to.
 
         Raises:
-            KeyError: it belongs to none: it answered, or neither read a chunk nor wrote a memory.
+            KeyError: it belongs to none, because it answered, or neither read a chunk nor wrote a memory.
         """
         return self._replayed.place(step_id)
 
     def sources(self, update: MemoryUpdate) -> tuple[int, ...]:
-        """The places in `updates` of those whose memories, below each other, an update began from."""
+        """The indices in `updates` of those whose memories, joined, an update started from."""
         return self._replayed.places(update.sources or ())
 
     def continued(self, update: MemoryUpdate) -> tuple[int, ...]:
-        """Those of `sources` whose memories it continues: its branch's newest, or else all, for a merge.
+        """Those of `sources` whose memories it continues: the newest of its branch, or all for a merge.
 
-        None where a branch begins to read: what it writes are notes of its own, and its source is only shown to it.
+        None when a branch begins to read: it writes its own notes, and its source is only shown to it.
         """
         places = self.sources(update)
         own = [place for place in places if self.updates[place].branch == update.branch]
@@ -176,7 +176,7 @@ class Trace:
         return (max(own),) if own else () if begins else places
 
     def memory_before(self, step_id: str) -> str:
-        """The memory that a step began from; several memories of a merge stand below each other."""
+        """The memory that a step started from; several memories of a merge are joined."""
         replayed = self._replayed
         return replayed.memory_of(replayed.sources.get(step_id, ()), self.by_id[step_id].branch)
 
@@ -186,7 +186,7 @@ class Trace:
         return (step.text or "") if step.writes is Writes.MEMORY else self.memory_before(step_id)
 
     def path(self, step_id: str) -> tuple[TraceStep, ...]:
-        """A step with all that it comes from, in order."""
+        """A step with all its ancestors, in order."""
         wanted = {step_id}
         path = []
         for step in reversed(self.steps):
@@ -197,10 +197,10 @@ class Trace:
 
     @cached_property
     def turns(self) -> int:
-        """The critical path: how many steps had to wait for each other at least, whatever runs side by side.
+        """The critical path: the smallest number of steps in sequence, with everything else in parallel.
 
         A step waits for its parents, for the one before it on its branch, and for the trunk's newest: a decision is in
-        no prompt, and yet nothing begins before it.
+        no prompt, but nothing starts before it.
         """
         ends: dict[str, int] = {}
         newest: dict[str, int] = {}
@@ -220,16 +220,16 @@ class Trace:
 
 @dataclass
 class Replayed:
-    """The updates that steps come to, step by step."""
+    """Builds the updates from the steps, one step at a time."""
 
     document_bytes: int | None = None
     updates: list[MemoryUpdate] = field(default_factory=list)
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By step: the last steps of the updates that its memory comes from."""
+    """By step: the last steps of the updates that its memory is based on."""
     _places: dict[str, int] = field(default_factory=dict)
     """By step: the place of its update."""
     _after: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By step: what `sources` is for those that follow it."""
+    """By step: `sources` of the steps that follow it."""
     _newest: dict[str, int] = field(default_factory=dict)
     """By branch: the place of its newest update."""
     _bytes_read: int = 0
@@ -243,13 +243,13 @@ class Replayed:
         return tuple(dict.fromkeys(map(self.place, sources)))
 
     def memory_of(self, sources: Iterable[str], branch: str) -> str:
-        """The memory that a branch has from updates: its own newest one, or all of theirs below each other."""
+        """The memory of a branch after updates: its own newest one, or all of theirs joined."""
         places = self.places(sources)
         own = [place for place in places if self.updates[place].branch == branch]
         return "\n".join(filter(None, (self.updates[place].memory for place in ([max(own)] if own else places))))
 
     def add(self, step: TraceStep) -> MemoryUpdate | None:
-        """Add the next step; returns the update that it began or changed, if any."""
+        """Add the next step; returns the update that it started or changed, if any."""
         before = tuple(dict.fromkeys(source for parent in step.parents for source in self._after.get(parent, ())))
         self.sources[step.id] = before
         self._after[step.id] = before
@@ -257,7 +257,7 @@ class Replayed:
             return None
         place = self._newest.get(step.branch)
         if place is not None and step.reads and self.updates[place].chunk_index == step.chunk_index:
-            # The memory that the chunk's own earlier steps stand for is the one from before it.
+            # For earlier steps of the same chunk, the memory is the one from before the chunk.
             before = self.updates[place].sources or ()
             self.sources[step.id] = before
             self.updates[place] = self._continued(self.updates[place], step)

@@ -1,9 +1,9 @@
-"""Draws the house from its imports: which room stands on which, as Mermaid figures and tables in CONTRIBUTING.md.
+"""Draws the structure of the code from its imports, as Mermaid figures and tables in CONTRIBUTING.md.
 
     python scripts/draw_structure.py
 
-A room is a module or package directly below `memagent_graph`; training and each integration are one room more. Imports
-inside functions, or for type checkers alone, count too, as dashed arrows. Arrows that follow from others are left out.
+A part is a module or package directly below `memagent_graph`; training and each integration are one part more. Imports
+inside functions, or only for type checkers, count too, as dashed arrows. Arrows that follow from others are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Graph = dict[str, dict[str, bool]]
 
 
 def modules() -> dict[str, Path]:
-    """Every module by its dotted name, packages by theirs; a package's `__main__`, which only starts it, is none."""
+    """Every module and package by its dotted name, except a package's `__main__`, which only starts it."""
     found = {}
     for package, folder in PACKAGES.items():
         for path in sorted(folder.rglob("*.py")):
@@ -36,7 +36,7 @@ def modules() -> dict[str, Path]:
 
 
 def module_graph() -> Graph:
-    """What each module imports of the others. Of `from package import name` the name is a module, or stands in one."""
+    """What each module imports from the others. In `from package import name`, the name is a module or is in one."""
     files = modules()
     graph: Graph = {name: {} for name in files}
     for name, path in files.items():
@@ -61,7 +61,7 @@ def _imports(node: ast.AST, *, at_once: bool) -> Iterator[tuple[str, bool]]:
 
 
 def rooms(graph: Graph, within: str = "") -> Graph:
-    """The graph of rooms: those of the whole house, or those of one package."""
+    """The graph of parts: those of the whole code, or those of one package."""
 
     def room_of(module: str) -> str | None:
         package, *parts = module.split(".")
@@ -79,7 +79,7 @@ def rooms(graph: Graph, within: str = "") -> Graph:
 
 
 def below(graph: Graph, room: str) -> set[str]:
-    """All that a room imports, and what that imports, and so on; itself where it stands in a circle."""
+    """All direct and indirect imports of a part; they include itself if it is in a cycle."""
     found: set[str] = set()
     ahead = list(graph[room])
     while ahead:
@@ -97,7 +97,7 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def floors(graph: Graph) -> dict[str, int]:
-    """The floor of each room: 0 for those that import none; rooms of one circle share one."""
+    """The layer of each part: 0 for those that import none; parts of one cycle share one."""
     under = {room: below(graph, room) for room in graph}
     found: dict[str, int] = {}
     for room in sorted(graph, key=lambda each: len(under[each] - {each})):
@@ -107,18 +107,18 @@ def floors(graph: Graph) -> dict[str, int]:
 
 
 def short(room: str) -> str:
-    """A room as people call it."""
+    """A part's short name."""
     return room.rpartition(".")[2]
 
 
 def drawn(graph: Graph, files: Mapping[str, Path]) -> str:
-    """A graph as a figure and a table, from the highest floor to the lowest."""
+    """A graph as a figure and a table, from the highest layer to the lowest."""
     under, level = {room: below(graph, room) for room in graph}, floors(graph)
     order = sorted(graph, key=lambda room: (-level[room], room))
     lines = ["```mermaid", "flowchart TD"]
     for floor in sorted(set(level.values()), reverse=True):
         here = "; ".join(short(room) for room in order if level[room] == floor)
-        lines += [f'  subgraph floor{floor}["floor {floor}"]', f"    {here}", "  end"]
+        lines += [f'  subgraph layer{floor}["layer {floor}"]', f"    {here}", "  end"]
     for room in order:
         for arrow, wanted in (("-->", True), ("-.->", False)):
             targets = [
@@ -130,7 +130,7 @@ def drawn(graph: Graph, files: Mapping[str, Path]) -> str:
                 )
             ]
             lines += [f"  {short(room)} {arrow} {' & '.join(targets)}"] if targets else []
-    lines += ["```", "", "| floor | room | what it is for | imports |", "| ---: | --- | --- | --- |"]
+    lines += ["```", "", "| layer | part | purpose | imports |", "| ---: | --- | --- | --- |"]
     for room in order:
         purpose = (ast.get_docstring(ast.parse(files[room].read_text("utf-8"))) or "").partition("\n")[0]
         imported = ", ".join(f"`{short(each)}`" for each in sorted(graph[room]))
@@ -139,7 +139,7 @@ def drawn(graph: Graph, files: Mapping[str, Path]) -> str:
 
 
 def page(text: str) -> str:
-    """The page with its figures as they should be."""
+    """The page with up-to-date figures."""
     graph, files = module_graph(), modules()
     house, training = (drawn(rooms(graph, within), files) for within in ("", "memagent_training"))
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]

@@ -37,11 +37,11 @@ def memagent(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Read documents of any length with a language model of small context."""
+    """Read documents of any length with a language model whose context is small."""
 
 
 def main() -> None:
     """The `memagent` command."""
-    # Threads that spin while they wait slow a local policy down manifold wherever something else is running.
+    # Threads that spin while they wait make a local policy many times slower if anything else is running.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     app()

@@ -1,6 +1,6 @@
-"""Which commands there are, and how one is made from the frozen dataclass of its options.
+"""The commands, and how one is made from the frozen dataclass of its options.
 
-A command's module is imported when the command, or the list of all, is asked for. Another package adds one by an entry
+A command's module is imported when the command, or the list of all, is needed. Another package adds one with an entry
 point in the group "memagent.commands", which names a function `register(app)`.
 """
 
@@ -41,21 +41,21 @@ _BUILT_IN: Final = {
     "mcp": "mcp:Mcp",
     "policy": "policy_commands:COMMANDS",
 }
-"""Module and class of each command of this package; a mapping from names to classes in place of a class is a group."""
+"""Module and class of each command of this package; a mapping from names to classes instead of a class is a group."""
 
 
 class Command(Protocol):
-    """What a command is asked for: a frozen dataclass whose docstring is the command's help.
+    """A command: a frozen dataclass whose docstring is the command's help.
 
-    Its fields are the arguments and options, annotated as typer wants them. Those of the class itself come first in the
-    help, then those of the classes it inherits from, in their order; where there are many, in groups with the common
+    Its fields are the arguments and options, annotated for typer. Those of the class itself come first in the
+    help, then those of the classes it inherits from, in their order; if there are many, in groups with the common
     ones first. `examples` are command lines for the end of the help.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def run(self) -> None:
-        """Do what was asked for, and leave with `typer.Exit` where the exit code is not 0."""
+        """Run the command; raise `typer.Exit` if the exit code is not 0."""
         ...
 
 
@@ -78,7 +78,7 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
 
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {each.name: each.annotation for each in parameters}
-    # A number may be negative, and must not be taken for an option.
+    # A number may be negative and must not be parsed as an option.
     has_numbers = {"ignore_unknown_options": True} if getattr(command, "takes_negative_numbers", False) else None
     examples = [f"  {rich.markup.escape(example)}" for example in getattr(command, "examples", ())]
     app.command(
@@ -106,7 +106,7 @@ def _in_group(annotation: Any, group: str) -> Any:
 
 
 class CommandGroup(typer.core.TyperGroup):
-    """The commands of this package and those that others add, each loaded when it is asked for."""
+    """The commands of this package and those that others add, each loaded when it is needed."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -114,7 +114,7 @@ class CommandGroup(typer.core.TyperGroup):
 
 
 class _Commands(Mapping[str, Any]):
-    """Commands by name. Names of other packages' are looked for only where this package has none."""
+    """Commands by name. Those of other packages are searched only if this package has none with the name."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def _made(register: Callable[[typer.Typer], Any]) -> Any:
 
 
 def _made_elsewhere(entry: EntryPoint) -> Any:
-    """A command of another package; one that says what is wrong where it cannot be loaded."""
+    """A command of another package; if it cannot be loaded, a command that says what is wrong."""
     from memagent_graph.entry_points import failure_of  # noqa: PLC0415
     from memagent_graph.errors import MemAgentError  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""What the command line shows a person: progress, results, failures. Standard output is for results alone."""
+"""What the command line shows: progress, results, failures. Standard output is only for results."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _T = TypeVar("_T")
 
 
 def escape(text: str) -> str:
-    """A text of others, which neither steers the terminal nor is taken for markup."""
+    """A text from outside, made safe for the terminal and for markup."""
     return rich.markup.escape(plain(text))
 
 
 class Console:
-    """One command's output. With `as_json`, standard output carries one JSON object and nothing else."""
+    """One command's output. With `as_json`, standard output is one JSON object and nothing else."""
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json
@@ -43,7 +43,7 @@ class Console:
         self._says_policy = not (as_json or quiet)
         self._quiet = quiet or not self.err.is_terminal
         self.resume_command: str | None = None
-        """The command that continues the run, once it has begun; None where nothing would."""
+        """The command that continues the run, after its beginning; None if there is none."""
 
     def policy(self, told: str) -> None:
         """Say which policy reads, and why, before anything else."""
@@ -51,7 +51,7 @@ class Console:
             self.err.print(f"[dim]{escape(told)}[/]")
 
     def working(self, words: str) -> AbstractContextManager[object]:
-        """Show that something takes its time, on a terminal."""
+        """Show on a terminal what is happening while it takes time."""
         return nullcontext() if self._quiet else self.err.status(f"[dim]{words}[/]")
 
     async def follow(self, parts: AsyncIterator[MemoryUpdate | ReadResult]) -> ReadResult:
@@ -71,7 +71,7 @@ class Console:
         self,
         read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]],
     ) -> _T:
-        """Show the progress of one pass for many questions; `read` is given what to call with each update."""
+        """Show the progress of one pass for many questions; `read` gets the function to call with each update."""
         with self._progress("{task.fields[updates]} updates") as progress:
             task = progress.add_task("reading", total=1.0, updates=0)
             count, places = itertools.count(1), dict[str, float]()
@@ -85,10 +85,10 @@ class Console:
     def results(
         self, outcomes: Sequence[ReadResult | Exception], resume_command: Callable[[str], str], *, updates: bool = False
     ) -> None:
-        """The outcome of one question, or of each of several; in JSON, these are in a list, failures included.
+        """Print the outcome of one question, or of each of several; in JSON, several are a list, including failures.
 
         Raises:
-            Exception: an outcome is an error that this package does not raise on purpose.
+            Exception: an outcome is an unexpected error.
         """
         if len(outcomes) == 1 and isinstance(outcomes[0], ReadResult):
             self.result(outcomes[0], updates=updates)
@@ -112,7 +112,7 @@ class Console:
                 raise outcome
 
     def result(self, result: ReadResult, *, updates: bool = False) -> None:
-        """The answer on standard output, and what there is to say about the read beside it."""
+        """Print the answer on standard output, and information about the read on standard error."""
         if self.as_json:
             print_json(result.to_dict(updates=updates))
             return
@@ -134,7 +134,7 @@ class Console:
             f"{usage.turns} turns, {usage.seconds:.1f} s{saved}; run {escape(result.run_id)}[/]"
         )
         if result.stop_reason.resumable and self.resume_command:
-            self.err.print(f"go on with: {escape(self.resume_command)}")
+            self.err.print(f"continue with: {escape(self.resume_command)}")
 
     def failure(self, error: MemAgentError, code: int) -> int:
         """Say what went wrong and what to do; returns `code`."""
@@ -145,12 +145,12 @@ class Console:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
         if error.run_id and self.resume_command:
             at = "" if error.chunk_index is None else f" at chunk {error.chunk_index}"
-            self.err.print(f"nothing is lost: the run stopped{at}; go on with: {escape(self.resume_command)}")
+            self.err.print(f"nothing is lost: the run stopped{at}; continue with: {escape(self.resume_command)}")
         return int(code)
 
     def interrupted(self, code: int) -> int:
         """Say that the read was interrupted; returns `code`."""
-        how = f"; go on with: {escape(self.resume_command)}" if self.resume_command else ""
+        how = f"; continue with: {escape(self.resume_command)}" if self.resume_command else ""
         self.err.print(f"[yellow]interrupted[/]{how}")
         return int(code)
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Plant facts in real prose, read it with the policy that is installed, and show what was found.
+    """Hide facts in real text, read it with the policy that is installed, and show what was found.
 
-    A policy that understands English is asked about people, places and dates; the embedded one about numbers, which are
-    all that it knows.
+    A policy that understands English is asked about people, places and dates; the embedded one about numbers: it
+    understands nothing else.
     """
 
     examples: ClassVar = (
@@ -35,8 +35,8 @@ class Demo:
         "memagent demo --tokens 100000 --questions 2",
         "memagent demo --model smollm2",
     )
-    tokens: Annotated[int, typer.Option(min=5_000, help="Length of the document, at least.")] = 40_000
-    questions: Annotated[int, typer.Option(min=1, max=50, help="How many facts to plant and ask for.")] = 4
+    tokens: Annotated[int, typer.Option(min=5_000, help="Smallest length of the document, in tokens.")] = 40_000
+    questions: Annotated[int, typer.Option(min=1, max=50, help="How many facts to hide and ask for.")] = 4
     seed: Annotated[int, typer.Option(help="Seed of the facts and of their places.")] = 7
     policy: PolicyName = None
     model: Model = None
@@ -106,7 +106,7 @@ class Demo:
 
 
 def is_right(answer: str | None, expected: str) -> bool:
-    """Whether an answer is the one expected: letter case, articles and outer punctuation aside, as in evaluations."""
+    """Whether an answer is the expected one, without letter case, articles and outer punctuation, as in evaluations."""
     from memagent_graph.evaluation.samples import Metric  # noqa: PLC0415
     from memagent_graph.evaluation.scorers import is_exactly  # noqa: PLC0415
 
@@ -129,7 +129,7 @@ def _print_as_json(document: DemoDocument, results: Sequence[ReadResult], second
 def _print(
     document: DemoDocument, results: Sequence[ReadResult], seconds: float, console: Console, *, nothing: str
 ) -> None:
-    """Questions, answers, timelines, sources and cost; `nothing` is a memory that holds nothing."""
+    """Print questions, answers, timelines, sources and cost; `nothing` is the empty memory."""
     from rich.table import Table  # noqa: PLC0415
 
     from memagent_graph.cli.console import escape  # noqa: PLC0415
@@ -160,7 +160,7 @@ def _print(
 
 
 def _timeline(updates: Sequence[MemoryUpdate], chunks: int, width: int = 48) -> str:
-    """The trunk's memory over the document: a dot where it is as before, a bar where it changed, then what it said."""
+    """The trunk's memory over the document: a dot where it is unchanged, a bar where it changed, then its text."""
     read = [(each.chunk_index, each.memory) for each in updates if each.chunk_index is not None and not each.branch]
     spans = [(memory, [chunk for chunk, _ in same]) for memory, same in groupby(read, key=itemgetter(1))]
     cells = ["·"] * width

@@ -16,7 +16,7 @@ from memagent_graph.cli.show import view_of
 
 @dataclass(frozen=True, kw_only=True)
 class Diff:
-    """Compare two runs: settings, answers, where their memories part, and what they cost."""
+    """Compare two runs: settings, answers, where their memories begin to differ, and cost."""
 
     examples: ClassVar = ("memagent diff 20261121-08 20261121-09",)
     run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="One run.")]

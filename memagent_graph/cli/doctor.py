@@ -20,7 +20,7 @@ _MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "failed": "[re
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor(ReaderOptions):
-    """Check a policy: is the server there, what does it serve, does everything fit and agree?"""
+    """Check a policy and its server: the model, the context window, the budget, token ids and the tokenizer."""
 
     examples: ClassVar = (
         "memagent doctor",

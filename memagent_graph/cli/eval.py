@@ -35,7 +35,7 @@ _FOLDER: Final = Path("memagent-eval")
 
 @dataclass(frozen=True, kw_only=True)
 class Eval(ReaderOptions):
-    """Measure a policy on long documents, beside what one would do without MemAgent: accuracy, costs, failures."""
+    """Measure a policy on long documents, compared with other ways to read them: accuracy, cost, failures."""
 
     examples: ClassVar = (
         "memagent eval --list",
@@ -46,7 +46,7 @@ class Eval(ReaderOptions):
     tasks: Annotated[
         list[str] | None, typer.Argument(metavar="TASKS", help="What to measure; your own: path/to/file.py:Name.")
     ] = None
-    list_names: Annotated[bool, typer.Option("--list", help="Name the tasks and systems there are.")] = False
+    list_names: Annotated[bool, typer.Option("--list", help="List the tasks and systems.")] = False
     lengths: Annotated[
         str | None,
         typer.Option(
@@ -102,7 +102,7 @@ class Eval(ReaderOptions):
     out: Annotated[Path, typer.Option(help="Folder for results, report, plots and run log.")] = _FOLDER
     resume: Annotated[bool, typer.Option("--resume", help="Continue with what is in the folder, or add to it.")] = False
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="With --resume: ask again what counts as failed.")
+        bool, typer.Option("--retry-failed", help="With --resume: repeat questions that failed.")
     ] = False
     log: Annotated[
         Path | None, typer.Option(help="SQLite file for the run log.", show_default="runs.sqlite in the folder")

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalReport:
-    """Make tables and plots again from an evaluation's results, finished or not, or compare two evaluations."""
+    """Make the tables and plots of an evaluation again, finished or not, or compare two evaluations."""
 
     examples: ClassVar = (
         "memagent eval-report results",
         "memagent eval-report results other-results",
     )
     folder: Annotated[Path, typer.Argument(help="A folder that `memagent eval` wrote to.")]
-    other: Annotated[
-        Path | None, typer.Argument(help="Another one, to be compared on the questions that both have.")
-    ] = None
+    other: Annotated[Path | None, typer.Argument(help="Another one, to compare on the questions that both have.")] = (
+        None
+    )
     as_json: AsJSON = False
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What the exit status of `memagent` says, and how a command leaves when something goes wrong."""
+"""The exit codes of `memagent`, and how a command ends on an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What the process's exit status says."""
+    """The process's exit codes."""
 
     ANSWERED = 0
     USAGE = 2
@@ -44,7 +44,7 @@ class ExitCode(IntEnum):
 
 
 def exit_code(error: MemAgentError) -> ExitCode:
-    """The exit code for what went wrong."""
+    """The exit code for an error."""
     codes = (
         (DocumentError, ExitCode.DOCUMENT),
         (PolicyError, ExitCode.POLICY),
@@ -58,10 +58,10 @@ def exit_code(error: MemAgentError) -> ExitCode:
 
 @contextmanager
 def failures_told(console: Console | None = None, *, as_json: bool = False) -> Iterator[None]:
-    """Say what goes wrong within, and leave with its exit code."""
+    """Print an error that is raised within, and exit with its code."""
     try:
         yield
     except MemAgentError as error:
-        from memagent_graph.cli.console import Console  # noqa: PLC0415  it is not needed where all is well
+        from memagent_graph.cli.console import Console  # noqa: PLC0415  it is needed only on errors
 
         raise typer.Exit((console or Console(as_json=as_json)).failure(error, exit_code(error))) from None

@@ -17,7 +17,7 @@ from memagent_graph.plain_text import in_one_line
 
 @dataclass(frozen=True, kw_only=True)
 class Export(RunChoice):
-    """Write runs to one file: to train on, to look at, or to import elsewhere."""
+    """Export runs to one file, for training, for reading, or to import into another log."""
 
     examples: ClassVar = (
         "memagent export runs.parquet --for-training",
@@ -34,9 +34,9 @@ class Export(RunChoice):
         bool, typer.Option("--skip-incomplete", help="With --for-training: leave such runs out instead.")
     ] = False
     no_superseded: Annotated[
-        bool, typer.Option("--no-superseded", help="Leave out what a resume or an edit replaced.")
+        bool, typer.Option("--no-superseded", help="Leave out conversations that a resume or an edit replaced.")
     ] = False
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False
     log: Log = None
     as_json: AsJSON = False
 

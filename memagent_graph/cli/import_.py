@@ -16,11 +16,11 @@ from memagent_graph.errors import RunLogError
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Enter the runs of an exported file into the log."""
+    """Import the runs of an exported file into the log."""
 
     examples: ClassVar = ("memagent import runs.parquet",)
     source: Annotated[Path, typer.Argument(help="A file that `memagent export` wrote.")]
-    replace: Annotated[bool, typer.Option("--replace", help="Replace runs that the log has with other content.")] = (
+    replace: Annotated[bool, typer.Option("--replace", help="Replace runs that are in the log with other content.")] = (
         False
     )
     log: Log = None
@@ -40,7 +40,7 @@ class Import:
         if self.as_json:
             print_json(asdict(report))
             return
-        there = f"; {counted(report.skipped, 'run')} there already" if report.skipped else ""
+        there = f"; {counted(report.skipped, 'run')} already there" if report.skipped else ""
         typer.echo(
             f"{counted(report.runs, 'run')} with {counted(report.conversations, 'conversation')} and "
             f"{counted(report.rewards, 'reward')} imported{there}",

@@ -23,10 +23,10 @@ _MAX_BYTES: Final = 256 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Mcp(ReaderOptions):
-    """Serve MemAgent to agents that speak the Model Context Protocol.
+    """Serve MemAgent to agents over the Model Context Protocol (MCP).
 
-    Files can be read below --root; where the client names roots of its own, below both. Without --root, those
-    below the roots that a client over standard input and output names; one that names none, and any over HTTP, can only
+    Files can be read below --root; if the client names its own roots, only below both. Without --root, files
+    below the roots of a client over standard input and output can be read; without roots, or over HTTP, it can only
     pass text.
     """
 
@@ -40,21 +40,25 @@ class Mcp(ReaderOptions):
     ] = None
     http: Annotated[bool, typer.Option("--http", help="Serve over HTTP instead of standard input and output.")] = False
     host: Annotated[str, typer.Option(help="With --http: the address to listen on.")] = _HOST
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --http; 0 takes any that is free.")] = _PORT
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --http: the port; 0 uses any free one.")] = _PORT
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="With --http: listen to other machines. Nobody has to log in.")
+        bool, typer.Option("--allow-remote", help="With --http: accept other machines. There is no login.")
     ] = False
     server_name: Annotated[
         list[str] | None,
-        typer.Option(help="With --allow-remote: a name that clients call this host. Repeatable.", show_default="none"),
+        typer.Option(
+            help="With --allow-remote: a name of this host that clients use. Repeatable.", show_default="none"
+        ),
     ] = None
     max_bytes: Annotated[int, typer.Option(min=1, help="The largest document.")] = _MAX_BYTES
-    max_chunks: Annotated[int | None, typer.Option(min=1, help="Chunks that one question may cost.")] = None
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that one question may cost.")] = None
-    max_seconds: Annotated[float | None, typer.Option(min=0.001, help="Seconds that one question may take.")] = None
+    max_chunks: Annotated[int | None, typer.Option(min=1, help="Most chunks for one question.")] = None
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens for one question.")] = None
+    max_seconds: Annotated[float | None, typer.Option(min=0.001, help="Most seconds for one question.")] = None
     base_url: Annotated[
         str | None,
-        typer.Option(help="The policy server's API; its key is OPENAI_API_KEY.", show_default="$OPENAI_BASE_URL"),
+        typer.Option(
+            help="The API of the policy's server; its key is OPENAI_API_KEY.", show_default="$OPENAI_BASE_URL"
+        ),
     ] = None
     replace_undecodable: ReplaceUndecodable = False
     checkpoints: Checkpoints = None
@@ -65,7 +69,7 @@ class Mcp(ReaderOptions):
         ),
     ] = None
     no_log: Annotated[
-        bool, typer.Option("--no-log", help="Keep no log; clients then cannot ask again, nor list and show runs.")
+        bool, typer.Option("--no-log", help="Keep no log; then clients cannot ask again, list runs or show them.")
     ] = False
 
     def make_reader(self) -> MemAgent:
@@ -78,7 +82,7 @@ class Mcp(ReaderOptions):
         )
 
     def make_server(self, reader: MemAgent) -> FastMCP[Any]:
-        """The server, which trusts the roots that a client names only where nobody else can be that client."""
+        """The server; it trusts the roots of a client only if no one else can be that client."""
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_mcp import make_server  # noqa: PLC0415
 
@@ -131,8 +135,8 @@ def _serve_http(request: Mcp) -> None:
                 typer.echo(f"serving at {url_of(listener)}; end with Ctrl-C", err=True)
                 if request.allow_remote:
                     typer.echo(
-                        "warning: nobody has to log in; whoever reaches this address can read below the roots, see the "
-                        "runs in the log, and use the policy",
+                        "warning: there is no login; everyone who reaches this address can read below the roots, see "
+                        "the runs in the log, and use the policy",
                         err=True,
                     )
                 await serve_http(server, listener, [*(request.server_name or []), *_as_name(request.host)])
@@ -150,19 +154,19 @@ def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
         return
     if not allow_remote:
         raise typer.BadParameter(
-            f"{host} lets other machines in, and nobody has to log in; add --allow-remote if that is meant",
+            f"{host} accepts other machines, and there is no login; add --allow-remote if you want that",
             param_hint="'--host'",
         )
     if not names and not _as_name(host):
         raise typer.BadParameter(
-            f"{host} is every address of this machine; say with --server-name what clients call it, and none is "
-            "answered that calls it otherwise",
+            f"{host} is every address of this machine; give the name that clients use with --server-name; "
+            "requests with another name are refused",
             param_hint="'--server-name'",
         )
 
 
 def _as_name(host: str) -> list[str]:
-    """The address as clients may call it: none for 0.0.0.0 and ::, which stand for all addresses."""
+    """The address as a name for clients: none for 0.0.0.0 and ::, which mean all addresses."""
     import ipaddress  # noqa: PLC0415
 
     try:

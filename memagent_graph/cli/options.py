@@ -1,4 +1,4 @@
-"""Options that several commands share, each declared once: its name, type, help and default's name.
+"""Options that several commands share, each declared once: its name, type, help and default.
 
 They describe a policy and a reader, where a call stops, and where it writes. An option of only one command is in that
 command's module.
@@ -44,7 +44,7 @@ PolicyName = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        help='A name on the server; without one, a folder, a hub id, "embedded", or "smollm2" once it was added.',
+        help='A name on the server; without a server, a folder, a hub id, "embedded", or "smollm2" after it was added.',
         show_default="$OPENAI_BASE_URL's, else smollm2 if it was added, else embedded",
     ),
 ]
@@ -97,9 +97,11 @@ ReplaceUndecodable = Annotated[
 
 Haystack = Annotated[
     Path | None,
-    typer.Option(help="Text to hide facts in: a file, or a folder of .txt and .md.", show_default="Python's docs"),
+    typer.Option(
+        help="Text in which to hide facts: a file, or a folder with .txt and .md files.", show_default="Python's docs"
+    ),
 ]
-Small = Annotated[bool, typer.Option("--small", help="The tasks' variants for policies of small context.")]
+Small = Annotated[bool, typer.Option("--small", help="Variants of the tasks for policies with a small context.")]
 
 # Where a call stops
 
@@ -158,7 +160,7 @@ class ReadingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderOptions(ReadingOptions):
-    """A reader: its policy, and how that reads."""
+    """A reader: its policy, and how it reads."""
 
     model: Model = None
     base_url: BaseURL = None
@@ -183,9 +185,9 @@ class ReaderOptions(ReadingOptions):
     retries: Retries = 4
 
     def settings(self) -> ReaderSettings:
-        """The reader that was asked for, with the environment's server where no policy was named.
+        """The reader's settings, with the environment's server if no policy was named.
 
-        Options of a command are settings where they have a setting's name.
+        Options of a command that have a setting's name are settings.
         """
         from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
 

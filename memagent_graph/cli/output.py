@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_json(values: Mapping[str, Any]) -> None:
-    """Print it on standard output, in ASCII: no terminal's encoding and no file name that is not text breaks it."""
+    """Print it on standard output in ASCII, so that the terminal's encoding and unusual file names do not matter."""
     sys.stdout.write(json.dumps(values) + "\n")
 
 
@@ -22,7 +22,7 @@ def counted(count: int, what: str) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes in the unit that suits."""
+    """A number of bytes in a suitable unit."""
     for unit_size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= unit_size:
             return f"{count / unit_size:.1f} {unit}"
@@ -30,7 +30,7 @@ def size(count: int) -> str:
 
 
 def console(width_without_terminal: int | None = None) -> Console:
-    """Standard output for tables, of this width where it is not a terminal."""
+    """Standard output for tables, with this width if it is not a terminal."""
     import rich.console  # noqa: PLC0415
 
     made = rich.console.Console(highlight=False)

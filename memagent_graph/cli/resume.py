@@ -25,7 +25,7 @@ class Resume(RunOptions):
         "memagent resume 20261121-083011 --base-url http://localhost:8001/v1",
     )
     run_id: NamedRun
-    document: Annotated[Path | None, typer.Option(help="The document again, if its stored text is gone.")] = None
+    document: Annotated[Path | None, typer.Option(help="The document again, if its stored text is missing.")] = None
     policy: Annotated[str | None, typer.Option(help="Another policy, by its name.", show_default="the run's")] = None
     model: Annotated[str | None, typer.Option(help="Another policy.", show_default="the run's")] = None
     base_url: Annotated[str | None, typer.Option(help="Where its server is now.", show_default="the run's")] = None

@@ -1,4 +1,4 @@
-"""Which runs of the log a command is about."""
+"""Options that choose runs of the log."""
 
 from __future__ import annotations
 
@@ -38,37 +38,39 @@ def point_in_time(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class RunChoice:
-    """Options that choose runs; a run is chosen that fits them all."""
+    """Options that choose runs; a run must fulfil all of them."""
 
-    question: Annotated[str | None, typer.Option(help="Only runs with this in their question.")] = None
-    document: Annotated[str | None, typer.Option(help="Only runs with this in their document's name.")] = None
-    model: Annotated[
-        str | None, typer.Option(help="Only runs with this in the name of a policy that wrote in them.")
-    ] = None
+    question: Annotated[str | None, typer.Option(help="Only runs with this text in their question.")] = None
+    document: Annotated[str | None, typer.Option(help="Only runs with this text in their document's name.")] = None
+    model: Annotated[str | None, typer.Option(help="Only runs with this text in the name of their policy.")] = None
     stop_reason: Annotated[
-        str | None, typer.Option(help="Only runs that ended so: answered, no_answer, max_chunks, ...")
+        str | None, typer.Option(help="Only runs with this end: answered, no_answer, max_chunks, ...")
     ] = None
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Only runs that have not ended.")] = False
     with_reward: Annotated[
-        str | None, typer.Option("--reward", metavar="NAME", help="Only runs with a reward so named.")
+        str | None, typer.Option("--reward", metavar="NAME", help="Only runs with a reward of this name.")
     ] = None
     since: Annotated[
         float | None,
         typer.Option(
-            parser=point_in_time, metavar="WHEN", help="Only runs begun since: an ISO date, or an age as in 7d."
+            parser=point_in_time,
+            metavar="WHEN",
+            help="Only runs that began after this: an ISO date, or an age such as 7d.",
         ),
     ] = None
     until: Annotated[
-        float | None, typer.Option(parser=point_in_time, metavar="WHEN", help="Only runs begun before.")
+        float | None, typer.Option(parser=point_in_time, metavar="WHEN", help="Only runs that began before this.")
     ] = None
-    newest: Annotated[int | None, typer.Option(min=1, help="Only so many, the newest.", show_default="all")] = None
+    newest: Annotated[
+        int | None, typer.Option(min=1, help="At most this many runs, the newest.", show_default="all")
+    ] = None
 
     def filter(self, run_ids: Sequence[str] = (), *, newest: int | None = None) -> RunFilter:
-        """What the log is asked for.
+        """The filter for the log.
 
         Args:
-            run_ids: only these runs, where there are any.
-            newest: how many, where the user does not say.
+            run_ids: only these runs, if there are any.
+            newest: how many, if the user does not say.
         """
         from memagent_graph.run_log import RunFilter  # noqa: PLC0415
 
@@ -94,10 +96,10 @@ NamedRun: TypeAlias = Annotated[
 
 
 def run_named(log: RunLog, name: str) -> str:
-    """The id of the run that a user names: by its id, by the beginning of its id, or as "latest".
+    """The id of the run that a user names by its id, by the beginning of its id, or as "latest".
 
     Raises:
-        RunNotFoundError: there is no such run, or several begin so.
+        RunNotFoundError: there is no such run, or there are several.
     """
     from memagent_graph.run_log import RunFilter  # noqa: PLC0415
 
@@ -109,17 +111,17 @@ def run_named(log: RunLog, name: str) -> str:
         raise RunNotFoundError(
             f"{log.path} holds no runs yet", hint="Read something first: memagent read FILE -q QUESTION"
         )
-    if not found or len(found) == _NAMED:  # the run of just this id may be beyond those
+    if not found or len(found) == _NAMED:  # the run with exactly this id may not be among them
         return log.get(name).run_id
     raise RunNotFoundError(f"several runs begin with {name!r}", hint=f"Give more of its id: {', '.join(found)}.")
 
 
 _NAMED: Final = 8
-"""How many runs that begin alike are named."""
+"""How many runs with the same beginning are named."""
 
 
 def open_existing(path: Path | None) -> RunLog:
-    """The log, which is not made where there is none."""
+    """The log; it is not created if there is none."""
     from memagent_graph.run_log import RunLog  # noqa: PLC0415
     from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""What `memagent read` and `memagent resume` have in common: where a run is kept, where it stops, and how it ends."""
+"""Common to `memagent read` and `memagent resume`: where a run is kept, where it stops, and how it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def existing_file(path: Path) -> Path:
-    """A document's path as it was typed.
+    """The path of a document that exists.
 
     Raises:
         DocumentError: there is no such file.
@@ -40,7 +40,7 @@ def existing_file(path: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a run is carried out, whether it begins or continues."""
+    """Options for starting or continuing a run."""
 
     api_key: ApiKey = None
     encoding: Annotated[str | None, typer.Option(help="The document's charset.", show_default="detected")] = None
@@ -61,7 +61,7 @@ class RunOptions:
         return Limits(max_chunks=self.max_chunks, max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds)
 
     def make_reader(self, settings: ReaderSettings, *, is_logged: bool = True) -> MemAgent:
-        """A reader that keeps its runs where they are to be kept."""
+        """A reader with these checkpoints and this log."""
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
         return settings.make_reader(
@@ -71,14 +71,14 @@ class RunOptions:
         )
 
     def resume_command(self, run_id: str) -> str:
-        """What continues a run that is kept in these files, or in those of the home folder."""
+        """The command that continues a run in these files, or in those of the data folder."""
         words = ["memagent", "resume", run_id]
         for option, path in (("--checkpoints", self.checkpoints), ("--log", self.log)):
             words += [option, str(path)] if path else []
         return shlex.join(words)
 
     def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
-        """Run to the end, print the outcomes, and leave with the exit code of the first that failed, else stopped."""
+        """Run to the end, print the outcomes, and exit with the code of the first that failed or stopped."""
         import asyncio  # noqa: PLC0415
 
         from memagent_graph.cli.console import Console  # noqa: PLC0415

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memagent_graph.run_log import RunLog, RunRecord, RunTotals
 
 _LISTED: Final = 20
-"""How many runs are listed unless the user says otherwise."""
+"""How many runs are listed by default."""
 _SHOWN_CHARACTERS: Final = 60
 _WIDTH_WITHOUT_TERMINAL: Final = 240
 
@@ -39,7 +39,9 @@ class Runs(RunChoice):
     run_ids: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Only these.")] = None
     newest: Annotated[
         int | None,
-        typer.Option(min=1, help="Only so many, the newest.", show_default=f"{_LISTED}; all for --json and --delete"),
+        typer.Option(
+            min=1, help="At most this many runs, the newest.", show_default=f"{_LISTED}; all for --json and --delete"
+        ),
     ] = None
     delete: Annotated[bool, typer.Option("--delete", help="Delete these runs and give the space back.")] = False
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False
@@ -67,7 +69,7 @@ class Runs(RunChoice):
 def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
     if records and not request.yes:
         if not sys.stdin.isatty():
-            raise typer.BadParameter("deleting asks first, and there is no terminal to ask", param_hint="'--yes'")
+            raise typer.BadParameter("deleting asks for confirmation, and there is no terminal", param_hint="'--yes'")
         named = f" ({in_one_line(records[0].run_id)})" if len(records) == 1 else ""
         typer.confirm(
             f"Delete {counted(len(records), 'run')}{named} from {in_one_line(str(log.path))}?", abort=True, err=True
@@ -81,8 +83,8 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
     typer.echo(f"{counted(deleted, 'run')} deleted, {size(freed)} given back", err=True)
     if unused := log.unused_bytes if deleted else 0:
         typer.echo(
-            f"{size(unused)} could not be given back and are left for new runs: the next deletion tries again, "
-            "with room on the disk for a copy of the log",
+            f"{size(unused)} could not be given back and will be used for new runs: the next deletion tries again, "
+            "if there is room on the disk for a copy of the log",
             err=True,
         )
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """Show how a run's memory came to be, chunk by chunk, and what supports its answer."""
+    """Show how a run's memory was built, chunk by chunk, and what supports its answer."""
 
     examples: ClassVar = (
         "memagent show",
@@ -52,7 +52,7 @@ class Show:
 
 
 def view_of(log: RunLog, run_id: str) -> RunView:
-    """A run with its document, as far as that is kept."""
+    """A run with its document, if that is still stored."""
     from memagent_graph.timeline.run_views import store_of, view_of_run  # noqa: PLC0415
 
     return view_of_run(log, run_id, store_of(log.get(run_id).document, log.path))

@@ -1,7 +1,7 @@
-"""Event loops: one in a thread for those who call the reader without one, and values that belong to a loop.
+"""Event loops: one in a thread for synchronous callers, and values that belong to a loop.
 
 Everything in the reader is asynchronous. A synchronous call runs its coroutine here, so that connection pools outlive
-the call, and so that it works inside a running loop as well (a notebook, say).
+the call, and so that it works inside a running loop as well, for example in a notebook.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Background:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that runs."""
+        """The running loop."""
         with self._lock:
             if self._loop is None or self._loop.is_closed():
                 self._loop = asyncio.new_event_loop()
@@ -50,7 +50,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end and return its result; an interrupt (Ctrl-C) cancels it first.
 
     Raises:
-        RuntimeError: when called on the background loop itself, where it would wait for itself.
+        RuntimeError: it was called on the background loop itself, where it would wait for itself.
     """
     loop = background_loop()
     try:
@@ -69,7 +69,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def synchronous(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[S, P], T]:
-    """A method's twin for synchronous code: the same arguments, result and errors."""
+    """The synchronous version of a method: the same arguments, result and errors."""
 
     def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return run_sync(method(self, *args, **kwargs))
@@ -81,7 +81,7 @@ def synchronous(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> 
 def synchronous_stream(
     method: Callable[Concatenate[S, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate[S, P], Iterator[T]]:
-    """The same for a method that gives one part after the other: it is drained on the background loop."""
+    """The same for a method that yields parts: it runs on the background loop."""
 
     def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         end = object()
@@ -131,5 +131,5 @@ class PerLoop(Generic[T]):
         return self._values[loop]
 
     def pop(self) -> T | None:
-        """Take the running loop's value out; None where it has none."""
+        """Remove and return the running loop's value; None if it has none."""
         return self._values.pop(asyncio.get_running_loop(), None)

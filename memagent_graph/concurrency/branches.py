@@ -1,4 +1,4 @@
-"""Branches of one read at work side by side: how many at once, and what the failure of one does to the others."""
+"""Parallel branches of one read: how many run at once, and what happens to the others if one fails."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 
 class Branches:
-    """The branches of one superstep. LangGraph ends all tasks of a superstep with the first that fails; here one that
-    fails waits until those at work have finished, so that what they read is kept, and no other one begins.
+    """The branches of one superstep. LangGraph ends all tasks of a superstep when the first one fails; here a failing
+    one waits until the running ones have finished, so that their work is kept, and no other one begins.
     """
 
     def __init__(self) -> None:
@@ -20,10 +20,10 @@ class Branches:
 
     @asynccontextmanager
     async def one(self, concurrency: int) -> AsyncIterator[None]:
-        """One branch's work, begun once fewer than `concurrency` others are at work.
+        """One branch's work, which begins when fewer than `concurrency` others are running.
 
         Raises:
-            Exception: what it raised, or another branch did before this one began.
+            Exception: what it raised, or what another branch raised before this one began.
         """
         self._slots = self._slots or asyncio.Semaphore(concurrency)
         async with self._slots:
@@ -33,7 +33,7 @@ class Branches:
                 try:
                     yield
                     return
-                except Exception as error:  # noqa: BLE001  whatever it is, it waits for the others
+                except Exception as error:  # noqa: BLE001  any error waits for the others
                     self._failure = self._failure or error
                 finally:
                     self._at_work -= 1

@@ -1,9 +1,9 @@
-"""Turns on the processor, so that many reads in one event loop do not hold each other up.
+"""Turns on the processor, so that many reads in one event loop do not delay each other.
 
-An event loop runs whatever is ready, a little of each. Replies that arrive together are then worked off side by side:
+An event loop runs everything that is ready, a little of each. Replies that arrive together are processed in parallel:
 all of them are ready late, their next requests leave together, and the replies to those arrive together again, while
-the server idles. So a read whose completion has arrived waits for its turn, and works in one go until its next request
-has left. With 128 documents in flight this is worth about a sixth of the chunks per second.
+the server is idle. So a read whose completion has arrived waits for its turn, then runs until its next request
+is sent. With 128 documents at once, this gives about a sixth more chunks per second.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 from memagent_graph.concurrency.background import PerLoop
 
 _WIDTH: Final = 8
-"""Reads at work at once. One would let the loop idle while a checkpoint is written."""
+"""How many reads run at once. With one, the loop would be idle while a checkpoint is written."""
 _LONGEST_SECONDS: Final = 0.05
-"""A turn ends by itself then: the read may be waiting for something, its caller for instance."""
+"""After this time a turn ends by itself: the read may be waiting for something, such as its caller."""
 
 
 class Turn:

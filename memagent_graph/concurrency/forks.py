@@ -1,7 +1,7 @@
-"""Forked processes: what they must not take over from their parent, whose threads they do not have.
+"""Forked processes: they must not use locks and queues of their parent, whose threads they do not have.
 
-A lock that another thread held at that moment would stay held for ever, and a queue that another thread served would
-never be served. So both are made again in the child. Where processes cannot fork, there is nothing to do.
+A lock that another thread held at that moment would stay locked for ever, and a queue that another thread served would
+never be served. So both are created again in the child. If processes cannot fork, there is nothing to do.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from weakref import WeakSet
 
 
 class Forkable(Protocol):
-    """Something with threads or locks of its own."""
+    """An object with its own threads or locks."""
 
     def after_fork(self) -> None:
-        """Called in the child: begin as if no thread had been started."""
+        """Called in the child: start as if no thread had been started."""
         ...
 
 
@@ -23,7 +23,7 @@ _forkable: WeakSet[Forkable] = WeakSet()
 
 
 def renew_in_children(each: Forkable) -> None:
-    """Have an object's `after_fork` called in every process that is forked from this one, while the object lives."""
+    """Call an object's `after_fork` in every process that is forked from this one, while the object exists."""
     _forkable.add(each)
 
 

@@ -1,4 +1,4 @@
-"""Reads of one document that stay together, so that what one of them had computed serves the others."""
+"""Keeps reads of one document at the same chunk, so that the server's cache for one serves the others."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Final, TypeAlias, TypeVar
 
 T = TypeVar("T")
 AT_ONCE: Final = 128
-"""How many questions share a pass where nobody says another number."""
+"""How many questions share a pass by default."""
 Reach: TypeAlias = Callable[[int], Awaitable[None]]
-"""Waits until a reader may begin a chunk, given by how many it has read."""
+"""Waits until a reader may begin a chunk; the argument is how many chunks it has read."""
 
 
 class Pace:
-    """Lets no reader begin a chunk before all others have begun as many, or have left.
+    """A reader may begin a chunk only when all others have begun as many, or have left.
 
     Its readers may be in several threads and event loops. A server whose prefix cache holds one section then needs to
-    compute that section once. One that joins late, or continues from the middle, is waited for likewise: from where
+    compute that section only once. The others also wait for one that joins late or continues from the middle: after
     they meet, all stay together.
     """
 
@@ -35,7 +35,7 @@ class Pace:
 
     @contextmanager
     def reader(self) -> Iterator[Reach]:
-        """One reader, at the document's beginning; it leaves with the context."""
+        """Add a reader at the document's beginning; it leaves when the context ends."""
         name = object()
         self._put(name, -1)
 
@@ -59,7 +59,7 @@ class Pace:
         _wake(waiting)
 
     def _put(self, name: object, chunks: int | None) -> None:
-        """Note where a reader is, None where it has left, and let those begin who waited for it."""
+        """Note where a reader is (None if it has left), and wake those that waited for it."""
         with self._lock:
             if chunks is None:
                 del self._places[name]
@@ -73,7 +73,7 @@ class Pace:
         _wake(waiting)
 
     def _waiter(self, chunks: int) -> Future[None] | None:
-        """What to wait for before so many chunks; None where nobody is behind."""
+        """What to wait for before this many chunks; None if no reader is behind."""
         with self._lock:
             if self._stopped or chunks <= self._lowest:
                 return None
@@ -83,21 +83,21 @@ class Pace:
 
 
 async def in_passes(reads: Sequence[Callable[[Reach], Awaitable[T]]], at_once: int) -> list[T | Exception]:
-    """Do reads of one document side by side, all at the same chunk at the same time.
+    """Run reads of one document in parallel, all at the same chunk at the same time.
 
     Args:
-        reads: each is called with what it has to await before it begins a chunk.
-        at_once: how many share a pass; further ones follow in further passes.
+        reads: each is called with the function that it has to await before it begins a chunk.
+        at_once: how many share a pass; the others follow in later passes.
 
     Returns:
-        what came of each, in order. Failures stand in the places of those that failed; the others read to their end.
+        The outcome of each, in order: a result, or the error if it failed. The others are read to their end.
     """
 
     async def one(read: Callable[[Reach], Awaitable[T]], pace: Pace) -> T | Exception:
         with pace.reader() as reach:
             try:
                 return await read(reach)
-            except Exception as error:  # noqa: BLE001  whatever it is, the other reads go on
+            except Exception as error:  # noqa: BLE001  whatever it is, the other reads continue
                 return error
 
     outcomes: list[T | Exception] = []
@@ -107,14 +107,14 @@ async def in_passes(reads: Sequence[Callable[[Reach], Awaitable[T]]], at_once: i
 
 
 def in_passes_of_threads(reads: Sequence[Callable[[Reach], T]], at_once: int) -> list[T | Exception]:
-    """`in_passes` for synchronous reads, which run in threads; an interrupt (Ctrl-C) ends them at their next chunks."""
+    """`in_passes` for synchronous reads, which run in threads; an interrupt (Ctrl-C) ends them at their next chunk."""
 
     def one(context: Context, read: Callable[[Reach], T], pace: Pace, joined: threading.Barrier) -> T | Exception:
         with pace.reader() as reach:
-            joined.wait()  # or the first thread would be ahead before the last is there
+            joined.wait()  # otherwise the first thread would be ahead before the last one starts
             try:
                 return context.run(read, reach)
-            except Exception as error:  # noqa: BLE001  whatever it is, the other reads go on
+            except Exception as error:  # noqa: BLE001  whatever it is, the other reads continue
                 return error
 
     outcomes: list[T | Exception] = []

@@ -1,1 +1,1 @@
-"""Where the words of a memory come from, computed without a model."""
+"""Finds where the words of a memory come from, without a model."""

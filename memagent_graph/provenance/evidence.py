@@ -1,8 +1,8 @@
-"""Where a memory's lines come from: verbatim overlap with the chunks that brought them, computed without a model.
+"""Finds where a memory's lines come from: verbatim overlap with the chunks read at the time, without a model.
 
-A line of the final memory is followed back through its rewordings, and through merges of branches, to the update that
-first wrote it. Its quotes are the stretches of words that it shares with the chunks read there. Nothing here says that
-a line is true or follows from a chunk: it says which of its words stood there, and where.
+A line of the final memory is traced back through its rewordings, and through merges of branches, to the update that
+first wrote it. Its quotes are the passages that it shares with the chunks read there. This does not say that
+a line is true or follows from a chunk: it says which of its words are in the chunk, and where.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class Evidence:
     """First character of the quote, in the document."""
     end_char: int
     quote: str
-    """The document's text between the two, as it stands there."""
+    """The document's text between the two, unchanged."""
     section: str | None
-    """The page or source that the quote begins in, where the document has them."""
+    """The page or source in which the quote begins, if the document has them."""
     coverage: float
-    """The share of the line's words, 0 to 1, that this and the line's other quotes hold."""
+    """The share of the line's words, 0 to 1, that are in this and the line's other quotes."""
     branch: str
     """The branch that read the chunk; "" is the trunk."""
     update: int
-    """The place in `Trace.updates` of the update that read the chunk."""
+    """The index in `Trace.updates` of the update that read the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +66,20 @@ class LineOrigin:
 
     line: str
     first_chunk: int | None
-    """None where a merge wrote it, which read no chunk."""
+    """None if a merge wrote it, because that read no chunk."""
     reworded: tuple[int | None, ...]
     """The later chunks at which its words were changed, in order; None for a merge."""
     edited: bool
-    """Whether a person wrote it: the memory was edited where it first appears, and the chunk there has not half of
+    """Whether a person wrote it: the memory was edited where it first appears, and the chunk there has under half of
     its words."""
     coverage: float
-    """The share of the line's words, 0 to 1, that its quotes hold."""
+    """The share of the line's words, 0 to 1, that are in its quotes."""
     branch: str
     """The branch that first wrote it."""
     update: int
-    """The place in `Trace.updates` of the update that first wrote it."""
+    """The index in `Trace.updates` of the update that first wrote it."""
     reworded_updates: tuple[int, ...]
-    """As `reworded`, by places in `Trace.updates`."""
+    """As `reworded`, by indices in `Trace.updates`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +87,32 @@ class LostLine:
     """A line that was in memory and has no successor in the final one."""
 
     line: str
-    """As it last read."""
+    """Its last wording."""
     first_chunk: int | None
     gone_chunk: int | None
     """The first chunk after which it was no longer there; None for a merge."""
     branch: str
     """The branch that lost it."""
     update: int
-    """The place in `Trace.updates` of the update that first wrote it."""
+    """The index in `Trace.updates` of the update that first wrote it."""
     gone_update: int
-    """As `gone_chunk`, by the place in `Trace.updates`."""
+    """As `gone_chunk`, by the index in `Trace.updates`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """How the lines of a final memory came to be."""
+    """The origins of the lines of a final memory."""
 
     lines: tuple[LineOrigin, ...] = ()
     evidence: tuple[Evidence, ...] = ()
-    """By line; of one line, the longest quote first."""
+    """Sorted by line; for one line, the longest quote first."""
     lost: tuple[LostLine, ...] = ()
     """In the order in which they were lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """A stretch of a memory line, in characters, whose words are in the answer."""
+    """A part of a memory line, in characters, whose words are in the answer."""
 
     line_index: int
     start: int
@@ -124,13 +124,13 @@ def provenance_of(
     chunk_text: Callable[[MemoryUpdate], str | None],
     sections: Sequence[SourceMark] = (),
 ) -> Provenance:
-    """Where the final memory's lines come from, and what was lost on the way to it.
+    """Find where the final memory's lines come from, and which lines were lost.
 
     Args:
-        trace: The run. Updates that left the memory as it was cost nothing; branches that the final memory does not
+        trace: The run. Updates that did not change the memory cost nothing; branches that the final memory does not
             come from do not count.
-        chunk_text: The document's text between an update's `start_char` and `end_char`. It is asked only for chunks
-            that brought words of the final memory; where it gives None, origins are known and quotes are not.
+        chunk_text: The document's text between an update's `start_char` and `end_char`. It is called only for chunks
+            that brought words of the final memory; if it returns None, origins are known but quotes are not.
         sections: Where the document's pages or sources begin, in order.
     """
     updates = trace.updates
@@ -179,7 +179,7 @@ def provenance_of(
 
 
 def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
-    """For each of `Trace.updates`: the chunks that hold quotes of the memory after it, as `provenance_of` finds them.
+    """For each of `Trace.updates`: the chunks with quotes of the memory after it, as `provenance_of` finds them.
 
     Args:
         trace: The run.
@@ -191,7 +191,7 @@ def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]
     for place, update in enumerate(trace.updates):
         sources = trace.sources(update)
         lines = [line for source in sources for line in after[source]]
-        # Of several memories, one that did not change may be one of them alone.
+        # If there are several memories, an unchanged one may be equal to one of them.
         stays = not update.changed and len(sources) == 1
         after.append(lines if stays else _succeeded(lines, memory_lines(update.memory), place)[0])
         for line in after[-1]:
@@ -208,7 +208,7 @@ def _quotes(
     chunk_text: Callable[[MemoryUpdate], str | None],
     chunks: dict[int, WordedText | None],
 ) -> list[Quote]:
-    """What a line shares with the chunks that brought its words; `chunks` keeps their texts, by update."""
+    """What a line shares with the chunks that its words come from; `chunks` caches their texts, by update."""
     candidates: list[Quote] = []
     for place in _with_looked_up({line.first, *line.brought.values()}, trace):
         if place not in chunks:
@@ -221,7 +221,7 @@ def _quotes(
 
 
 def _with_looked_up(places: set[int], trace: Trace) -> list[int]:
-    """Updates, and those that had read what was looked up for them, in order."""
+    """Updates, and those that read what was looked up for them, in order."""
     looked_up = {
         span.index
         for place in places
@@ -235,7 +235,7 @@ def _with_looked_up(places: set[int], trace: Trace) -> list[int]:
 
 
 def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:
-    """Which words of memory the answer repeats."""
+    """The words of memory that the answer repeats."""
     asked = WordedText(answer)
     found: list[Support] = []
     for line_index, line in enumerate(lines):
@@ -250,7 +250,7 @@ def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:
 
 
 def memory_lines(memory: str) -> list[str]:
-    """A memory's lines, and the sentences of lines that have several; those without a word are left out."""
+    """A memory's lines, and the sentences of lines with several; those without a word are left out."""
     lines: list[str] = []
     for line in memory.splitlines():
         start = 0
@@ -264,14 +264,14 @@ def memory_lines(memory: str) -> list[str]:
 
 
 def section_at(sections: Sequence[SourceMark], start_char: int) -> str | None:
-    """The label of the page or source that a character lies in; None before the first."""
+    """The label of the page or source of a character; None before the first."""
     index = bisect_right(sections, start_char, key=lambda mark: mark.start_char)
     return sections[index - 1].label if index else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Line:
-    """A line of some memory. Updates are named by their places in the trace; two lines of the same words are two."""
+    """A line of a memory. Updates are named by their indices in the trace; two lines with the same words are two."""
 
     text: str
     words: tuple[str, ...]
@@ -279,7 +279,7 @@ class _Line:
     first: int
     reworded: _Reworded | None
     brought: dict[str, int]
-    """The update that brought each word of `content`."""
+    """The update that added each word of `content`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,14 +291,14 @@ class _Reworded:
 
 
 def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
-    """The final memory's lines, and those that were lost on the way to it."""
+    """The final memory's lines, and those that were lost before it."""
     path, finally_used = trace.final_path, trace.final_sources
     uses = Counter(chain(finally_used, *map(trace.sources, path)))
     parted = any(count > 1 for count in uses.values())
     after: dict[int, list[_Line]] = {}
 
     def together(places: Sequence[int]) -> list[_Line]:
-        """The lines of several memories; they are forgotten behind the last that comes from them."""
+        """The lines of several memories; they are dropped after the last memory that is based on them."""
         uses.subtract(places)
         found = [after[place] if uses[place] else after.pop(place) for place in places]
         return found[0] if len(found) == 1 else list(chain(*found))
@@ -314,7 +314,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
             continued.update(others if parted else ())
         after[place] = lines
     final = together(finally_used)
-    # What one branch lost is not lost where another carried it on, nor where it came back in the same words.
+    # A line that one branch lost is not lost if another kept it, or if it came back in the same words.
     there = {line.words for line in final}
     left_out = [(line, place) for line, place in lost.items() if line not in continued and line.words not in there]
     updates = trace.updates
@@ -340,9 +340,9 @@ def _chained(reworded: _Reworded | None) -> tuple[int, ...]:
 
 
 def _succeeded(old: Sequence[_Line], texts: Sequence[str], place: int) -> tuple[list[_Line], list[_Line], list[_Line]]:
-    """The next memory's lines, those of `old` that none of them comes from, and those that live on in other words.
+    """The next memory's lines, those of `old` without a successor, and those that continue in other words.
 
-    A line that stayed as it was has no other successor: lists of like facts would else inherit from each other.
+    An unchanged line has no other successor; otherwise lists of similar facts would inherit from each other.
     """
     by_text: dict[str, list[int]] = {}
     for index, line in enumerate(old):
@@ -384,7 +384,7 @@ def _reworded(
 
 
 def _likeness(shared: int, new: frozenset[str], old: frozenset[str]) -> float:
-    """The share of words in common; a line that was cut out of a longer one is like it, too."""
+    """The share of words in common; a line that was cut out of a longer one counts as similar, too."""
     dice = 2 * shared / (len(new) + len(old))
     contained = shared / len(new)
     return max(dice, contained) if shared >= _FEWEST_CONTAINED and contained >= _CONTAINED else dice

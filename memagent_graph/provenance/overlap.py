@@ -1,4 +1,4 @@
-"""Words that two texts have in common, in their order: which stretches of a chunk a line repeats."""
+"""Words that two texts have in common, in order: the passages of a chunk that a line repeats."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _STOP_WORDS = frozenset(
 
 
 def quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[tuple[int, int]]:
-    """The stretches of a chunk that hold a line's words in their order, as spans in the document, longest first.
+    """The passages of a chunk that have a line's words in their order, as spans in the document, longest first.
 
-    Letter case, punctuation and white space do not count. A stretch holds a number or a word that is not a mere
-    function word, or four characters of a script without spaces; stretches a few words apart are one.
+    Letter case, punctuation and white space do not count. A passage has a number or a word that is not a
+    function word, or four characters of a script without spaces; passages a few words apart are joined.
     """
     words = WordedText(line)
     chosen = best_quotes(words, possible_quotes(words, WordedText(chunk_text), 0))
@@ -41,7 +41,7 @@ def quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[tuple[
 
 
 class WordedText:
-    """A text's words and where they stand."""
+    """A text's words and their places."""
 
     __slots__ = ("spans", "text", "words")
 
@@ -55,7 +55,7 @@ class WordedText:
             self.words = [text[start:end].casefold() for start, end in self.spans]
 
     def anchors(self) -> list[tuple[int, str]]:
-        """What makes a shared stretch worth quoting, by where it stands.
+        """What makes a shared passage worth quoting, by its place.
 
         Those are content words, and four characters in a row of scripts without spaces.
         """
@@ -63,7 +63,7 @@ class WordedText:
         return sorted([*words, *self._unspaced()])
 
     def places(self, anchors: Container[str]) -> dict[str, list[int]]:
-        """Where each of some anchors stands."""
+        """The places of some anchors."""
         places: dict[str, list[int]] = {}
         for index, word in enumerate(self.words):
             if word in anchors:
@@ -107,7 +107,7 @@ class Quote:
     start: int
     end: int
     covers: frozenset[int]
-    """The line's words that it holds, by their index."""
+    """The line's words in it, by their index."""
 
     def overlaps(self, other: Quote) -> bool:
         """Whether the two share text."""
@@ -115,9 +115,9 @@ class Quote:
 
 
 def shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
-    """The longest stretches of equal words, around every anchor that the two share.
+    """The longest passages of equal words, around every anchor that the two share.
 
-    A single word that a chunk is full of is no quote, so it makes no run.
+    A single word that is frequent in a chunk is not a quote, so it makes no run.
     """
     anchors = line.anchors()
     places = chunk.places({anchor for _, anchor in anchors})
@@ -144,7 +144,7 @@ def _extended(left: Sequence[str], right: Sequence[str], of: int, at: int) -> Ru
 
 
 def possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Quote]:
-    """The chunk's possible quotes: runs joined over small gaps, as long as each adds words of the line."""
+    """The chunk's possible quotes: runs joined over small gaps as long as each adds words of the line."""
     groups: list[list[Run]] = []
     held: frozenset[int] = frozenset()
     reached = 0
@@ -160,7 +160,7 @@ def possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Qu
 
 
 def _trimmed(runs: Sequence[Run]) -> Sequence[Run]:
-    """Runs without the first ones whose words the later ones hold, too."""
+    """Runs without the first ones whose words are also in later ones."""
     while len(runs) > 1 and runs[0].covers <= frozenset[int]().union(*(run.covers for run in runs[1:])):
         runs = runs[1:]
     return runs
@@ -173,7 +173,7 @@ def _candidate(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
 
 
 def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
-    """The few candidates that together hold most of the line's words, longest first."""
+    """The few candidates that together have most of the line's words, longest first."""
     weights = [10 if _is_content(word) or _is_unspaced(word) else 1 for word in line.words]
     left = list(candidates)
     chosen: list[Quote] = []
@@ -190,13 +190,13 @@ def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
 
 
 def share_held(line: WordedText, chosen: Iterable[Quote]) -> float:
-    """The share of the line's words that some quotes hold."""
+    """The share of the line's words that are in some quotes."""
     held = frozenset[int]().union(*(each.covers for each in chosen))
     return len(held) / max(1, len(line.words))
 
 
 def content_words(words: Iterable[str]) -> frozenset[str]:
-    """The words that carry meaning; all of them, where none does."""
+    """The words that are not function words; all words if there are only function words."""
     words = frozenset(words)
     return frozenset(word for word in words if word not in _STOP_WORDS) or words
 

@@ -1,6 +1,6 @@
-"""What changed between two texts, word by word, with nothing lost: the old and the new text can be put together again.
+"""What changed between two texts, word by word and without loss: the old and the new text can be restored from it.
 
-Lines are compared first and words only where lines differ, so that two memories of a thousand words cost milliseconds.
+Lines are compared first, and words only if lines differ, so two memories of a thousand words take milliseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNSPACED = (
     "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
-"""Characters of scripts that put no spaces between words, as the inside of a regular expression's class."""
+"""Characters of scripts without spaces between words, as the inside of a regular expression's class."""
 
 WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 """A word; in scripts without spaces, every character is one."""
@@ -29,7 +29,7 @@ _WIDEST_ISLAND = 2
 
 
 class DiffOp(StrEnum):
-    """What became of a stretch of text."""
+    """What happened to a part of a text."""
 
     EQUAL = "equal"
     INSERT = "insert"
@@ -38,7 +38,7 @@ class DiffOp(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A stretch of text that stayed, came or went."""
+    """A part of a text that is unchanged, inserted or deleted."""
 
     op: DiffOp
     text: str
@@ -48,7 +48,7 @@ def word_diff(old: str, new: str) -> list[Change]:
     """The difference of two texts.
 
     The texts of EQUAL and INSERT, joined, are exactly `new`; those of EQUAL and DELETE exactly `old`. Neighbours have
-    different ops, and a deletion stands before the insertion that takes its place.
+    different ops, and a deletion is before the insertion that replaces it.
     """
     if old == new:
         return [Change(DiffOp.EQUAL, new)] if new else []
@@ -71,9 +71,9 @@ def count_words(text: str) -> int:
 
 
 def _matched(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator[tuple[str, str, str]]:
-    """Alternating stretches: `equal` or `replace`, the old text, the new text.
+    """Alternating parts: `equal` or `replace`, the old text, the new text.
 
-    Long stretches are divided at what stands once in both (patience diff), so that texts with little in common do not
+    Long parts are divided at pieces that occur once in both (patience diff), so that texts with little in common do not
     cost the square of their length.
     """
     start = 0
@@ -102,7 +102,7 @@ def _matched(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator
 
 
 def _common_once(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
-    """The longest series of pieces that stand once on either side, in the same order: their places left and right."""
+    """The longest series of pieces that occur once on each side, in the same order: their places left and right."""
     counts, others = Counter(left), Counter(right)
     places = {piece: index for index, piece in enumerate(right)}
     pairs = [
@@ -128,7 +128,7 @@ def _common_once(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, i
 
 
 def _tidied(pieces: Sequence[tuple[DiffOp, str]]) -> list[Change]:
-    """Join neighbours. A word or two that stayed between two larger changes reads better as part of them."""
+    """Join neighbours. One or two unchanged words between two larger changes are easier to read as part of them."""
     changes: list[Change] = []
     gone = come = ""
     for index, (op, text) in enumerate(pieces):

@@ -1,1 +1,1 @@
-"""The graph that reads: its nodes, how they ask the policy, and the state between them."""
+"""The graph that reads: its nodes, how they call the policy, and the state between them."""

@@ -1,7 +1,7 @@
-"""Asking the policy: one prompt in a role, until a reply counts or the tries are used up; its cost, its log entries.
+"""Calls the policy with one prompt in a role until a reply is accepted or the attempts are used up; counts and logs.
 
-Every call of the policy in a read goes through `Ask`, whatever the strategy: sampling, the rules for replies that are
-no plain success, retries, counting and logging are here and nowhere else.
+Every call of the policy in a read goes through `Ask`, for every strategy: sampling, the rules for replies that are
+cut off, empty or refused, retries, counting and logging are only here.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from memagent_graph.run_log.recording import new_step
 from memagent_graph.trace import Span, Writes
 
 _WORD = re.compile(r"\d+|[^\W\d_]+")
-"""A number, or letters in a row: of `4711kg`, either alone stands there, too."""
+"""A number, or letters in a row: `4711kg` contains both alone, too."""
 
 
 def word_from_nowhere(text: str, shown: Iterable[str]) -> str | None:
-    """The first word or number of a text that is none of what was shown; None where there is none.
+    """The first word or number of a text that was not shown; None if there is none.
 
-    Letters' case and Unicode's other forms of the same characters (NFKC) make no difference.
+    Letter case and Unicode variants of the same characters (NFKC) make no difference.
     """
     known = {word for each in shown for word in _words(each)}
     return next((word for word in _words(text) if word not in known), None)
@@ -52,32 +52,32 @@ def _words(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the policy replied in a role."""
+    """The policy's reply in a role."""
 
     text: str
     """The memory after it, the answer completion without its reasoning, or the decision's text."""
     value: Any
-    """What the role's parser read from it; for an answer, the answer in the form asked for. None after trouble."""
+    """What the role's parser returned; for an answer, the answer itself. None after trouble."""
     raw: str
-    """The newest completion, as it was written."""
+    """The newest completion, unchanged."""
     step: str
-    """Its id in the trace: what a later step names as its parent."""
+    """Its id in the trace, which later steps name as their parent."""
     logprobs: Sequence[float] | None = None
-    """Of the newest completion's tokens (natural log); None where the policy gave none."""
+    """Of the newest completion's tokens (natural log); None if the policy returned none."""
 
 
 class Ask:
-    """One thing asked of the policy, with all its attempts.
+    """One request to the policy, with all its attempts.
 
     Args:
-        role: as what.
+        role: the role.
         messages: the prompt.
-        previous: the memory that stays where no reply counts.
+        previous: the memory that is kept if no reply is accepted.
         node, branch, slot: its place in the run.
-        parents: the steps whose output stands in the prompt.
-        continues: whether that is the one step that wrote the memory before, and no other.
-        reads: the chunks that stand in it.
-        turn: the asker's turn on the event loop.
+        parents: the steps whose output is in the prompt.
+        continues: whether the only parent is the step that wrote the previous memory.
+        reads: the chunks in it.
+        turn: the read's turn on the event loop.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class Ask:
             self.note(EventKind.SHORTENED_CHUNK, "escaping made the chunk longer than its budget")
 
     def note(self, kind: EventKind, detail: str, rule: UpdateRule | None = None) -> None:
-        """Something happened that a user should know of."""
+        """Report something that a user should know about."""
         self.events.append(event_record(kind, self._chunk_index, detail, rule))
 
     async def reply(self) -> Reply:
-        """Ask until a reply counts, by the rules."""
+        """Ask until a reply is accepted by the rules."""
         if self._role.writes is Writes.ANSWER:
             text, value = await self._answer()
         else:
@@ -126,7 +126,7 @@ class Ask:
         return Reply(text, value, self._raw, self.id, self._logprobs)
 
     def record(self, text: str) -> StepRecord:
-        """The step as it is stored, once the reply is there."""
+        """The step in its stored form, after the reply."""
         return StepRecord(
             type="memory_update" if self._role.writes is Writes.MEMORY else self._role.writes.value,
             id=self.id,
@@ -147,7 +147,7 @@ class Ask:
         )
 
     async def _written(self) -> tuple[str, Any]:
-        """The new memory, or the decision, by the rules for what the policy wrote."""
+        """The new memory or the decision, by the rules for the policy's reply."""
         rules = self._context.rules
         for remaining in range(rules.retries, -1, -1):
             completion = await self._complete()
@@ -177,7 +177,7 @@ class Ask:
 
     @property
     def _kept(self) -> str | None:
-        """The memory that stays, where it is not that of the one step that it comes from."""
+        """The memory that is kept, if it is not that of its only parent."""
         return None if self._continues or self._role.writes is not Writes.MEMORY else self._previous
 
     async def _answer(self) -> tuple[str, str | None]:
@@ -198,7 +198,7 @@ class Ask:
             if text:
                 extracted = extract(text)
                 if extracted is None:
-                    self.note(EventKind.UNBOXED_ANSWER, "the completion has no \\boxed{...}; it was taken whole")
+                    self.note(EventKind.UNBOXED_ANSWER, "the completion has no \\boxed{...}; all of it is the answer")
                     extracted = text
                 self._log(completion, Outcome.ACCEPTED)
                 return text, extracted
@@ -238,19 +238,19 @@ class Ask:
         return completion
 
     def _sampling(self, attempt: int) -> SamplingParams:
-        """How an attempt is sampled: with the same seed, another would be the same."""
+        """How an attempt is sampled: the seed changes, because the same seed would give the same reply."""
         sampling = _greedy(self._context.sampling) if self._role.greedy else self._context.sampling
         return _bounded(sampling, self._bound, attempt)
 
     def _usage(self, completion: Completion) -> TokenUsage:
-        """The server's count, or ours where it reports none."""
+        """The server's count, or our own if it reports none."""
         if completion.usage is not None:
             return completion.usage
         count = self._context.tokenizer.count
         return TokenUsage(sum(count(message["content"]) for message in self._messages), count(completion.text))
 
     def _read(self, completion: Completion, text: str) -> Parsed | Trouble:
-        """What a reply says, or what is wrong with it; the first that holds."""
+        """What a reply says, or the first thing that is wrong with it."""
         what = "memory" if self._role.writes is Writes.MEMORY else self._role.name
         if completion.finish_reason is FinishReason.REFUSED:
             verb = "update the memory" if what == "memory" else f"write the {what}"
@@ -260,13 +260,13 @@ class Ask:
         if self._context.rules.rule_for(EventKind.INVENTED) is not UpdateRule.ACCEPT and what == "memory":
             word = word_from_nowhere(self._cut(text), [message["content"] for message in self._messages])
             if word is not None:
-                return Trouble(EventKind.INVENTED, f"the memory has {word[:40]!r}, which stands nowhere in the prompt")
+                return Trouble(EventKind.INVENTED, f"the memory has {word[:40]!r}, which is not in the prompt")
         if completion.finish_reason is FinishReason.LENGTH:
             return Trouble(EventKind.TRUNCATED, f"the {what} was cut off at {self._bound} tokens")
         written = completion.usage.completion_tokens if completion.usage else None
         if (written is None or written > self._bound) and (excess := self._excess(text)) > 0:
             tokens = self._bound + excess
-            return Trouble(EventKind.OVERLONG, f"the {what} has {tokens} tokens, {excess} beyond its budget")
+            return Trouble(EventKind.OVERLONG, f"the {what} has {tokens} tokens, {excess} more than its budget")
         return self._parsed(text)
 
     def _parsed(self, text: str) -> Parsed | Trouble:
@@ -279,7 +279,7 @@ class Ask:
         return first_tokens(self._context, text, self._bound)
 
     def _log(self, completion: Completion, outcome: Outcome, memory: str | None = None) -> None:
-        """Hand the newest attempt in, with the events since the one before it."""
+        """Log the newest attempt, with the events since the previous one."""
         context = self._context
         recording = context.meter.recording
         if recording is None or recording.failure is not None:
@@ -332,7 +332,7 @@ class Ask:
 
 
 def first_tokens(context: ReaderContext, text: str, tokens: int) -> str:
-    """A text's first tokens, up to 3 fewer where the last of them would end inside a character."""
+    """A text's first tokens, up to 3 fewer if the last one would end inside a character."""
     tokenizer = context.tokenizer
     ids = tokenizer.encode(text)
     if len(ids) <= tokens:
@@ -342,7 +342,7 @@ def first_tokens(context: ReaderContext, text: str, tokens: int) -> str:
 
 
 def as_span(span: ChunkSpan) -> Span:
-    """A chunk's place, as the trace has it."""
+    """A chunk's place, in the form of the trace."""
     return Span(
         span["index"], span["start_char"], span["end_char"], span["start_byte"], span["end_byte"], span["tokens"]
     )

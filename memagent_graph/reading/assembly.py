@@ -1,4 +1,4 @@
-"""From what a user gives and what the policy tells of itself, the context that the reader works in."""
+"""Builds the reader's context from the user's choices and what the policy reports about itself."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from memagent_graph.tokenizers import Tokenizer
 
 @dataclass(frozen=True)
 class Choices:
-    """What a user chose for a reader; None leaves it to the profile, then to the defaults."""
+    """A user's choices for a reader; None leaves a choice to the profile, then to the defaults."""
 
     policy: Policy
     store: DocumentStore
     profile: Profile | None = None
-    """What the policy was trained with; None where it tells that itself."""
+    """What the policy was trained with; None if it reports that itself."""
     tokenizer: Tokenizer | None = None
     budget: Budget | None = None
     budget_changes: Mapping[str, int] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Choices:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing has to be asked of the policy."""
+        """Whether the policy need not be asked for anything."""
         of_logprobs = self.run_log is not None and self.sampling.logprobs is None
         of_rules = self.profile is None and self.rules.invented is None
         asks = isinstance(self.policy, SelfDescribing) and (of_logprobs or of_rules)
@@ -51,17 +51,17 @@ class Choices:
 
     @property
     def is_sufficient(self) -> bool:
-        """Whether one could read without asking the policy anything."""
+        """Whether a read is possible without asking the policy for anything."""
         wording = self.profile is not None or (self.budget is not None and self.prompts is not None)
         return self.tokenizer is not None and wording
 
 
 def assemble(choices: Choices, info: ModelInfo) -> ReaderContext:
-    """Settle every open choice, and check that the budget fits.
+    """Make every open choice, and check that the budget fits.
 
     Raises:
-        TokenizerError: nobody tells which tokenizer the policy uses.
-        MissingExtraError: it cannot be loaded without another package.
+        TokenizerError: it is not known which tokenizer the policy uses.
+        MissingExtraError: it needs a package that is not installed.
         BudgetError: the budget does not fit the context window.
     """
     tokenizer = choices.tokenizer or info.tokenizer
@@ -98,7 +98,7 @@ def assemble(choices: Choices, info: ModelInfo) -> ReaderContext:
 
 
 def _sampling(choices: Choices, info: ModelInfo) -> SamplingParams:
-    """A run that is logged is logged exactly, where the policy can give ids, unless the user wants it otherwise."""
+    """Logged runs have token ids and log-probs if the policy can return them, unless the user decides otherwise."""
     if choices.sampling.logprobs is not None:
         return choices.sampling
     return replace(choices.sampling, logprobs=choices.run_log is not None and info.gives_token_ids)

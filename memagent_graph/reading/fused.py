@@ -1,9 +1,9 @@
-"""A loop without supersteps, for reads that nobody observes.
+"""A loop without supersteps, for reads that nothing observes.
 
-A superstep of LangGraph costs nearly as much processor time as all else that a chunk needs. It is there so that what
-lies between two steps can be saved and seen. Where nobody does either (no checkpoints, no callbacks, no stream), a loop
-of two nodes is run within one superstep: the second node's step, then the first's, as long as each one's route leads
-to the other. What the graph does is the same, and its drawing is of the graph that runs everywhere else.
+A superstep of LangGraph costs nearly as much processor time as everything else for a chunk. It exists so that what
+is between two steps can be saved and seen. If nothing does either (no checkpoints, callbacks or stream), a loop
+of two nodes runs within one superstep: the second node's step, then the first's, as long as each one's route leads
+to the other. The result is the same, and the drawn graph is the one that runs in all other cases.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from memagent_graph.reading.tracing import observed
 
 @dataclass(frozen=True)
 class FusedNode(StepNode):
-    """The second node of a loop. Where nobody observes the read, it runs the loop to its end."""
+    """The second node of a loop. If nothing observes the read, it runs the loop to its end."""
 
     first: StepNode = field(kw_only=True)
     route: Route = field(kw_only=True)
     """The first node's."""
     leave: Route | None = field(kw_only=True)
-    """This node's own, where it may leave the loop."""
+    """This node's own route, if it may leave the loop."""
     reducers: Mapping[str, Callable[[Any, Any], Any]] = field(kw_only=True, repr=False)
-    """By channel, for those that have one."""
+    """The reducers by channel."""
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(ReaderContext)
@@ -55,22 +55,22 @@ class FusedNode(StepNode):
                 return total  # the graph runs this step again, and fails with it
             self._merge(state, chosen)
             if self.route(state) != self.node:
-                return total  # the graph runs this step again, and goes where it leads
+                return total  # the graph runs this step again, and follows its route
             context.pass_by({**change, "memory": state.get("memory", "")})
-            # As between supersteps, others have their turn, though the policy and all else may never wait.
+            # Other tasks get their turn here, as between supersteps, even if the policy never waits.
             await asyncio.sleep(0)
             self._merge(total, chosen)
             change = await self.run(state, runtime, config)
 
     def _merge(self, into: dict[str, Any], change: Change) -> None:
-        """Change a state, or a change that others follow, as the graph would: by the channels' reducers."""
+        """Apply a change to a state, or to an earlier change, with the channels' reducers, as the graph does."""
         for key, value in change.items():
             before, reducer = into.get(key), self.reducers.get(key)
             into[key] = value if before is None or reducer is None else reducer(before, value)
 
 
 def fuse(graph: StrategyGraph, loop: tuple[str, str]) -> None:
-    """Let a loop's second node run the loop where nobody observes."""
+    """Let a loop's second node run the loop if nothing observes it."""
     first, second = loop
     nodes = graph.builder.nodes
     choosing, working = nodes[first].runnable, nodes[second].runnable
@@ -89,5 +89,5 @@ def fuse(graph: StrategyGraph, loop: tuple[str, str]) -> None:
 
 
 def _is_observed(context: ReaderContext, config: RunnableConfig | None) -> bool:
-    """Whether checkpoints or callbacks would show a superstep that has several steps in it."""
+    """Whether checkpoints or callbacks would see a superstep with several steps in it."""
     return inherited(config, CHECKPOINTER) is not None or observed(context, config) is not context

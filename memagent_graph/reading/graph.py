@@ -1,4 +1,4 @@
-"""The reader as a LangGraph state machine, safe to drop into anyone's graph, chain or tool."""
+"""The reader as a LangGraph state machine that works inside any graph, chain or tool."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from memagent_graph.reading.strategy import Strategy, wired
 from memagent_graph.roles import excess_tokens, prompts_for, require_room
 
 _RECURSION_LIMIT = 2**31 - 1
-"""Every superstep moves the cursor or ends the run, so the document's own end bounds the number of steps."""
+"""Every superstep moves the cursor or ends the run, so the document's length bounds the number of steps."""
 
 
 class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, ReaderOutput]):
-    """A compiled reader. It differs from a plain compiled graph in what every way of calling it goes through:
+    """A compiled reader. It differs from a plain compiled graph in these points, however it is called:
 
-    - a document given as text, path, bytes, stream or LangChain documents is stored first; state sees a reference;
-    - it brings its own `ReaderContext`, also inside a parent graph that has another one;
-    - the caller's recursion limit, often 25, does not count its steps;
-    - checkpoints are written before the next step begins, unless the caller says otherwise.
+    - a document given as text, path, bytes, stream or LangChain documents is stored first; state has a reference;
+    - it uses its own `ReaderContext`, also inside a parent graph that has another one;
+    - its steps do not count against the caller's recursion limit, which is often 25;
+    - checkpoints are written before the next step begins, unless the caller chooses otherwise.
     """
 
     def __init__(self, *, reader_context: ReaderContext, strategy: Strategy, **compiled: Any) -> None:
@@ -98,7 +98,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         return chosen.for_one_call(checkpointed=bool(self.checkpointer or inherited(config, CHECKPOINTER)))
 
     def _durability(self, config: RunnableConfig | None, asked: Durability | None) -> Durability | None:
-        """Sync where there are checkpoints and nobody chose: "async" may lose hundreds of chunks to a kill."""
+        """Sync with checkpoints, unless the caller chose otherwise: with async a kill may lose hundreds of chunks."""
         checkpointed = self.checkpointer or inherited(config, CHECKPOINTER)
         return asked or ("sync" if checkpointed and not inherited(config, DURABILITY) else None)
 
@@ -109,11 +109,11 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
     Args:
         context: policy, tokenizer, document store, prompts and budgets.
         strategy: the way of reading.
-        checkpointer: where state is saved at every step. With None a parent graph's is inherited.
+        checkpointer: where state is saved at every step. With None a parent graph's is used.
 
     Raises:
-        StrategyError: the strategy is not well formed.
-        PromptError: a role's template lacks a field, or has one too many.
+        StrategyError: the strategy is not valid.
+        PromptError: a role's template lacks a field, or has one that is not allowed.
         BudgetError: a role's prompt does not fit the window.
     """
     graph, identity = wired(strategy)
@@ -137,7 +137,7 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
 
 
 def check_question(question: str, context: ReaderContext) -> None:
-    """Raise `MemAgentError` for an empty question, `BudgetError` for one beyond its budget."""
+    """Raise `MemAgentError` for an empty question, `BudgetError` for one that exceeds its budget."""
     if not question.strip():
         raise MemAgentError("the question is empty", hint="Ask something, with -q on the command line.")
     budget = context.budget.question_tokens
@@ -149,11 +149,11 @@ def check_question(question: str, context: ReaderContext) -> None:
 
 
 def checked_questions(questions: Iterable[str], context: ReaderContext) -> list[str]:
-    """The questions as a list; a lone text is one question.
+    """The questions as a list; a single text is one question.
 
     Raises:
         MemAgentError: there is none, or one is empty or not text.
-        BudgetError: one is beyond its budget.
+        BudgetError: one exceeds its budget.
     """
     asked = [questions] if isinstance(questions, str) else list(questions)
     if not asked:
@@ -166,7 +166,7 @@ def checked_questions(questions: Iterable[str], context: ReaderContext) -> list[
 
 
 def stored(document: Any, context: ReaderContext) -> DocumentRef:
-    """A document's reference; what is not one yet is stored first.
+    """A document's reference; another source is stored first.
 
     Raises:
         DocumentError: it cannot be read.

@@ -1,6 +1,6 @@
-"""A run's past, read from its checkpoints: its trace so far, and how to change a memory in it.
+"""A run's past, read from its checkpoints: its trace so far, and changes of a memory in it.
 
-Time travel follows the checkpoints' parents: after an edit a thread holds two branches, and only the one that leads to
+Time travel follows the checkpoints' parents: after an edit a thread has two branches, and only the one that leads to
 the newest checkpoint still counts.
 """
 
@@ -18,7 +18,7 @@ from memagent_graph.trace import Trace, TraceStep
 
 
 def thread(run_id: str) -> RunnableConfig:
-    """The config under which a run's checkpoints are kept."""
+    """The config of a run's checkpoints."""
     return {"configurable": {"thread_id": run_id}}
 
 
@@ -32,15 +32,15 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
     """
     if not graph.checkpointer:
         raise RunError(
-            "this reader saves no checkpoints, so runs cannot be found again",
+            "this reader does not save checkpoints, so runs cannot be resumed",
             hint='Make it with checkpoints, as in MemAgent(..., checkpoints="runs.sqlite").',
         )
     snapshot = await graph.aget_state(thread(run_id))
     if not snapshot.values.get("document"):
         raise RunNotFoundError(
-            f"the checkpoints hold no run {run_id!r}", hint="Check the id, and the file that --checkpoints names."
+            f"there is no run {run_id!r} in the checkpoints", hint="Check the id, and the file in --checkpoints."
         )
-    settings = snapshot.values.get("settings")  # not there yet where the run was killed before its first step
+    settings = snapshot.values.get("settings")  # missing if the run was killed before its first step
     if settings and settings.count(":") < graph.reader_context.settings.count(":"):
         raise RunMismatchError(
             "an earlier version of this package began the run, and this one cannot continue its checkpoints",
@@ -61,9 +61,9 @@ async def trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
 
 
 async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str, branch: str | None = None) -> TraceStep:
-    """Branch off behind the step that wrote the memory after `chunk`, with `text` in its place.
+    """Branch off after the step that wrote the memory after `chunk`, with `text` as that memory.
 
-    The new line of checkpoints becomes the run's newest state.
+    The new branch of checkpoints becomes the run's newest state.
 
     Returns:
         The step whose memory was replaced.
@@ -74,7 +74,7 @@ async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str, br
     context = graph.reader_context
     if (tokens := context.tokenizer.count(text)) > context.budget.memory_tokens:
         raise RunError(
-            f"the text has {tokens} tokens and a memory at most {context.budget.memory_tokens}",
+            f"the text has {tokens} tokens, and a memory has at most {context.budget.memory_tokens}",
             hint="Shorten it.",
             run_id=run_id,
         )
@@ -107,9 +107,9 @@ async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str, br
 
 
 async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
-    """The checkpoints behind a step that lead to the newest one, newest first.
+    """The checkpoints after a step that lead to the newest one, newest first.
 
-    An earlier run under the same id is another one: the line ends where this one began.
+    An earlier run with the same id is another run: the list ends where this one began.
     """
     found: list[StateSnapshot] = []
     wanted: str | None = None

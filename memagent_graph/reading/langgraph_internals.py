@@ -1,4 +1,4 @@
-"""Names of LangGraph that it has no public ones for, all of them; `tests/unit/test_langgraph_internals.py` holds them.
+"""All names of LangGraph that are not public; `tests/unit/test_langgraph_internals.py` checks them.
 
 LangGraph keeps them in the `configurable` part of a run's config.
 """
@@ -12,13 +12,13 @@ from langchain_core.runnables import RunnableConfig
 CHECKPOINTER: Final = "__pregel_checkpointer"
 """The checkpointer of the graph that runs, its own or its parent's."""
 DURABILITY: Final = "__pregel_durability"
-"""When checkpoints are written, where the parent graph chose."""
+"""When checkpoints are written, if the parent graph chose it."""
 RESUMING: Final = "__pregel_resuming"
-"""Whether a graph continues from its checkpoint, and leaves its input aside."""
+"""Whether a graph continues from its checkpoint and ignores its input."""
 SCRATCHPAD: Final = "__pregel_scratchpad"
-"""It counts the graphs that a task has called."""
+"""Counts the graphs that a task has called."""
 
 
 def inherited(config: RunnableConfig | None, name: str) -> Any:
-    """An entry of the config; None where there is none."""
+    """An entry of the config; None if there is none."""
     return (config or {}).get("configurable", {}).get(name)

@@ -1,8 +1,8 @@
-"""A strategy's step as a node of the graph: what it is given, and what is done for it.
+"""A strategy's step as a node of the graph: its context, and the accounting around it.
 
-A step is a coroutine from the state to a change of it. Through its `StepContext` it asks the policy and gets at the
-document; cost, records of what was asked, counts of chunks and errors' places are kept by the node around it. The node
-runs under `invoke` and `ainvoke`.
+A step is a coroutine from the state to a change of it. Through its `StepContext` it calls the policy and reads the
+document; the node around it counts cost and chunks, logs calls, and adds the place to errors. It
+works with `invoke` and `ainvoke`.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from memagent_graph.trace import TraceStep, Writes
 Change: TypeAlias = dict[str, Any]
 """What a step changes in the state."""
 State: TypeAlias = Any
-"""A strategy's state, a TypedDict of its own, or what a branch was sent."""
+"""A strategy's state, a TypedDict, or the values that a branch was sent."""
 Step: TypeAlias = Callable[[State, "StepContext"], Awaitable[Change]]
 Route: TypeAlias = Callable[[State], "str | Sequence[str | Send]"]
-"""Names the node that follows, or the branches that do."""
+"""Chooses the next node, or the next branches."""
 
 
 @dataclass
 class StepContext:
-    """What a step works with. One for each execution of a step."""
+    """The context of a step. There is one for each execution."""
 
     state: State
     context: ReaderContext
@@ -59,7 +59,7 @@ class StepContext:
     chunks: int = 0
     tips: dict[str, str] = field(default_factory=dict)
     reading: int | None = None
-    """The number of the chunk that the policy was shown last, for errors."""
+    """The number of the chunk that was shown to the policy last, for errors."""
 
     @property
     def branch(self) -> str:
@@ -79,27 +79,29 @@ class StepContext:
         note: tuple[EventKind, str] | None = None,
         **fields: str,
     ) -> Reply:
-        """Ask the policy in a role; its reply counts by the reader's rules, and is logged.
+        """Call the policy in a role; the reader's rules decide on its reply, and it is logged.
 
         Args:
             role: one of the strategy's.
-            previous: the memory that stays where no reply counts.
-            reads: the chunks whose text the fields hold.
-            parents: the ids of the steps whose output the fields hold; if left out, the branch's newest, but for
+            previous: the memory that is kept if no reply is accepted.
+            reads: the chunks whose text is in the fields.
+            parents: the ids of the steps whose output is in the fields; if left out, the branch's newest, except for
                 decisions that read nothing.
             slot: its place among the branch's steps of that role; by default the number of the first chunk it reads,
-                or 0. No two may share one.
-            question: what its template holds as {prompt}; the run's question if left out.
+                or 0. It must be unique among them.
+            question: the text of {prompt}; the run's question if left out.
             note: an event that belongs to it, with its detail.
-            fields: what the role's template holds besides the question.
+            fields: the other fields of the role's template.
 
         Raises:
-            PolicyError: the policy could not be asked.
-            StrategyError: the strategy does not name the role.
+            PolicyError: the policy could not be called.
+            StrategyError: the strategy does not list the role.
         """
         prompts = self.context.prompts
         if not prompts.has(role.name):
-            raise StrategyError(f"the role {role.name!r} has no words here", hint="Name it in the strategy's `roles`.")
+            raise StrategyError(
+                f"the role {role.name!r} has no template here", hint="List it in the strategy's `roles`."
+            )
         continues = parents is None
         if parents is None:
             tips = {**self.state.get("tips", {}), **self.tips}
@@ -130,41 +132,41 @@ class StepContext:
         return reply
 
     def has_read(self, span: ChunkSpan) -> None:
-        """Count a chunk as read: for limits, totals and progress. Once per chunk, when all of it has been asked.
+        """Count a chunk as read, for limits, totals and progress. Call it once per chunk, after all calls for it.
 
-        The next chunk can then be chosen: the state's `span`, if it has one, becomes None.
+        Then the next chunk can be chosen: the state's `span`, if there is one, becomes None.
         """
         self.chunks += 1
         self.count_document(span["tokens"])
 
     def count_document(self, tokens: int) -> None:
-        """Count tokens of the document that the step went through, whether the policy was shown them or not."""
+        """Count tokens of the document that the step processed, whether or not the policy was shown them."""
         self.cost = {**self.cost, "document_tokens": self.cost["document_tokens"] + tokens}
 
     def require_progress(self, pending: ChunkSpan) -> None:
-        """Refuse to choose a chunk a second time in one call, which would never end.
+        """Refuse to choose a chunk twice in one call, because that would never end.
 
         Raises:
-            StrategyError: the step that reads chunks does not say so.
+            StrategyError: the step that reads chunks does not call `has_read`.
         """
         if self.context.meter.chosen_again == pending["index"]:
             raise StrategyError(
-                f"chunk {pending['index']} was chosen twice and not read",
+                f"chunk {pending['index']} was chosen twice but not read",
                 hint="Call step.has_read(span) in the step that reads it.",
             )
         self.context.meter.chosen_again = pending["index"]
 
     def limit(self) -> StopReason | None:
-        """The limit that stops the read here, if one does; what it returned goes into `stopped`."""
+        """The limit that stops the read here, if there is one; pass it to `stopped`."""
         return self.context.meter.exceeded(self.context.limits)
 
     def chunks_left(self, most: int) -> int:
-        """How many chunks may be read before the limit on them; at most `most`."""
+        """How many chunks may be read before the limit, at most `most`."""
         limits, meter = self.context.limits, self.context.meter
         return most if limits.max_chunks is None else max(0, min(most, limits.max_chunks - meter.chunks))
 
     def stopped(self, reason: StopReason, chunk_index: int) -> Change:
-        """The change that ends the run for now: it can be resumed."""
+        """The change that stops the run; it can be resumed."""
         if recording := self.context.meter.recording:
             recording.end(self.state.get("run_id", ""), reason.value, None)
         self.records.append(
@@ -190,21 +192,21 @@ class StepContext:
         return {"stop_reason": reason.value}
 
     def finished(self, reason: StopReason, answer: str | None) -> None:
-        """Enter into the log how the run ended."""
+        """Log how the run ended."""
         if recording := self.context.meter.recording:
             recording.end(self.state.get("run_id", ""), reason.value, answer)
 
     async def next_chunk(self, cursor: Cursor, *, to_read: bool = True) -> tuple[ChunkSpan, Cursor] | None:
-        """The chunk at `cursor`, and where the one after it begins; None at the document's end.
+        """The chunk at `cursor`, and where the next one begins; None at the document's end.
 
-        A chunk that escaping makes longer than its budget is cut shorter.
+        If escaping makes a chunk longer than its budget, it is shortened.
 
         Args:
             cursor: where it begins.
-            to_read: whether its text is wanted soon; otherwise only its place is.
+            to_read: whether its text is needed soon, or only its place.
 
         Raises:
-            DocumentError: the text is gone from the store, or a live stream failed.
+            DocumentError: the text is no longer in the store, or a live stream failed.
         """
         chunk = await self._chunker(self.context.budget.chunk_tokens).next_chunk(cursor)
         if chunk is None:
@@ -228,9 +230,9 @@ class StepContext:
         return span, fitting.next
 
     async def past(self) -> list[TraceStep]:
-        """What the run has asked so far, in order; for strategies that say so by `looks_back`.
+        """The run's steps so far, in order; for strategies that set `looks_back`.
 
-        Inside another graph, what was asked before a resume is taken from the run's log; without one it is missing.
+        Inside another graph, the steps before a resume come from the run's log; without a log they are missing.
 
         Raises:
             RunLogError: the log cannot be read.
@@ -245,10 +247,10 @@ class StepContext:
         return [*(each for each in (before.steps if before else ()) if each.id not in known), *here]
 
     def text(self, span: ChunkSpan) -> str:
-        """A chunk's text: as it was cut, or, after a resume, from the store.
+        """A chunk's text: as it was cut, or from the store after a resume.
 
         Raises:
-            DocumentError: the text is gone from the store.
+            DocumentError: the text is no longer in the store.
         """
         chosen = self.context.meter.texts.pop(span["index"], None)
         if chosen is not None and chosen[0] == span:
@@ -264,7 +266,7 @@ class StepContext:
         return context.meter.chunkers[key]
 
     async def _fitting(self, chunk: Chunk, cursor: Cursor) -> Chunk:
-        """The chunk, or a shorter one where escaping made it longer than its budget."""
+        """The chunk, or a shorter one if escaping made it longer than its budget."""
         context = self.context
         while (guarded := context.prompts.neutralise(chunk.text)) != chunk.text:
             if context.tokenizer.count(guarded) <= context.budget.chunk_tokens or chunk.tokens <= 1:
@@ -277,13 +279,13 @@ class StepContext:
 
 
 def branch(node: str, state: Any, name: str, **values: Any) -> Send:
-    """A branch for a route to send: `node` runs on these values, side by side with the others.
+    """A branch for a route to send: `node` runs on these values, in parallel with the other branches.
 
     Args:
         node: the node's name.
         state: the state that the branch leaves from.
-        name: what it is called; a name that was used before continues that branch.
-        values: what else its step finds in its state: a chunk's span, the branch's memory so far.
+        name: its name; a name that was used before continues that branch.
+        values: other values in its step's state, such as a chunk's span and the branch's memory so far.
     """
     tips = state.get("tips", {})
     shared = {key: state[key] for key in ("run_id", "question", "document", "chunks_read") if key in state}
@@ -293,12 +295,12 @@ def branch(node: str, state: Any, name: str, **values: Any) -> Send:
 
 @dataclass(frozen=True)
 class StepNode(Runnable[Any, Change]):
-    """A step as a graph node: finds its context, keeps its accounts, says where in the read an error happened."""
+    """A step as a graph node: it finds its context, counts its cost, and says in errors where they happened."""
 
     node: str
     step: Step
     channels: Mapping[str, Any] = field(repr=False, default_factory=dict)
-    """The strategy's; a change of any other key is refused. Filled while the graph is wired."""
+    """The strategy's state keys; a change of another key is refused. Filled while the graph is wired."""
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         return await self.run(input, get_runtime(ReaderContext), config)
@@ -310,7 +312,7 @@ class StepNode(Runnable[Any, Change]):
         return change
 
     async def run(self, state: Any, runtime: Runtime[ReaderContext], config: RunnableConfig | None) -> Change:
-        """Run the step and report what it asked."""
+        """Run the step and report its calls."""
         change = await self._changed(state, runtime.context, config)
         report(change, state, runtime.stream_writer)
         return change
@@ -360,12 +362,12 @@ class StepNode(Runnable[Any, Change]):
         if unknown := [key for key in change if key not in self.channels]:
             raise StrategyError(
                 f"the step {self.node!r} changes {unknown[0]!r}, which the strategy's state class does not have",
-                hint="Add it to the state class, with a reducer where several branches write it.",
+                hint="Add it to the state class, with a reducer if several branches write it.",
             )
 
 
 def _with_accounts(change: Change, step: StepContext, seconds: float) -> Change:
-    """The change with what the step asked and what that cost."""
+    """The change, with the step's calls and their cost."""
     if not step.records and not step.chunks:
         return change
     if step.cost["turns"]:
@@ -382,7 +384,7 @@ def _with_accounts(change: Change, step: StepContext, seconds: float) -> Change:
 
 
 def _place(error: MemAgentError, state: Mapping[str, Any], reading: int | None) -> None:
-    """Say in an error where in the read it happened."""
+    """Add to an error where in the read it happened."""
     error.run_id = error.run_id or state.get("run_id")
     if error.chunk_index is None:
         error.chunk_index = span["index"] if (span := state.get("span")) else reading
@@ -391,7 +393,7 @@ def _place(error: MemAgentError, state: Mapping[str, Any], reading: int | None) 
 
 
 def report(change: Change, state: Any, write: Callable[[Any], None]) -> None:
-    """Give a step's records to those who stream the graph's own reports."""
+    """Send a step's records to callers that stream the graph's reports."""
     for record in change.get("steps", ()):
         text = record["text"] if record["text"] is not None else change.get("memory", state.get("memory", ""))
         answers = record["type"] == "answer"
@@ -407,7 +409,7 @@ def report(change: Change, state: Any, write: Callable[[Any], None]) -> None:
 
 
 def flat(record: StepRecord, document_bytes: int | None) -> dict[str, Any]:
-    """A record with the place of what it read, as streams carry it."""
+    """A record with the place of what it read, for streams."""
     reads = record["reads"]
     last = max(reads, key=lambda span: span["end_byte"], default=None)
     end_byte = last["end_byte"] if last else 0
@@ -427,7 +429,7 @@ def flat(record: StepRecord, document_bytes: int | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RouteNode(Runnable[Any, Any]):
-    """A conditional edge. LangGraph would call a plain function in a thread, at every chunk; `choose` is too quick."""
+    """A conditional edge. LangGraph would call a plain function in a thread; `choose` is too fast for that."""
 
     choose: Route
     name: str | None = None

@@ -1,10 +1,10 @@
-"""Reading side by side: chunks chosen in waves, what each branch found, and groups of that merged as a tree.
+"""Reading in parallel: chunks are chosen in waves, branches have findings, and these are merged as a tree.
 
-A branch reads one chunk, or merges one group, in one superstep. What it found stands in the state under its name, so a
-run that is killed loses no more than the branches that were at work.
+A branch reads one chunk, or merges one group, in one superstep. Its finding is in the state under its name, so a
+run that is killed loses only the branches that were running.
 
-A finding is named by the chunk that it comes from, "12", or by the first and the last, "12-15"; one of a later pass has
-the pass before it, "2.12".
+A finding is named after its chunk, "12", or after the first and the last, "12-15"; in a later pass, the pass is
+in front, "2.12".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from memagent_graph.roles import Parsed, Role, shipped
 
 _MOST_PLACES = 512
 _LINE_TOKENS = 2
-"""What a line break may cost between two findings."""
+"""The most tokens of a line break between two findings."""
 
 
 class Finding(TypedDict):
@@ -40,18 +40,18 @@ class Finding(TypedDict):
 
 
 class SideBySideState(ReaderState):
-    """Where the next chunks begin, which were chosen, and what branches found."""
+    """Where the next chunks begin, which were chosen, and the branches' findings."""
 
     cursor: NotRequired[Cursor]
     spans: NotRequired[list[ChunkSpan] | None]
     findings: NotRequired[Annotated[dict[str, Finding], put]]
-    """By branch: a chunk's number, or the name of a merge; those that were merged are gone."""
+    """By branch: a chunk's number, or the name of a merge; findings that were merged are removed."""
     groups: NotRequired[list[list[str]]]
     """The findings to merge, by branch; empty once all fit into one memory."""
 
 
 class Branch(SideBySideState):
-    """What a branch finds in its state: the chunk that it reads, or the findings that it merges."""
+    """The state of a branch: the chunk that it reads, or the findings that it merges."""
 
     branch: str
     span: NotRequired[ChunkSpan]
@@ -59,14 +59,14 @@ class Branch(SideBySideState):
 
 
 class SideBySide(Strategy):
-    """What ways of reading side by side have in common: what branches found is merged, then answered from."""
+    """What parallel ways of reading have in common: findings are merged, and the answer is based on them."""
 
     state: ClassVar[type] = SideBySideState
     chooses: ClassVar[str] = "choose_chunks"
     concludes: ClassVar[str] = "gather"
 
     def wire_merging(self, graph: StrategyGraph, *, then: str = "answer") -> None:
-        """Add gather -> merge_findings, side by side -> gather -> ... -> `then`, and the answer.
+        """Add gather -> merge_findings, in parallel -> gather -> ... -> `then`, and the answer.
 
         Args:
             graph: the strategy's.
@@ -80,27 +80,27 @@ class SideBySide(Strategy):
         graph.add_edge("answer", END)
 
     def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
-        """What branches found, merged or not, cut to a memory's budget."""
+        """The branches' findings, merged or not, cut to a memory's budget."""
         findings = in_order(state.get("findings", {})).values()
         return first_tokens(context, joined(findings, context), context.budget.memory_tokens), _steps(findings)
 
     def edited(self, state: Any, record: StepRecord, text: str) -> Change:
-        """What a branch found is replaced."""
+        """Replace a branch's finding."""
         return {"findings": {record["branch"]: Finding(step=record["id"], text=text)}}
 
 
 class Segment(TypedDict):
-    """A stretch of whole chunks: where its next chunk begins, and the number of the first chunk behind it."""
+    """A range of whole chunks: where its next chunk begins, and the number of the first chunk after it."""
 
     cursor: Cursor
     end: int
 
 
 async def cut_segments(step: StepContext, count: int) -> list[Segment]:
-    """Cut the document into `count` segments of equally many chunks, up to one; fewer where there are fewer chunks.
+    """Cut the document into `count` segments whose numbers of chunks differ by at most one; fewer for a short document.
 
-    The document is read through once, in a stream. Of its chunks' places some hundreds are kept, however many there
-    are, and the edges are found from the nearest.
+    The document is read once, as a stream. Only some hundreds of its chunks' places are kept, however many there
+    are, and the segments' edges are found from the nearest place.
     """
     places, stride, chunks = [start_cursor()], 1, 0
     cursor = start_cursor()
@@ -122,7 +122,7 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
 
 
 async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -> Change:
-    """Choose the next `width` chunks, or find that the document has ended, or that a limit stops the read."""
+    """Choose the next `width` chunks, or find that the document has ended or that a limit stops the read."""
     cursor, spans = state.get("cursor") or start_cursor(), list[ChunkSpan]()
     if reason := step.limit():
         return {"spans": [], **step.stopped(reason, cursor["index"])}
@@ -133,7 +133,7 @@ async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -
 
 
 def each_chunk(node: str, then: str) -> Route:
-    """The route behind `choose_chunks`: a branch for each chunk; `then` once there are none; the end at a limit."""
+    """The route after `choose_chunks`: a branch for each chunk; `then` when there are none; the end at a limit."""
 
     def each_chunk(state: SideBySideState) -> str | Sequence[Send]:
         if state.get("stop_reason"):
@@ -144,7 +144,7 @@ def each_chunk(node: str, then: str) -> Route:
 
 
 async def gather(state: SideBySideState, step: StepContext) -> Change:
-    """Group what was found, so that each group can be merged in one call; what says that it is nothing goes."""
+    """Group the findings so that each group can be merged in one call; findings that say "nothing" are dropped."""
     findings, prompts = in_order(state.get("findings", {})), step.context.prompts
     nothing = [name for name, each in findings.items() if not unless_none(each["text"], prompts).text]
     left = {name: each for name, each in findings.items() if name not in nothing}
@@ -152,7 +152,7 @@ async def gather(state: SideBySideState, step: StepContext) -> Change:
 
 
 def each_group(node: str, then: str) -> Route:
-    """The route behind `gather`: a branch for each group; `then` once all findings fit into one memory."""
+    """The route after `gather`: a branch for each group; `then` when all findings fit into one memory."""
 
     def each_group(state: SideBySideState) -> str | Sequence[Send]:
         findings = state.get("findings", {})
@@ -165,10 +165,10 @@ def each_group(node: str, then: str) -> Route:
 
 
 def found(reply: Reply, step: StepContext, *, instead_of: Iterable[str] = (), known: str = "") -> Change:
-    """The change by which a branch's reply is a finding.
+    """The change that adds a branch's reply as a finding.
 
     Args:
-        reply: what it wrote. A reply that is empty, or equals what is `known`, does not count as a finding.
+        reply: what it wrote. A reply that is empty, or equal to `known`, is not a finding.
         step: the branch's step.
         instead_of: the findings that it merges.
         known: the memory that was shown.
@@ -178,7 +178,7 @@ def found(reply: Reply, step: StepContext, *, instead_of: Iterable[str] = (), kn
 
 
 async def merge_findings(state: Branch, step: StepContext) -> Change:
-    """Bring a group of findings together in one."""
+    """Merge a group of findings into one."""
     group = state["group"]
     texts = joined(group.values(), step.context)
     previous = first_tokens(step.context, texts, step.context.budget.memory_tokens)
@@ -202,18 +202,18 @@ def in_order(findings: Mapping[str, Finding]) -> dict[str, Finding]:
 
 
 def _place(name: str) -> tuple[int, int]:
-    """The pass, counted from 1, and the chunk that a finding's name begins with."""
+    """The pass, counted from 1, and the chunk at the beginning of a finding's name."""
     number, _, chunk = name.split("-", maxsplit=1)[0].rpartition(".")
     return int(number or 1), int(chunk)
 
 
 def _extent(names: Sequence[str]) -> str:
-    """What a merge is called: the first and the last chunk that it comes from, as in "12-15"."""
+    """The name of a merge: its first and last chunk, as in "12-15"."""
     return f"{names[0].split('-')[0]}-{names[-1].split('-')[-1]}"
 
 
 def unless_none(text: str, prompts: Prompts) -> Parsed:
-    """Reads a reply that may say that there is nothing: as an empty memory then."""
+    """Parses a reply; one that says that there is nothing is an empty memory."""
     said = text.strip().strip(".\"'()").casefold()
     return Parsed("" if said in {"", "none", prompts.empty_memory.strip("()").casefold()} else text)
 
@@ -222,7 +222,7 @@ MERGE = Role("merge", fields=frozenset({"chunk"}), template=shipped("merge"), pa
 
 
 def joined(findings: Iterable[Finding], context: ReaderContext) -> str:
-    """Findings below each other, of several each cut so that any two can be merged."""
+    """Findings, one below the other; several are each cut so that any two can be merged."""
     texts = [each["text"] for each in findings]
     if len(texts) > 1:
         longest = _longest(context)
@@ -231,7 +231,7 @@ def joined(findings: Iterable[Finding], context: ReaderContext) -> str:
 
 
 def _cut(context: ReaderContext, text: str, tokens: int) -> str:
-    """A text's beginning that has at most so many tokens in a prompt, where some of it may be escaped."""
+    """The beginning of a text with a maximum number of tokens in a prompt, including escaping."""
     cut = first_tokens(context, text, tokens)
     while cut and (excess := context.tokenizer.count(context.prompts.neutralise(cut)) - tokens) > 0:
         cut = first_tokens(context, cut, max(0, context.tokenizer.count(cut) - excess))
@@ -239,12 +239,12 @@ def _cut(context: ReaderContext, text: str, tokens: int) -> str:
 
 
 def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> list[list[str]]:
-    """The names of findings in groups of neighbours that one call can merge; none where all fit into one memory.
+    """The names of findings in groups of neighbours that one call can merge; none if all fit into one memory.
 
     Each is cut so that any two can be merged, so every round leaves at most half of them, rounded up.
 
     Raises:
-        BudgetError: there is no room for two of one token.
+        BudgetError: there is not even room for two findings of one token.
     """
     if len(findings) <= 1:
         return []

@@ -1,6 +1,6 @@
-"""The graph's tracked state and the context its nodes run in.
+"""The graph's stored state, and the context of its nodes.
 
-State is stored at every step, so it holds no text of the document and no growing list: a reference, cursors, current
+State is stored at every step, so it has no text of the document and no growing list: a reference, cursors, current
 memories, counters, and records of the newest steps. The list of all memories is the checkpoint history itself.
 Everything that cannot or should not be stored (client, tokenizer, store) lives in `ReaderContext`.
 """
@@ -34,7 +34,7 @@ from memagent_graph.trace import Trace, TraceStep
 
 
 class ChunkSpan(TypedDict):
-    """A chunk to be read; its text is fetched from the store when it is."""
+    """A chunk to be read; its text is fetched from the store when it is read."""
 
     index: int
     start_char: int
@@ -55,7 +55,7 @@ class EventRecord(TypedDict):
 
 
 class StepRecord(TypedDict):
-    """One thing that the policy was asked, as stored: a `TraceStep`, or that a limit stopped the read."""
+    """One call of the policy, as stored: a `TraceStep`, or a note that a limit stopped the read."""
 
     type: str
     """"memory_update", "decision", "answer" or "stopped"."""
@@ -67,7 +67,7 @@ class StepRecord(TypedDict):
     parents: list[str]
     reads: list[ChunkSpan]
     text: str | None
-    """What was written; None where it is the state's `memory`."""
+    """What was written; None if it is the state's `memory`."""
     changed: bool
     prompt_tokens: int
     completion_tokens: int
@@ -78,7 +78,7 @@ class StepRecord(TypedDict):
 
 
 class Counters(TypedDict):
-    """What a read, or a part of it, cost."""
+    """The cost of a read or of a part of it."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -110,12 +110,12 @@ def add_cost(total: Counters, more: Counters) -> Counters:
 
 
 def put(held: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """A reducer for what branches write by name: new entries replace those held, and None takes one out."""
+    """A reducer for what branches write by name: new entries replace old ones, and None removes one."""
     return {name: value for name, value in {**held, **new}.items() if value is not None}
 
 
 class ReaderInput(TypedDict):
-    """What a caller gives the graph. `document` may be any source that `Document.of` takes; it is stored first."""
+    """The graph's input. `document` may be any source that `Document.of` takes; it is stored first."""
 
     question: str
     document: Any
@@ -123,7 +123,7 @@ class ReaderInput(TypedDict):
 
 
 class ReaderOutput(TypedDict):
-    """What a caller gets from the graph."""
+    """The graph's output."""
 
     run_id: str
     answer: str | None
@@ -135,7 +135,7 @@ class ReaderOutput(TypedDict):
 
 
 class ReaderState(TypedDict):
-    """The channels that every strategy has; its own state class adds others. A few kilobytes, whatever the length.
+    """The channels that every strategy has; its state class adds others. A few kilobytes for a document of any length.
 
     `usage`, `chunks_read`, `steps` and `tips` are kept by the nodes' wrapper; steps need not write them.
     """
@@ -144,15 +144,15 @@ class ReaderState(TypedDict):
     question: str
     document: DocumentRef
     settings: NotRequired[str]
-    """Fingerprint of strategy, tokenizer, chunk size and prompts; a resume under other settings is refused."""
+    """Fingerprint of strategy, tokenizer, chunk size and prompts; a resume with other settings is refused."""
     memory: NotRequired[str]
-    """The trunk's memory; at the end the one that the answer was asked from."""
+    """The trunk's memory; at the end the one that the answer is based on."""
     usage: NotRequired[Annotated[Counters, add_cost]]
     chunks_read: NotRequired[Annotated[int, operator.add]]
     steps: NotRequired[Annotated[list[StepRecord], Topic(StepRecord)]]
-    """What the newest superstep asked."""
+    """The calls of the newest superstep."""
     tips: NotRequired[Annotated[dict[str, str], operator.or_]]
-    """The newest step of each branch, by the branch's name: what the next one comes from."""
+    """The newest step of each branch, by the branch's name: the parent of the next one."""
     answer: NotRequired[str | None]
     raw_answer: NotRequired[str | None]
     stop_reason: NotRequired[str | None]
@@ -163,12 +163,12 @@ class LineState(ReaderState):
 
     cursor: NotRequired[Cursor]
     span: NotRequired[ChunkSpan | None]
-    """The chunk to be read next; None where there is none."""
+    """The chunk to be read next; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateRules:
-    """The stated rule for each kind of update that is not a plain success.
+    """The rule for each kind of update that is cut off, empty, refused, malformed or invented.
 
     A truncated memory is accepted by default, as in the paper, where the output bound is the memory bound.
     """
@@ -178,13 +178,13 @@ class UpdateRules:
     empty: UpdateRule = UpdateRule.KEEP_PREVIOUS
     refused: UpdateRule = UpdateRule.KEEP_PREVIOUS
     invented: UpdateRule | None = None
-    """For a memory with a word that stands nowhere in the prompt, however it ends. `ACCEPT` does not look; None is the
+    """For a memory with a word that is not in the prompt. `ACCEPT` does not check; None is the
     policy's own rule (`Profile.on_invented`). For policies that copy and never rephrase, in languages that put spaces
-    between words: what they write from nowhere is an accident."""
+    between words: a new word is an accident there."""
     malformed: UpdateRule = UpdateRule.RETRY
     """The reply does not have the form that its role asks for."""
     retries: int = 2
-    """How often `UpdateRule.RETRY` asks again, and how often an empty answer is asked for again."""
+    """How often `UpdateRule.RETRY` asks again, and how often an empty answer is requested again."""
 
     def rule_for(self, kind: EventKind) -> UpdateRule:
         """The rule for one kind of event."""
@@ -204,7 +204,7 @@ class Limits:
 
     max_chunks: int | None = None
     max_tokens_total: int | None = None
-    """Prompt and completion tokens together; checked before each chunk, so one chunk may go beyond."""
+    """Prompt and completion tokens together; checked before each chunk, so one chunk may exceed it."""
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -216,25 +216,25 @@ class Limits:
 
 @dataclass(slots=True)
 class Meter:
-    """What one call of the graph has used so far, for `Limits`, and what it keeps from step to step to be quick."""
+    """What one call of the graph has used so far, for `Limits`, and what it caches between steps."""
 
     started: float = field(default_factory=time.monotonic)
     chunks: int = 0
     tokens: int = 0
     recording: Recording | None = field(default=None, repr=False)
-    """The run's side of the log, where runs are logged."""
+    """The run's recording, if runs are logged."""
     turn: Turn = field(default_factory=Turn, repr=False)
     """This read's turn on the event loop; see `memagent_graph.concurrency.fair_turns`."""
     chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
     """By document and chunk size."""
     texts: dict[int, tuple[ChunkSpan, str]] = field(default_factory=dict, repr=False)
-    """The texts of chunks that were chosen and not yet read, by chunk number: what need not be fetched again."""
+    """The texts of chunks that were chosen and not yet read, by chunk number."""
     chosen_again: int | None = None
-    """The chunk that was chosen before this call, and again in it."""
+    """The chunk that was chosen before this call and again in it."""
     branches: Branches = field(default_factory=Branches, repr=False)
-    """Those at work side by side."""
+    """The branches that run in parallel."""
     past: list[TraceStep] = field(default_factory=list, repr=False)
-    """What was asked in this call, for strategies that look back."""
+    """The steps of this call, for strategies that look back."""
 
     def exceeded(self, limits: Limits) -> StopReason | None:
         """The first limit that is reached."""
@@ -249,7 +249,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class ReaderContext:
-    """What the nodes work with. One per graph; each call of the graph works on a copy with a `meter` of its own."""
+    """The context of the nodes. There is one per graph; each call of the graph uses a copy with its own `meter`."""
 
     policy: Policy
     tokenizer: Tokenizer
@@ -261,35 +261,35 @@ class ReaderContext:
     limits: Limits = field(default_factory=Limits)
     boundary: Boundary = "token"
     strategy: StrategyId = field(default_factory=lambda: StrategyId("", ""))
-    """How it is read; `build_graph` sets it."""
+    """The way of reading; `build_graph` sets it."""
     own_words_only: bool = False
-    """Whether the prompts are those of a policy that understands no other words."""
+    """Whether the prompts are those of a policy that understands no others."""
     window: int | None = None
-    """Tokens that one call of the model can hold; `budget.context_window` may use less of it."""
+    """The model's context window in tokens; `budget.context_window` may be smaller."""
     concurrency: int = 16
-    """Branches of one read at work side by side."""
+    """How many branches of one read run in parallel."""
     shape: ModelShape | None = None
-    """The model's size, where it is known; for estimates of arithmetic."""
+    """The model's size, if known, for estimates of floating-point operations."""
     replace_undecodable: bool = False
     run_log: RunLog | None = field(default=None, repr=False)
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What the log says of how the reader was made."""
+    """The reader's settings, for the log."""
     pass_by: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
-    """Set where a caller sees nothing of a read before its end; see `memagent_graph.reading.fused`."""
+    """Set if the caller sees nothing of a read before its end; see `memagent_graph.reading.fused`."""
     is_at_end: Callable[[Mapping[str, Any]], bool] = field(default=lambda _: True, repr=False)
-    """The strategy's: whether a state has read all of the document."""
+    """The strategy's function that says whether a state has read all of the document."""
     looks_back: bool = False
     """Whether the strategy's steps ask for `StepContext.past`."""
     done: Trace | None = field(default=None, repr=False)
-    """What the run had asked before this call; None where only its log can tell."""
+    """The run's steps before this call; None if only its log has them."""
     pace: Reach | None = field(default=None, repr=False)
-    """Keeps this read together with others of the same document."""
+    """Keeps this read at the same chunk as others of the same document."""
     may_shrink: bool = False
-    """Whether `chunk_tokens` is nobody's choice, so that a strategy whose prompts are longer takes shorter chunks."""
+    """Whether `chunk_tokens` is a default, so that a strategy with longer prompts may use shorter chunks."""
     meter: Meter = field(default_factory=Meter)
 
     def for_one_call(self, *, checkpointed: bool) -> ReaderContext:
-        """A copy with a meter, and a recording, of its own."""
+        """A copy with its own meter and recording."""
         recording = None
         if self.run_log is not None:
             recording = Recording(self.run_log, self.log_settings, self.strategy, checkpointed=checkpointed)
@@ -297,7 +297,7 @@ class ReaderContext:
 
     @property
     def settings(self) -> str:
-        """Fingerprint of what must not change within a run."""
+        """A fingerprint of everything that must not change within a run."""
         budget = self.budget
         return ":".join(
             (
@@ -311,10 +311,10 @@ class ReaderContext:
 
 
 def event_record(kind: EventKind, chunk_index: int | None, detail: str, rule: UpdateRule | None = None) -> EventRecord:
-    """An event as it is stored."""
+    """An event in its stored form."""
     return EventRecord(kind=kind.value, chunk_index=chunk_index, detail=detail, rule=rule.value if rule else None)
 
 
 def new_run_id() -> str:
-    """A fresh run id: the time it began (UTC), so that ids sort by age, and a random part."""
+    """A new run id: the time of the start (UTC), so that ids sort by age, and a random part."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"

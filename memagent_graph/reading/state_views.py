@@ -1,4 +1,4 @@
-"""The public form of what the state stores: steps, updates, events, results."""
+"""The public form of the stored state: steps, updates, events, results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WRITES = {"memory_update": Writes.MEMORY, "decision": Writes.DECISION, "answer"
 
 
 def trace_step(record: StepRecord, state: Mapping[str, Any]) -> TraceStep:
-    """The public form of a stored step; `state` is the one behind it."""
+    """The public form of a stored step; `state` is the one after it."""
     return TraceStep(
         id=record["id"],
         node=record["node"],
@@ -49,7 +49,7 @@ def trace_steps(records: Iterable[StepRecord], state: Mapping[str, Any]) -> list
 
 
 class Progress:
-    """A read's steps as they come, and the updates that they come to, worked out once they are asked for."""
+    """A read's steps as they arrive, and their updates, computed on request."""
 
     def __init__(self, steps: Iterable[TraceStep] = (), document_bytes: int | None = None) -> None:
         self.document_bytes = document_bytes
@@ -58,7 +58,7 @@ class Progress:
         self._replayed_steps = 0
 
     def updates_since(self, steps: int, *, complete: bool) -> list[MemoryUpdate]:
-        """The updates that the steps from a number on brought; those of a chunk only once it is `complete`."""
+        """The updates from the steps after a number; those of a chunk only when it is `complete`."""
         for step in self.steps[self._replayed_steps :]:
             self._replayed.add(step)
         self._replayed_steps = len(self.steps)
@@ -117,7 +117,7 @@ def _usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Us
 
 
 def _whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int:
-    """The document's tokens: as counted, but for reads of several passes, and those that ended early (by its bytes)."""
+    """The document's tokens: counted, or estimated from its bytes if it was read several times or not to its end."""
     read = {step.chunk_index: step.reads[0] for step in trace.steps if step.chunk_index is not None}
     if state.get("chunks_read", 0) in {0, len(read)} and state["stop_reason"] != StopReason.ENOUGH:
         return counted

@@ -1,4 +1,4 @@
-"""The steps that ways of reading have in common: open the document, choose a chunk, update memory, answer."""
+"""The steps that strategies have in common: open the document, choose a chunk, update memory, answer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from memagent_graph.roles import ANSWER, UPDATE
 
 
 async def read_chunk(state: LineState, step: StepContext) -> Change:
-    """Choose the next chunk, or find that the document has ended, or that a limit stops the read.
+    """Choose the next chunk, or find that the document has ended or that a limit stops the read.
 
-    Only the chunk's position enters the state. `span` is None once there is nothing more to read. A chunk that was
-    chosen before a failure or an edit, and not read, stays the next.
+    Only the chunk's position is in the state. `span` is None when there is nothing more to read. A chunk that was
+    chosen before a failure or an edit and was not read is the next one.
     """
     cursor, pending = state.get("cursor") or start_cursor(), state.get("span")
     if reason := step.limit():
@@ -33,7 +33,7 @@ async def read_chunk(state: LineState, step: StepContext) -> Change:
 
 
 async def update_memory(state: LineState, step: StepContext) -> Change:
-    """Show the policy the chosen chunk and take what it writes as the new memory, by the stated rules."""
+    """Show the policy the chosen chunk and use its reply as the new memory, by the reader's rules."""
     span, memory = chosen(state), state.get("memory") or ""
     reply = await step.ask(UPDATE, memory=memory, chunk=step.text(span), previous=memory, reads=[span])
     step.has_read(span)
@@ -49,15 +49,15 @@ async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | N
     """Ask for the answer from a memory, and end the run with it.
 
     Args:
-        memory: what is asked from.
+        memory: the memory.
         step: the step that asks.
-        parents: the steps that the memory comes from; the trunk's newest if left out.
+        parents: the steps that wrote the memory; the trunk's newest if left out.
     """
     return answered(await step.ask(ANSWER, memory=memory, parents=parents), memory, step)
 
 
 def answered(reply: Reply, memory: str, step: StepContext) -> Change:
-    """The change that ends the run with an answer; `memory` is what it was asked from."""
+    """The change that ends the run with an answer; `memory` is what it is based on."""
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
     if reply.text and step.state.get("enough") and not step.context.is_at_end(step.state):
         reason = StopReason.ENOUGH
@@ -74,14 +74,14 @@ def chosen(state: LineState) -> ChunkSpan:
     span = state.get("span")
     if span is None:
         raise StrategyError(
-            "a step that reads a chunk ran without one",
-            hint="A strategy must lead from read_chunk to such a step only while a span is set.",
+            "a step that reads a chunk ran without a chunk",
+            hint="A strategy may lead from read_chunk to such a step only while a span is set.",
         )
     return span
 
 
 def unless_enough(read_on: str, then: str = "answer") -> Route:
-    """The route behind a step that may find that there is enough to answer from."""
+    """The route after a step that may find that there is enough to answer from."""
 
     def unless_enough(state: ReaderState) -> str:
         return then if state.get("enough") else read_on
@@ -94,12 +94,12 @@ def after_read_chunk(
     then: Callable[[Any], str] = lambda state: "answer",
     before: Callable[[Any], str | None] = lambda state: None,
 ) -> Route:
-    """The route behind `read_chunk`: to the node that reads the chunk, at a limit to the end.
+    """The route after `read_chunk`: to the node that reads the chunk, or at a limit to the end.
 
     Args:
         read_on: the node that reads the chosen chunk.
-        then: names, from the state, the node that follows the last chunk.
-        before: names, from the state, a node that goes first, if there is one; not at a limit.
+        then: a function of the state that names the node after the last chunk.
+        before: a function of the state that names a node to run first, if any; not at a limit.
     """
 
     def after_read_chunk(state: LineState) -> str:

@@ -1,4 +1,4 @@
-"""A way of reading: a graph over steps, the roles in which it asks the policy, and the state that is its own.
+"""A way of reading: a graph of steps, the roles in which it calls the policy, and its own state.
 
 A strategy is a subclass of `Strategy`: a frozen dataclass whose fields are its options.
 
@@ -12,7 +12,7 @@ A strategy is a subclass of `Strategy`: a frozen dataclass whose fields are its 
             graph.add_node("read_chunk", read_chunk)
             ...
 
-Nothing else has to be said for its runs to be logged, resumed, edited, shown, evaluated and trained on.
+Nothing else is needed for its runs to be logged, resumed, edited, shown, evaluated and trained on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from memagent_graph.roles import Role, check_roles
 from memagent_graph.run_log import StrategyId
 
 OPEN = "open_document"
-"""The node that every graph begins with: it sets what an earlier run on the same thread may have left."""
+"""The node that every graph begins with: it resets what an earlier run on the same thread may have left."""
 _GIVEN = frozenset({"question", "document"})
 
 
@@ -44,47 +44,47 @@ class Strategy(ABC):
     """A way of reading."""
 
     name: ClassVar[str] = ""
-    """What logs and the command line call it. No two strategies share one."""
+    """Its name in logs and on the command line. It must be unique."""
     roles: ClassVar[tuple[Role, ...]] = ()
-    """All that its steps ask the policy as."""
+    """All roles that its steps use."""
     state: ClassVar[type] = ReaderState
     """The class of its state, a TypedDict that extends `ReaderState` (or `LineState`)."""
     loop: ClassVar[tuple[str, str] | None] = None
-    """Two nodes that follow each other in turn, chunk by chunk, the first with the choice to leave: such a loop is run
-    without supersteps where nobody observes the read; see `memagent_graph.reading.fused`."""
+    """Two nodes that alternate, chunk by chunk; the first may leave the loop. Such a loop runs
+    without supersteps if nothing observes the read; see `memagent_graph.reading.fused`."""
     looks_back: ClassVar[bool] = False
-    """Whether its steps use `StepContext.past`, which is kept only then."""
+    """Whether its steps use `StepContext.past`, which is only kept then."""
     chooses: ClassVar[str] = "read_chunk"
-    """The node that chooses what is read next. A rule for stopping early looks before it."""
+    """The node that chooses what to read next. A rule for stopping early is checked before it."""
     concludes: ClassVar[str] = "answer"
-    """The node where a run continues once nothing more is to be read."""
+    """The node that follows when nothing more is to be read."""
 
     @abstractmethod
     def wire(self, graph: StrategyGraph) -> None:
-        """Add nodes and edges, from `OPEN`, which is there, to END."""
+        """Add nodes and edges from `OPEN`, which exists already, to END."""
 
     @property
     def continues_after(self) -> str:
-        """The node behind which a run continues that a limit had stopped."""
+        """The node after which a run continues that was stopped at a limit."""
         return OPEN
 
     def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
-        """The memory that an answer would be asked from now, and the steps that wrote it; None: the newest step."""
+        """The memory that an answer would be based on now, and the steps that wrote it; None means the newest step."""
         del context
         return state.get("memory") or "", None
 
     def is_at_end(self, state: Mapping[str, Any]) -> bool:
-        """Whether all of the document was read; False where its length is not known."""
+        """Whether all of the document was read; False if its length is not known."""
         cursor: Cursor = state.get("cursor") or start_cursor()
         return bool(cursor["byte"] == state["document"]["size"])
 
     def edited(self, state: Mapping[str, Any], record: StepRecord, text: str) -> Change:
-        """The change of state by which a person replaces the memory that a step wrote.
+        """The change of state when a person replaces the memory that a step wrote.
 
         Args:
-            state: the state behind the step.
+            state: the state after the step.
             record: the step.
-            text: the memory in its place.
+            text: the new memory.
 
         Raises:
             RunError: this memory cannot be replaced.
@@ -93,7 +93,7 @@ class Strategy(ABC):
 
 
 class StrategyGraph:
-    """The graph that a strategy wires: LangGraph's builder, with steps for nodes."""
+    """The graph that a strategy builds: LangGraph's builder, with steps as nodes."""
 
     def __init__(self, strategy: Strategy) -> None:
         check_roles(strategy.roles, strategy.name or type(strategy).__name__)
@@ -105,7 +105,7 @@ class StrategyGraph:
         if missing := ReaderState.__annotations__.keys() - self.builder.channels.keys():
             raise StrategyError(
                 f"the state of {strategy.name} lacks {', '.join(sorted(missing))}",
-                hint="Let its state class extend ReaderState.",
+                hint="Make its state class extend ReaderState.",
             )
         self.routes: dict[str, Route] = {}
         """The conditional edges, by the node they leave."""
@@ -118,16 +118,16 @@ class StrategyGraph:
         self.builder.add_node(name, StepNode(name, step, self.builder.channels))
 
     def add_edge(self, start: str | list[str], end: str) -> None:
-        """Lead from a node to another, or, from several, once all of them are done."""
+        """Add an edge from a node to another, or from several nodes once all of them are done."""
         self.builder.add_edge(start, self._end(start, end))
 
     def add_conditional_edges(self, start: str, choose: Route, targets: Sequence[str]) -> None:
-        """Lead from a node to the one, or to the branches, that `choose` names.
+        """Add edges from a node to the node or branches that `choose` returns.
 
         Args:
             start: the node.
             choose: a function of the state; it returns a node's name, END, or a list of `branch(...)`.
-            targets: all that it may name.
+            targets: all nodes that it may return.
         """
         name = getattr(choose, "__name__", start)
         if any(self._end(start, target) != target for target in targets):
@@ -143,11 +143,11 @@ class StrategyGraph:
         )
 
     def lead_through(self, node: str, to: str) -> None:
-        """Let every edge to a node lead to another node first, but for those from `OPEN` and from that one.
+        """Make every edge to a node lead to another node first, except those from `OPEN` and from that node.
 
         Args:
             node: the node on the way.
-            to: where edges that are added from now on would lead.
+            to: the target of the edges that are added from now on.
         """
         self._through[to] = node
 
@@ -156,7 +156,7 @@ class StrategyGraph:
         return end if start in (OPEN, through) else through
 
     async def _open_document(self, state: ReaderState, step: StepContext) -> Change:
-        """Begin a run: every channel as if nothing had been read."""
+        """Begin a run: reset every channel."""
         run_id = state.get("run_id") or new_run_id()
         if recording := step.context.meter.recording:
             recording.begin(run_id, state["question"], state["document"], step.context.prompts, afresh=True)
@@ -164,7 +164,7 @@ class StrategyGraph:
         return {**blank, "memory": "", "run_id": run_id, "settings": step.context.settings}
 
     def fingerprint(self, strategy: Strategy) -> str:
-        """A hash of what the strategy is: name, options that make strategies unequal, roles, state and edges."""
+        """A hash of the strategy's identity: name, options, roles, state and edges."""
         edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
         waiting = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
         branches = sorted(
@@ -190,7 +190,7 @@ def wired(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
     """A strategy's graph, and its identity.
 
     Raises:
-        StrategyError: it has no name or roles, its state lacks what every strategy has, or its graph is not sound.
+        StrategyError: it has no name or roles, its state lacks what every strategy has, or its graph is not valid.
     """
     graph = StrategyGraph(strategy)
     try:
@@ -198,18 +198,18 @@ def wired(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
         graph.builder.validate()
     except ValueError as error:
         raise StrategyError(
-            f"the graph of {strategy.name} is not sound: {error}", hint="See the strategy's `wire`."
+            f"the graph of {strategy.name} is not valid: {error}", hint="See the strategy's `wire`."
         ) from error
     if strategy.continues_after not in graph.builder.nodes:
         raise StrategyError(
-            f"{strategy.name} continues after {strategy.continues_after!r}, which is none of its nodes",
-            hint="Name a node that its graph has in `continues_after`.",
+            f"{strategy.name} continues after {strategy.continues_after!r}, which is not one of its nodes",
+            hint="Name a node of its graph in `continues_after`.",
         )
     return graph, StrategyId(strategy.name, graph.fingerprint(strategy))
 
 
 def _options(strategy: Strategy) -> dict[str, Any]:
-    """The options that make strategies unequal; of a strategy within, its name and its own."""
+    """The options that make strategies unequal; for an inner strategy, its name and options."""
     if not is_dataclass(strategy):
         return {}
     options = {each.name: getattr(strategy, each.name) for each in fields(strategy) if each.compare}
@@ -220,7 +220,7 @@ def _options(strategy: Strategy) -> dict[str, Any]:
 
 
 def _empty(channel: Any) -> Any:
-    """What makes a channel empty again."""
+    """The value that makes a channel empty again."""
     if isinstance(channel, BinaryOperatorAggregate):
         fresh: Callable[[], Any] = type(channel)(channel.typ, channel.operator).get
         return Reset(fresh())

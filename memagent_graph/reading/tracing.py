@@ -1,7 +1,7 @@
-"""What tracers and counters outside learn of a read: under which trace a step runs, and what each completion cost.
+"""What external tracers and counters see of a read: the trace of a step, and the cost of each completion.
 
 LangChain's callbacks (LangSmith, `get_usage_metadata_callback`, any tracer) see the graph, its nodes and its state, and
-one model run per completion, whatever the policy is made of. Token counts in it are those of `ReadResult.usage`. Of the
+one model run per completion, for every kind of policy. Token counts in it are those of `ReadResult.usage`. Of the
 prompt, which holds the chunk, they see only the length, unless the config says otherwise:
 
 >>> graph.invoke(given, {"metadata": {TRACE_TEXTS: True}})  # doctest: +SKIP
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from memagent_graph.tokenizers import Tokenizer
 
 TRACE_TEXTS: Final = "memagent_trace_texts"
-"""The key of a config's metadata that, set to True, lets tracers have prompts and completions in full."""
+"""The key of a config's metadata that, set to True, gives tracers prompts and completions in full."""
 
 _NOT_STREAMED: Final = "nostream"
 """LangGraph's tag for model runs that are not part of the conversation: `stream_mode="messages"` leaves them out.
@@ -37,7 +37,7 @@ A chat that shows an agent's messages would otherwise show hundreds of memories.
 
 
 def trace_ids(config: RunnableConfig | None) -> dict[str, str]:
-    """The ids of the LangChain run and of the OpenTelemetry span around a step, where someone is tracing."""
+    """The ids of the LangChain run and of the OpenTelemetry span around a step, if there is tracing."""
     ids: dict[str, str] = {}
     callbacks = (config or {}).get("callbacks")
     if getattr(callbacks, "handlers", None) and (parent := getattr(callbacks, "parent_run_id", None)):
@@ -51,9 +51,9 @@ def trace_ids(config: RunnableConfig | None) -> dict[str, str]:
 
 
 def observed(context: ReaderContext, config: RunnableConfig | None) -> ReaderContext:
-    """The context for a step that runs under `config`: where handlers listen, its policy tells them what it does.
+    """The context for a step that runs under `config`: its policy reports to the handlers, if there are any.
 
-    Where none does, which is the common case and the fast one, it is the same context.
+    Without handlers, which is the common and the fast case, it is the same context.
     """
     callbacks = (config or {}).get("callbacks")
     if config is None or not getattr(callbacks, "handlers", callbacks):
@@ -63,15 +63,15 @@ def observed(context: ReaderContext, config: RunnableConfig | None) -> ReaderCon
 
 @dataclass(frozen=True)
 class ObservedPolicy:
-    """A policy whose completions are reported to the handlers of a config, each as the run of a chat model.
+    """A policy whose completions are reported to the handlers of a config, each as a run of a chat model.
 
-    What the policy itself calls reports to nobody: a LangChain chat model in it would show the whole prompt to the
+    What the policy itself calls is not reported: a LangChain chat model in it would show the whole prompt to the
     same tracers, and count the same tokens again.
     """
 
     policy: Policy
     tokenizer: Tokenizer
-    """Counts what the server does not."""
+    """Counts tokens if the server does not."""
     config: RunnableConfig
 
     @property
@@ -92,7 +92,7 @@ class ObservedPolicy:
             {}, [_shown(prompt, texts=texts)], name="MemAgent policy", invocation_params=settings
         )
         try:
-            # A task has a context of its own, which ends with it.
+            # A task has its own context, which ends with it.
             completion = await asyncio.create_task(self._unobserved(prompt, sampling))
         except BaseException as error:
             await run.on_llm_error(error)
@@ -101,12 +101,12 @@ class ObservedPolicy:
         return completion
 
     async def _unobserved(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        from langsmith.run_helpers import tracing_context  # noqa: PLC0415  slow to import, and seldom needed
+        from langsmith.run_helpers import tracing_context  # noqa: PLC0415  slow to import, and rarely needed
 
         for variable, value in copy_context().items():
             if isinstance(value, BaseCallbackHandler):
                 variable.set(None)
-        # Only the callbacks go: chat models that are chosen by the config's `configurable` find it where it was.
+        # Only the callbacks are removed: chat models that are chosen by the config's `configurable` still find it.
         var_child_runnable_config.set({**self.config, "callbacks": None})
         with tracing_context(enabled=False):
             return await self.policy.complete(prompt, sampling)
@@ -135,7 +135,7 @@ class ObservedPolicy:
 
 
 def _shown(prompt: Messages | TokenIds, *, texts: bool) -> list[BaseMessage]:
-    """The prompt as handlers see it."""
+    """The prompt for handlers."""
     messages: list[Any] = [part for part in prompt if not isinstance(part, int)]
     if len(messages) < len(prompt):
         return [HumanMessage(f"({len(prompt):,} token ids)")]

@@ -1,15 +1,15 @@
-"""The log of runs: what the policy saw and said, exactly, in one SQLite file that many processes write to.
+"""The log of runs: exactly what the policy saw and wrote, in one SQLite file that many processes may write to.
 
 schema      connections, and the version of a file's tables
-migration   the tables, and how a file of an older version gets them
-records     what is in it, as data: runs, conversations, events, rewards
+migration   the tables, and the migration of files of older versions
+records     its contents as data: runs, conversations, events, rewards
 packing     token ids, log-probs and texts as small blobs
-writer      one thread per log that commits what many reads hand in
+writer      one thread per log that commits the entries of many reads
 log         RunLog: write, query, reward, delete
-filters     which runs are meant, and what they come to
+filters     which runs are chosen, and their totals
 logged_trace  a run's trace from its conversations
-rows        between records and the tables' rows
-recording   one run's side of it: what the graph's steps call
+rows        records to rows of the tables, and back
+recording   one run's interface to it, for the graph's steps
 exchange    runs as Parquet and as JSON lines, and back
 """
 

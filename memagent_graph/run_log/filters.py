@@ -1,4 +1,4 @@
-"""Which runs of a log are meant, and what they come to."""
+"""Which runs of a log are chosen, and their totals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs are meant; what is None does not matter. All that is given must hold."""
+    """Which runs to choose: those that fulfil all conditions that are not None."""
 
     run_ids: Sequence[str] | None = None
     run_id_begins: str | None = None
-    """How the run's id begins."""
+    """The beginning of the run's id."""
     question: str | None = None
     """Part of the question."""
     document: str | None = None
@@ -23,16 +23,16 @@ class RunFilter:
     stop_reason: str | None = None
     """A value of `StopReason`, or "unfinished"."""
     reward: str | None = None
-    """The name of a reward it was given."""
+    """The name of one of its rewards."""
     since: float | None = None
     """Begun at or after this time (seconds since 1970)."""
     until: float | None = None
     """Begun before this time."""
     newest: int | None = None
-    """At most so many, the newest."""
+    """At most this many, the newest."""
 
     def sql(self) -> tuple[str, list[Any]]:
-        """The query's end, from WHERE on, and its parameters."""
+        """The end of the query, from WHERE on, and its parameters."""
         terms = {
             "instr(run_id, ?) = 1": self.run_id_begins,
             "instr(lower(question), lower(?)) > 0": self.question,
@@ -52,7 +52,7 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunTotals:
-    """What the conversations of one run come to, and the run's rewards."""
+    """Totals of one run's conversations, and the run's rewards."""
 
     conversations: int = 0
     prompt_tokens: int = 0

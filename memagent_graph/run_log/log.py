@@ -38,14 +38,14 @@ from memagent_graph.trace import Trace
 _RUNS: Final = "(SELECT r.*, a.question, a.answer FROM runs r JOIN answers a ON a.run_id = r.run_id AND a.number = 0)"
 _OVERWRITE: Final = StrategyId("overwrite", "")
 _NOT_STORABLE: Final = (OverflowError, UnicodeEncodeError)
-"""What sqlite3 raises for values that SQLite cannot hold."""
+"""What sqlite3 raises for values that SQLite cannot store."""
 
 
 class RunLog:
     """A log of runs.
 
     Args:
-        path: the SQLite file; it and its folder are made where they do not exist.
+        path: the SQLite file; it and its folder are created if they do not exist.
         redact: masks texts before they are written.
 
     Raises:
@@ -62,7 +62,7 @@ class RunLog:
                 prepare(connection, self.path)
 
     # Writing. Each returns a future that is done once the entry is in the file; see `RunLog.wait`. The graph's steps
-    # hand the same jobs in from their event loop; see `Recording`.
+    # submit the same jobs from their event loop; see `Recording`.
 
     def begin(
         self,
@@ -72,7 +72,7 @@ class RunLog:
         settings: Mapping[str, Any],
         strategy: StrategyId = _OVERWRITE,
     ) -> Future[None]:
-        """Enter a run as begun. A run that continues keeps its entry, with its end taken back."""
+        """Log that a run has begun. A run that continues keeps its entry, and its end is removed."""
         return self._writer.submit(self.begin_job(run_id, question, document, settings, strategy))
 
     def begin_job(
@@ -87,9 +87,9 @@ class RunLog:
         trace: Mapping[str, str] | None = None,
         afresh: bool = False,
     ) -> Job:
-        """What `begin` hands in, with the prompts' wording and the trace it runs under.
+        """The job of `begin`, with the prompts' wording and the trace it runs under.
 
-        A run of that id that is there continues, or, `afresh`, is replaced: its conversations no longer count.
+        An existing run with this id continues, or, with `afresh`, is replaced: its conversations no longer count.
         """
         run = RunRecord(
             run_id=run_id,
@@ -115,11 +115,11 @@ class RunLog:
         return job
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
-        """Enter how a run ended."""
+        """Log how a run ended."""
         return self._writer.submit(self.end_job(run_id, stop_reason, answer))
 
     def end_job(self, run_id: str, stop_reason: str, answer: str | None) -> Job:
-        """What `end` hands in."""
+        """The job of `end`."""
         values = time.time(), stop_reason, run_id
         answered = _storable(self._kept(TextKind.ANSWER, answer)), run_id
 
@@ -130,13 +130,13 @@ class RunLog:
         return job
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str] = ()) -> Future[int]:
-        """Enter a conversation; the future gives its row. Its run must have begun.
+        """Log a conversation; the future's result is its row. Its run must have begun.
 
-        What stands in its place (branch, role and slot) from an earlier execution, as the run was resumed or edited,
-        is marked as superseded in the same transaction, with all that came of it.
+        What is in its place (branch, role and slot) from an earlier execution, because the run was resumed or edited,
+        is marked as superseded in the same transaction, with everything that depends on it.
 
         Args:
-            conversation: what was said.
+            conversation: the conversation.
             prompt_texts: the prompt's messages, for the redaction hook alone; they are not stored.
         """
         return self._writer.submit(self.record_job(conversation, prompt_texts))
@@ -144,26 +144,26 @@ class RunLog:
     def record_job(
         self, conversation: Conversation, prompt_texts: Sequence[str] = (), *, supersede: bool = True
     ) -> rows.NewConversation:
-        """What `record` hands in. Without `supersede` for those that cannot meet an earlier execution's rows."""
+        """The job of `record`. `supersede` is not needed if there cannot be rows of an earlier execution."""
         if self._redact is not None:
             conversation = self._redacted(conversation, prompt_texts)
         return rows.NewConversation(conversation, supersede=supersede)
 
     def hand_in(self, job: Job) -> asyncio.Future[Any]:
-        """Hand a job in from the running event loop, and call `hurry` before waiting for it.
+        """Submit a job from the running event loop; call `hurry` before waiting for it.
 
         The future's exception is not translated; see `log_error`.
         """
         return self._writer.submit_from_loop(job)
 
     def hurry(self) -> None:
-        """Somebody waits for what was handed in; it is written within milliseconds."""
+        """Write what was submitted within milliseconds, because a caller waits for it."""
         self._writer.hurry()
 
     def edit(self, run_id: str, position: int, memory: str, *, step: str | None = None) -> Future[None]:
-        """Enter that a person replaced the memory that a step wrote: all that came of it is superseded.
+        """Log that a person replaced the memory that a step wrote: everything that depends on it is superseded.
 
-        A run that this log does not hold is left alone.
+        A run that is not in this log is ignored.
 
         Args:
             run_id: the run.
@@ -216,7 +216,7 @@ class RunLog:
         self.wait(self._writer.submit(job))
 
     def thumbs(self, run_id: str, up: bool, *, note: str | None = None) -> None:
-        """A person's thumb: the reward "thumbs", 1 or 0. It fits where agents and chat windows take a feedback hook.
+        """A person's thumb up or down: the reward "thumbs", 1 or 0. It fits the feedback hooks of agents and chats.
 
         Raises:
             RunNotFoundError, RunLogError: as `reward`.
@@ -233,18 +233,18 @@ class RunLog:
         templates: Mapping[str, Mapping[str, str]] | None = None,
         replacing: bool = False,
     ) -> None:
-        """Enter a whole run in one transaction, as it stands in another log. The redaction hook is not asked.
+        """Add a whole run from another log in one transaction. The redaction hook is not called.
 
         Args:
             run: the run.
-            conversations: in order, superseded ones included. They get rows of their own here.
-            events: what no conversation caused.
-            rewards: of the run and its conversations, which they name by the id that `conversations` has for them.
+            conversations: in order, including superseded ones. They get new rows here.
+            events: events of no conversation.
+            rewards: of the run and its conversations, by the ids in `conversations`.
             templates: the wording of prompts, by fingerprint.
-            replacing: whether to delete a run of the same id first.
+            replacing: whether to delete a run with the same id first.
 
         Raises:
-            RunLogError: the run is here already, contradicts itself, or cannot be written.
+            RunLogError: the run is already here, contradicts itself, or cannot be written.
         """
 
         def job(connection: sqlite3.Connection) -> None:
@@ -265,7 +265,7 @@ class RunLog:
         except RunLogError as error:
             if isinstance(error.__cause__, sqlite3.IntegrityError):
                 raise RunLogError(
-                    f"run {run.run_id!r} is in {self.path} already, or contradicts itself ({error.__cause__})"
+                    f"run {run.run_id!r} is already in {self.path}, or contradicts itself ({error.__cause__})"
                 ) from error
             if isinstance(error.__cause__, _NOT_STORABLE):
                 raise RunLogError(f"run {run.run_id!r} cannot be stored: {error.message}", hint=error.hint) from error
@@ -274,14 +274,14 @@ class RunLog:
             raise RunLogError(f"run {run.run_id!r} cannot be stored ({type(error).__name__}: {error})") from error
 
     def delete(self, run_ids: Iterable[str]) -> int:
-        """Delete runs with all that belongs to them; returns how many there were.
+        """Delete runs with everything that belongs to them; returns how many were deleted.
 
-        The space is given back where there is room to copy what is left; otherwise it is `unused_bytes`.
+        The space is given back if there is room to copy the rest; otherwise it is `unused_bytes`.
         """
         ids = list(run_ids)
 
         def job(connection: sqlite3.Connection) -> int:
-            # On an older entry of a configuration nothing depends but conversations.
+            # Only conversations depend on a configuration.
             deleted = sum(connection.execute("DELETE FROM runs WHERE run_id = ?", (each,)).rowcount for each in ids)
             connection.execute(
                 "DELETE FROM configurations WHERE id NOT IN (SELECT DISTINCT configuration FROM conversations)"
@@ -289,7 +289,7 @@ class RunLog:
             return deleted
 
         count: int = self.wait(self._writer.submit(job))
-        # The runs are gone, whatever becomes of the space.
+        # The runs are deleted, even if the space cannot be given back.
         with suppress(RunLogError), self._connection() as connection:
             connection.execute("VACUUM")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -305,20 +305,20 @@ class RunLog:
             return future.result()
 
     def close(self) -> None:
-        """Finish what was handed in and close the file. The log can be used again."""
+        """Finish what was submitted and close the file. The log can be used again."""
         self._writer.close()
 
     # Reading
 
     @property
     def size_bytes(self) -> int:
-        """What the log takes on disk, its write-ahead part included."""
+        """The log's size on disk, including its write-ahead file."""
         files = (self.path, self.path.with_name(self.path.name + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
 
     @property
     def unused_bytes(self) -> int:
-        """What deleted runs have left empty on disk. New runs take it first; the next `delete` may give it back."""
+        """Empty space of deleted runs on disk. New runs use it first; the next `delete` may give it back."""
         with self._connection() as connection:
             pages, size = (
                 connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size")
@@ -326,7 +326,7 @@ class RunLog:
         return int(pages * size)
 
     def counts(self) -> tuple[int, int]:
-        """How many runs and how many conversations it holds."""
+        """How many runs and how many conversations there are."""
         with self._connection() as connection:
             query = "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM conversations)"
             runs, conversations = connection.execute(query).fetchone()
@@ -336,14 +336,14 @@ class RunLog:
         """One run.
 
         Raises:
-            RunNotFoundError: there is none of that id; the newest ids are named.
+            RunNotFoundError: there is none with this id; the message names the newest ids.
         """
         for record in self.runs(RunFilter(run_ids=[run_id])):
             return record
         known = ", ".join(record.run_id for record in self.runs(RunFilter(newest=3)))
         raise RunNotFoundError(
             f"there is no run {run_id!r} in {self.path}",
-            hint=f"The newest are {known}." if known else "It holds no runs yet.",
+            hint=f"The newest are {known}." if known else "There are no runs in it yet.",
         )
 
     def runs(self, chosen: RunFilter | None = None) -> Iterator[RunRecord]:
@@ -358,8 +358,8 @@ class RunLog:
 
         Args:
             run_id: the run.
-            superseded: whether those that no longer count are wanted, too.
-            with_ids: whether token ids and log-probs are; without them ten times as many fit into memory.
+            superseded: whether to include those that no longer count.
+            with_ids: whether to include token ids and log-probs; without them ten times as many fit into memory.
         """
         columns = "c.*" if with_ids else rows.WITHOUT_IDS
         with self._connection() as connection:
@@ -379,16 +379,16 @@ class RunLog:
                 )
 
     def trace(self, run_id: str) -> Trace:
-        """A run's conversations as a graph: what each step read, what it came from, and the memory after it.
+        """A run's conversations as a graph: what each step read, its parents, and the memory after it.
 
         Raises:
-            RunNotFoundError: the log holds no such run.
+            RunNotFoundError: there is no such run in the log.
         """
         size = self.get(run_id).document["size"]
         return trace_of(self.conversations(run_id, with_ids=False), self.events(run_id), document_bytes=size)
 
     def events(self, run_id: str) -> list[LoggedEvent]:
-        """What happened in a run that no conversation caused: memories that a person edited."""
+        """Events of a run that belong to no conversation: memories that a person edited."""
         with self._connection() as connection:
             query = "SELECT * FROM events WHERE run_id = ? AND conversation IS NULL ORDER BY id"
             return [rows.event(row) for row in connection.execute(query, (run_id,))]
@@ -404,7 +404,7 @@ class RunLog:
         return {each.name: each.value for each in self.rewards(run_id) if each.conversation is None}
 
     def totals(self, run_ids: Iterable[str], *, superseded: bool = False) -> dict[str, RunTotals]:
-        """What runs come to, by id; with `superseded`, conversations that no longer count are counted, too."""
+        """Totals of runs, by id; with `superseded`, conversations that no longer count are included."""
         ids = list(run_ids)
         rewards: dict[str, dict[str, float]] = {run_id: {} for run_id in ids}
         given = json.dumps(ids)
@@ -440,15 +440,15 @@ class RunLog:
             return {row["hash"]: json.loads(row["content"]) for row in connection.execute(query, (run_id,))}
 
     def template(self, fingerprint: str) -> dict[str, str]:
-        """The wording that a fingerprint stands for.
+        """The wording with a fingerprint.
 
         Raises:
-            RunLogError: the log has not seen it.
+            RunLogError: it is not in the log.
         """
         with self._connection() as connection:
             row = connection.execute("SELECT content FROM templates WHERE hash = ?", (fingerprint,)).fetchone()
         if row is None:
-            raise RunLogError(f"{self.path} does not hold the prompts {fingerprint!r}")
+            raise RunLogError(f"the prompts {fingerprint!r} are not in {self.path}")
         content: dict[str, str] = json.loads(row["content"])
         return content
 
@@ -480,24 +480,24 @@ class RunLog:
 
 
 def _storable(text: str | None) -> str | None:
-    """A text as SQLite can keep it: lone surrogates become question marks. Completions, as blobs, keep theirs."""
+    """A text that SQLite can store: lone surrogates become question marks. Completions are blobs and keep theirs."""
     return None if text is None else text.encode("utf-8", "replace").decode()
 
 
 def log_error(path: Path, error: BaseException) -> RunLogError:
-    """A database's failure in this package's words."""
+    """A database error as an error of this package."""
     words = str(error)
     if isinstance(error, _NOT_STORABLE):
         return RunLogError(
-            f"{path} cannot hold what it was given: {words}",
-            hint="Whole numbers have at most 64 bits, and text is valid Unicode, without half surrogate pairs.",
+            f"{path} cannot store a value: {words}",
+            hint="Integers must have at most 64 bits, and text must be valid Unicode, without half surrogate pairs.",
         )
     if "locked" in words or "busy" in words:
-        hint = "Another program holds it. Close that one, name another file with --log, or read with --no-log."
+        hint = "Another program uses it. Close that program, name another file with --log, or read with --no-log."
     elif "full" in words:
         hint = "Make room, delete old runs (memagent runs ... --delete), or name a file on another disk with --log."
     elif isinstance(error, sqlite3.DatabaseError) and ("not a database" in words or "malformed" in words):
-        hint = "Restore it from a copy, or move it away and a new one is made; --log names another."
+        hint = "Restore it from a copy, or move it away, and a new one is created; --log names another."
     else:
         hint = "Name another file with --log, or read without a log (--no-log)."
     return RunLogError(f"{path} cannot be used as a run log: {words}", hint=hint)

@@ -1,4 +1,4 @@
-"""A logged run's trace: its conversations, attempts put together and edits made, as a graph of steps."""
+"""A logged run's trace: its conversations as a graph of steps, with attempts grouped and edits applied."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from memagent_graph.trace import Trace, TraceStep, Writes
 def trace_of(
     conversations: Iterable[Conversation], edits: Sequence[LoggedEvent] = (), *, document_bytes: int | None = None
 ) -> Trace:
-    """The trace that conversations make up. Those that no longer count are left out.
+    """The trace of conversations. Those that no longer count are left out.
 
     Args:
-        conversations: a run's; a step of which only discarded attempts are there is left out.
-        edits: what a person changed, as `RunLog.events` gives it.
+        conversations: a run's; a step that has only discarded attempts is left out.
+        edits: what a person changed, from `RunLog.events`.
         document_bytes: the document's length, for progress.
     """
     counted = sorted((each for each in conversations if not each.superseded), key=lambda each: each.seq or 0)
@@ -44,7 +44,7 @@ def trace_of(
 
 
 def as_read_event(event: LoggedEvent) -> ReadEvent:
-    """A logged event as results have it."""
+    """A logged event in the form of results."""
     rule = UpdateRule(event.rule) if event.rule else None
     return ReadEvent(EventKind(event.kind), event.position, event.detail, rule)
 
@@ -75,12 +75,12 @@ def _step(tries: Sequence[Conversation]) -> TraceStep:
 
 
 def _before(step: TraceStep, steps: Sequence[TraceStep], texts: dict[str, str | None]) -> str:
-    """The memory that a step began from: its parents', below each other."""
+    """The memory that a step started from: its parents' memories, joined."""
     return "\n".join(filter(None, (texts.get(parent) for parent in step.parents)))
 
 
 def _by_step(edits: Sequence[LoggedEvent], counted: Sequence[Conversation]) -> dict[str, list[LoggedEvent]]:
-    """The edits of memories, by the step whose memory they replaced; in older logs the position says which."""
+    """The edits of memories, by the step whose memory they replaced; older logs have the position instead."""
     found: dict[str, list[LoggedEvent]] = {}
     for edit in edits:
         if edit.kind != EventKind.MEMORY_EDITED:

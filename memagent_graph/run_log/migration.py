@@ -1,8 +1,8 @@
-"""The run log's tables, and how a file of an older version gets them.
+"""The run log's tables, and the migration of files of older versions.
 
-Version 3 knows more than one way of reading: a conversation has a role, a branch and a slot, and tables of their own
-hold what it read, what it comes from, and a run's answers. Six queries, `_AS_NEW`, express a file of version 2 in these
-terms. The migration copies their rows; a reader that must not change the file puts views in the tables' place.
+Version 3 has more than one way of reading: a conversation has a role, a branch and a slot, and separate tables
+have what it read, its parents, and a run's answers. Six queries, `_AS_NEW`, express a file of version 2 in these
+terms. The migration copies their rows; a reader that must not change the file uses views instead of the tables.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ _TABLES: Final = {
     note TEXT
 ) STRICT""",
 }
-"""Each as what stands behind its name when it is created."""
+"""Each with the text after its name when it is created."""
 
 _INDEXES: Final = (
     "CREATE INDEX conversations_of_run ON conversations (run_id, seq)",
@@ -156,16 +156,16 @@ _AS_NEW: Final = {
         "FROM main.conversations c) WHERE parent IS NOT NULL"
     ),
 }
-"""Tables of version 3 as queries of version 2. A chunk was always read behind the one before it."""
+"""Tables of version 3 as queries of version 2. There, each chunk was read after the previous one."""
 
 _HELD: Final = {0: (), 1: ("runs", "answers"), 2: tuple(_TABLES)}
-"""By version: the tables that such a file has rows for; version 1 has no conversations."""
+"""By version: the tables that have rows in such a file; version 1 has no conversations."""
 
 
 def statements(version: int) -> Iterator[str]:
-    """What brings a file to this version; a new file counts as version 0. Foreign keys must not be enforced.
+    """The statements that bring a file to this version; a new file is version 0. Foreign keys must not be enforced.
 
-    Every table is made, filled from the old ones where there are any, and put in their place.
+    Every table is created, filled from the old ones if there are any, and renamed.
     """
     if version == 1:
         yield "ALTER TABLE runs ADD COLUMN trace TEXT"
@@ -181,13 +181,13 @@ def statements(version: int) -> Iterator[str]:
 
 
 def show_as_new(connection: sqlite3.Connection) -> None:
-    """Let a file of version 2 read as one of version 3, on this connection alone: views hide its tables."""
+    """Read a file of version 2 like one of version 3, on this connection only: views hide its tables."""
     for table, query in _AS_NEW.items():
         connection.execute(f"CREATE TEMP VIEW {table} AS {query}")
 
 
 def back_up(path: Path, version: int) -> None:
-    """Copy a log to `NAME.vVERSION` beside it, while the caller keeps others from writing to it.
+    """Copy a log to `NAME.vVERSION` beside it, while the caller prevents writes.
 
     Raises:
         sqlite3.Error, OSError: it cannot be copied; nothing has been changed.

@@ -1,8 +1,8 @@
 """Token ids, log-probs and texts as small blobs, without loss.
 
-Numbers are little-endian 32-bit values with their byte planes apart: all lowest bytes, then all second ones, and so on.
-Planes that are noise to a compressor, or cost more time than they save space, are stored as they are, the lowest
-first; the others (of ids mostly zeros, and log-probs share a handful of exponents) are deflated, without a search for
+Numbers are little-endian 32-bit values in separate byte planes: all lowest bytes, then all second bytes, and so on.
+Planes that cannot be compressed, or cost more time than they save space, are stored unchanged, the lowest
+first; the others (mostly zeros for ids, a handful of exponents for log-probs) are deflated, without a search for
 matches beyond runs of one byte: there are none. A prompt's ids take about 2 bytes each, a completion's 1.65, log-probs
 3.3. A blob begins with the number of planes that are not deflated.
 """
@@ -17,10 +17,10 @@ from typing import Any, Final
 
 _NUMBERS_LEVEL: Final = 1
 _TEXT_LEVEL: Final = 6
-"""Levels beyond which time grows and size hardly falls."""
+"""Above these levels, time grows and size hardly falls."""
 _WINDOW_BITS: Final = -12
 _MEMORY_LEVEL: Final = 5
-"""A window of 4 kB is as good for blobs of that size, and leaves the processor's cache to others; zlib's own takes
+"""A window of 4 kB is as good for blobs of that size and uses less of the processor's cache; zlib's default takes
 268 kB for every blob. Negative: without zlib's header."""
 _RAW_PLANES_OF_IDS: Final = 2
 _RAW_PLANES_OF_FEW_IDS: Final = 1

@@ -1,7 +1,7 @@
-"""One run's side of the log: what the graph's steps call.
+"""One run's interface to the log, for the graph's steps.
 
-A read never fails because its log does. At the first failure the recording ends, for good: a trajectory in the log has
-no holes, it only stops early, and an event in the result says that it did.
+A read never fails because its log does. At the first failure the recording ends for good: a trajectory in the log has
+no gaps, it only stops early, and an event in the result says so.
 """
 
 from __future__ import annotations
@@ -25,53 +25,53 @@ from memagent_graph.run_log.writer import Job
 
 @dataclass
 class Recording:
-    """What one call of the graph enters into a log."""
+    """What one call of the graph writes to a log."""
 
     log: RunLog
     settings: Mapping[str, Any]
     strategy: StrategyId
     checkpointed: bool = True
-    """Whether steps are saved. Then none may count before its conversation is in the file, or a resumed run
-    would continue behind a hole in its log; otherwise a step is written while the next one waits for the policy."""
+    """Whether steps are saved. Then none may count before its conversation is in the file, otherwise a resumed run
+    would continue after a gap in its log. If not, a step is written while the next one waits for the policy."""
     trace: Mapping[str, str] = field(default_factory=dict)
-    """Ids of the trace that the running step belongs to; the graph's nodes keep it up to date."""
+    """Ids of the running step's trace, updated by the graph's nodes."""
     failure: str | None = None
-    """Why nothing more is written."""
+    """Why nothing more is written, if so."""
     told: bool = False
     """Whether the run's result says so."""
     _pending: list[asyncio.Future[Any]] = field(default_factory=list)
     _settled_later: list[asyncio.Future[Any]] = field(default_factory=list)
     _begun: bool = False
     _recorded: set[tuple[str, str]] = field(default_factory=set)
-    """The branches of which something was recorded, each with the role."""
+    """The branches and roles of which something was recorded."""
     _ended: bool = False
 
     def stop(self) -> None:
-        """The read fails: the coming `settle` waits for everything."""
+        """The read fails: the next `settle` waits for everything."""
         self._ended = True
 
     def begin(
         self, run_id: str, question: str, document: DocumentRef, prompts: Prompts, *, afresh: bool = False
     ) -> None:
-        """Enter the run, once per call of the graph; `afresh` if it begins, and does not continue."""
+        """Log the run, once per call of the graph; `afresh` if it begins and does not continue."""
         if not self._begun:
             self._begun = True
             given = run_id, question, document, self.settings, self.strategy
             self._hand_in(self.log.begin_job(*given, prompts=prompts, trace=self.trace, afresh=afresh))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
-        """Enter a conversation. Only a call's first in its branch and role can meet what an earlier execution left."""
+        """Log a conversation. Only a call's first in its branch and role can replace one of an earlier execution."""
         place = conversation.branch, conversation.role
         self._hand_in(self.log.record_job(conversation, prompt_texts, supersede=place not in self._recorded))
         self._recorded.add(place)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
-        """Enter how the run ended."""
+        """Log how the run ended."""
         self._hand_in(self.log.end_job(run_id, stop_reason, answer))
         self._ended = True
 
     async def settle(self) -> None:
-        """At a step's end, wait until all that must be in the file by then is there."""
+        """At a step's end, wait until everything that must be in the file is there."""
         awaited, self._settled_later = self._settled_later, self._pending
         self._pending = []
         if self.checkpointed or self._ended:
@@ -92,7 +92,7 @@ class Recording:
 
 
 def new_step() -> str:
-    """A name for one execution of one step."""
+    """The id of one execution of one step."""
     return f"{_PROCESS}-{next(_steps)}"
 
 

@@ -1,4 +1,4 @@
-"""What a run log holds, as data. All times are seconds since 1970."""
+"""The contents of a run log as data. All times are seconds since 1970."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from memagent_graph.trace import Span, Writes
 
 @dataclass(frozen=True, slots=True)
 class StrategyId:
-    """Which way of reading: its name, and a hash of its options, roles, state and edges."""
+    """A strategy: its name, and a hash of its options, roles, state and edges."""
 
     name: str
     fingerprint: str
-    """Empty for runs that were logged before strategies were."""
+    """Empty for runs that were logged before there were strategies."""
 
     def __str__(self) -> str:
         return f"{self.name}:{self.fingerprint}" if self.fingerprint else self.name
 
 
 class Outcome(StrEnum):
-    """What became of a completion."""
+    """What happened to a completion."""
 
     ACCEPTED = "accepted"
     """It became the memory, or the answer."""
     KEPT_PREVIOUS = "kept_previous"
     """The memory stayed as it was."""
     DISCARDED = "discarded"
-    """It was thrown away and asked for again; the next attempt of the same step follows."""
+    """It was discarded and requested again; the next attempt of the same step follows."""
 
 
 class TextKind(StrEnum):
-    """Which text a redaction hook is shown."""
+    """The kind of text that a redaction hook gets."""
 
     QUESTION = "question"
     DOCUMENT_NAME = "document_name"
@@ -48,14 +48,14 @@ class TextKind(StrEnum):
 
 
 class Redaction(Protocol):
-    """Masks texts before they are written. Returns the text as it may be kept, or None to drop it.
+    """Masks texts before they are written. Returns the text to keep, or None to drop it.
 
-    Token ids spell the text they stand for. So where the hook changes a prompt or a completion, its ids are dropped,
+    Token ids can be decoded to their text. So if the hook changes a prompt or a completion, its ids are dropped,
     and with a completion's ids their log-probs; such a run cannot be trained on.
     """
 
     def __call__(self, kind: TextKind, text: str) -> str | None:
-        """The text as it may be kept."""
+        """The text to keep."""
         ...
 
 
@@ -69,11 +69,11 @@ class RunRecord:
     question: str
     document: DocumentRef
     settings: Mapping[str, Any]
-    """What its reader was built from; empty where it was not made from settings."""
+    """The settings of its reader; empty if it was not made from settings."""
     stop_reason: str | None
     answer: str | None
     trace: Mapping[str, str] = field(default_factory=dict)
-    """Ids of the LangSmith run and the OpenTelemetry span it ran under, where there were any."""
+    """Ids of the LangSmith run and the OpenTelemetry span it ran under, if there were any."""
     strategy: str = "overwrite"
     strategy_fingerprint: str = ""
     """See `StrategyId`."""
@@ -81,7 +81,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """Something that happened in a run: an event of a completion, or one that no completion caused, as an edit."""
+    """Something that happened in a run: an event of a completion, or another one, such as an edit."""
 
     time: float
     kind: str
@@ -90,35 +90,35 @@ class LoggedEvent:
     position: int | None = None
     rule: str | None = None
     text: str | None = None
-    """The new memory, where a person replaced it."""
+    """The new memory, if a person replaced it."""
     step: str | None = None
-    """The step whose memory that was; None in logs of older versions, where the position says it."""
+    """The step whose memory that was; None in logs of older versions, which have only the position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """One prompt and what the policy wrote, exactly.
 
-    `prompt_token_ids`, `token_ids` and `logprobs` are None where the policy could not tell them, or a redaction hook
+    `prompt_token_ids`, `token_ids` and `logprobs` are None if the policy did not return them, or a redaction hook
     changed the text. Texts are never derived from ids, nor ids from texts.
     """
 
     run_id: str
     position: int
-    """The number of the first chunk that it read; where it read none, how many had been read before."""
+    """The number of the first chunk that it read; if it read none, how many had been read before."""
     node: str
     """The graph's node that asked."""
     branch: str
-    """Which of several lines side by side it belongs to; "" is the trunk."""
+    """Its branch, if several run in parallel; "" is the trunk."""
     role: str
-    """What the policy was asked as."""
+    """The role."""
     slot: int
     """Its place among the conversations of that role and branch; runs are compared by it."""
     writes: Writes
     step: str
-    """Names one thing that was asked; its attempts share it."""
+    """The id of one request to the policy; its attempts share it."""
     attempt: int
-    """Counted from 0. All but a step's last are `DISCARDED`."""
+    """Counted from 0. All but the last of a step are `DISCARDED`."""
     outcome: Outcome
     began: float
     seconds: float
@@ -135,19 +135,19 @@ class Conversation:
     cached_tokens: int
     finish_reason: str
     text: str | None
-    """The completion as it was written, reasoning included; None where it was redacted away."""
+    """The whole completion, including reasoning; None if it was redacted."""
     memory: str | None = None
-    """The memory after the step, where it is not the completion's text itself (stripped of white space)."""
+    """The memory after the step, if it is not the completion's text itself (stripped of white space)."""
     prompt_token_ids: Sequence[int] | None = field(default=None, repr=False)
     token_ids: Sequence[int] | None = field(default=None, repr=False)
     logprobs: Sequence[float] | None = field(default=None, repr=False)
     parents: tuple[str, ...] = ()
-    """The steps whose output stood in the prompt."""
+    """The steps whose output was in the prompt."""
     reads: tuple[Span, ...] = ()
-    """The chunks that stood in the prompt."""
+    """The chunks that were in the prompt."""
     events: tuple[LoggedEvent, ...] = ()
     superseded: bool = False
-    """Whether a resume or an edit replaced it; it no longer belongs to the run's trajectory."""
+    """Whether a resume or an edit replaced it; then it no longer belongs to the run's trajectory."""
     trace: Mapping[str, str] = field(default_factory=dict)
     seq: int | None = None
     """Its number in the run, in the order in which conversations were logged."""
@@ -156,14 +156,14 @@ class Conversation:
 
     @property
     def span(self) -> Span | None:
-        """The first chunk that stood in the prompt; None where none did."""
+        """The first chunk in the prompt; None if there was none."""
         return self.reads[0] if self.reads else None
 
     @property
     def written(self) -> str | None:
-        """What came of it: the memory, decision or answer; None where it was redacted away.
+        """Its result: the memory, decision or answer; None if it was redacted.
 
-        It says nothing of a conversation whose outcome is `KEPT_PREVIOUS` or `DISCARDED`.
+        It is not meaningful for a conversation whose outcome is `KEPT_PREVIOUS` or `DISCARDED`.
         """
         if self.memory is not None:
             return self.memory
@@ -177,7 +177,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A reward of a run, or of one of its conversations. There may be many: of several names, sources and times."""
+    """A reward of a run, or of one of its conversations. There may be many, with different names, sources and times."""
 
     run_id: str
     name: str

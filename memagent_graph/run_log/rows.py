@@ -1,4 +1,4 @@
-"""Between a run log's rows and the records they hold."""
+"""Converts records to a run log's rows, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 def insert(
     connection: sqlite3.Connection, table: str, values: Mapping[str, Any], *, update: Iterable[str] | None = None
 ) -> None:
-    """Add a row. Where its key is there already, its columns in `update` are replaced; without `update` that fails."""
+    """Add a row. If its key exists, its columns in `update` are replaced; without `update` that fails."""
     change = ", ".join(f"{column} = excluded.{column}" for column in update or ())
     otherwise = "" if update is None else f"ON CONFLICT DO UPDATE SET {change}" if change else "ON CONFLICT DO NOTHING"
     marks = ", ".join("?" * len(values))
@@ -31,7 +31,7 @@ def insert(
 def insert_run(
     connection: sqlite3.Connection, new: RunRecord, existing: Literal["refuse", "continue", "replace"] = "refuse"
 ) -> None:
-    """Add a run. One of its id that is there is an error, loses its end alone, or is replaced."""
+    """Add a run. If there is one with this id, that is an error, or it only loses its end, or it is replaced."""
     run = {
         "run_id": new.run_id,
         "began": new.began,
@@ -54,7 +54,7 @@ def insert_run(
 
 
 def insert_template(connection: sqlite3.Connection, fingerprint: str, wording: Mapping[str, str]) -> None:
-    """Add the wording of prompts, unless it is there."""
+    """Add the wording of prompts, unless it exists."""
     insert(connection, "templates", {"hash": fingerprint, "content": json.dumps(dict(wording))}, update=())
 
 
@@ -70,14 +70,14 @@ def insert_reward(connection: sqlite3.Connection, new: Reward) -> None:
 
 
 class NewConversation:
-    """The job of adding a conversation with its events; it gives the conversation's row.
+    """The job that adds a conversation with its events; its result is the conversation's row.
 
-    Everything is packed when the job is made, in the thread of whoever makes it, so that the writing thread has little
+    Everything is packed when the job is made, in the thread of the caller, so that the writing thread has little
     to do in Python.
 
     Args:
         new: the conversation.
-        supersede: whether what another step left in its place, and all that came of that, no longer counts.
+        supersede: whether another step in its place, and everything that depends on it, no longer counts.
     """
 
     def __init__(self, new: Conversation, *, supersede: bool) -> None:
@@ -110,7 +110,7 @@ class NewConversation:
     @staticmethod
     def together(connection: sqlite3.Connection, jobs: Sequence[NewConversation]) -> list[int]:
         """Add several, in order; returns their rows."""
-        # Looked up in every transaction: after a deletion, perhaps by another process, the number is given out again.
+        # Looked up in every transaction: after a deletion, perhaps by another process, a number is used again.
         configurations: dict[tuple[str, ...], int] = {
             each: _configuration(connection, each) for each in {job.configuration for job in jobs}
         }
@@ -143,7 +143,7 @@ class _Numbering:
 
 
 def _in_place_of(connection: sqlite3.Connection, job: NewConversation) -> list[str]:
-    """The steps of other executions at a conversation's place."""
+    """The steps of other executions in a conversation's place."""
     query = (
         "SELECT DISTINCT step FROM conversations WHERE run_id = :run_id AND branch = :branch AND role = :role "
         "AND slot = :slot AND superseded = 0 AND step <> :step"
@@ -152,7 +152,7 @@ def _in_place_of(connection: sqlite3.Connection, job: NewConversation) -> list[s
 
 
 def step_at(connection: sqlite3.Connection, run_id: str, position: int) -> str | None:
-    """The trunk's newest step at a chunk that counts; None where there is none."""
+    """The trunk's newest step at a chunk, of those that count; None if there is none."""
     query = (
         "SELECT step FROM conversations WHERE run_id = ? AND branch = '' AND position = ? AND superseded = 0 "
         "AND writes <> 'answer' ORDER BY seq DESC LIMIT 1"
@@ -162,7 +162,7 @@ def step_at(connection: sqlite3.Connection, run_id: str, position: int) -> str |
 
 
 def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str], *, with_them: bool) -> None:
-    """Mark all that came of some steps, and, `with_them`, these themselves, as no longer part of the run."""
+    """Mark everything that depends on some steps, and `with_them` these too, as no longer part of the run."""
     if not steps:
         return
     query = (
@@ -171,7 +171,7 @@ def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str],
     )
     found = connection.execute(query, (run_id,)).fetchall()
     gone = set(steps)
-    for _, step, parent in found:  # each behind its parents
+    for _, step, parent in found:  # each after its parents
         if parent in gone:
             gone.add(step)
     marked = gone if with_them else gone.difference(steps)
@@ -183,7 +183,7 @@ _PLAIN_COLUMNS: Final = (
     *("run_id", "seq", "node", "branch", "role", "slot", "position", "step", "attempt", "began", "seconds"),
     *("prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason"),
 )
-"""Those that hold an attribute of `Conversation` as it is."""
+"""Columns with an unchanged attribute of `Conversation`."""
 WITHOUT_IDS: Final = ", ".join(
     f"c.{name}"
     for name in ("id", *_PLAIN_COLUMNS, "writes", "outcome", "superseded", "text", "memory", "trace", "configuration")
@@ -244,12 +244,12 @@ _SPAN: Final = ("index", "start_char", "end_char", "start_byte", "end_byte", "to
 
 
 def span(row: sqlite3.Row) -> Span:
-    """The chunk that a row of `conversation_reads` holds."""
+    """The chunk in a row of `conversation_reads`."""
     return Span(row["chunk"], row["start_char"], row["end_char"], row["start_byte"], row["end_byte"], row["tokens"])
 
 
 def run_record(row: sqlite3.Row) -> RunRecord:
-    """The run that a row of `runs` holds."""
+    """The run in a row of `runs`."""
     values = dict(row)
     for name in ("document", "settings", "trace"):
         values[name] = json.loads(values[name] or "{}")
@@ -257,7 +257,7 @@ def run_record(row: sqlite3.Row) -> RunRecord:
 
 
 def event(row: sqlite3.Row) -> LoggedEvent:
-    """The event that a row of `events` holds."""
+    """The event in a row of `events`."""
     values = {name: row[name] for name in ("time", "kind", "detail", "position", "rule", "step")}
     return LoggedEvent(**values, text=unpack_text(row["text"]))
 
@@ -265,7 +265,7 @@ def event(row: sqlite3.Row) -> LoggedEvent:
 def grouped(
     connection: sqlite3.Connection, table: str, run_id: str, made: Callable[[sqlite3.Row], T], order: str = "number"
 ) -> dict[int, list[T]]:
-    """What a table that belongs to `conversations` holds of a run, by conversation."""
+    """A run's rows of a table that belongs to `conversations`, by conversation."""
     found: dict[int, list[T]] = {}
     query = (
         f"SELECT t.* FROM {table} t JOIN conversations c ON c.id = t.conversation "  # noqa: S608  our own names
@@ -283,7 +283,7 @@ def _json_or_null(values: Mapping[str, str]) -> str | None:
 def conversation(
     row: sqlite3.Row, events: tuple[LoggedEvent, ...], parents: Sequence[str], reads: Sequence[Span]
 ) -> Conversation:
-    """The conversation that a row of `conversations`, joined with its configuration, holds."""
+    """The conversation in a row of `conversations`, joined with its configuration."""
     values = dict(row)
     del values["configuration"]
     prompt_ids, completion_ids = values.pop("prompt_ids", None), values.pop("completion_ids", None)

@@ -14,7 +14,7 @@ VERSION: Final = migration.VERSION
 
 
 def connect(path: Path, *, timeout: float = 30.0) -> sqlite3.Connection:
-    """A connection with rows by name, foreign keys, and commits that survive the process (not a loss of power).
+    """A connection with rows by name, foreign keys, and commits that survive the process (but not a loss of power).
 
     Args:
         path: the file.
@@ -29,7 +29,7 @@ def connect(path: Path, *, timeout: float = 30.0) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A connection on which a file of the version before reads as one of this version; the file stays as it is.
+    """A connection on which a file of the previous version reads like one of this version; the file is not changed.
 
     Raises:
         RunLogError: the file was written by a newer version.
@@ -49,7 +49,7 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables of a new file, or check one that is there; the version before stays until it is written to.
+    """Create the tables of a new file, or check an existing one; one of the previous version stays until a write.
 
     Raises:
         RunLogError: the file was written by a newer version.
@@ -57,14 +57,14 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     """
     if not use_write_ahead_log(connection):
         raise sqlite3.OperationalError("the file system does not support write-ahead logging")
-    if _version(connection, path) < VERSION - 1:  # such a file holds no conversations
+    if _version(connection, path) < VERSION - 1:  # such a file has no conversations
         migrate(connection, path)
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring a file to this version; several processes may try at once, and any of them may be killed.
 
-    A file that holds runs is copied first, to `NAME.v2` beside it.
+    A file with runs is copied first, to `NAME.v2` beside it.
 
     Raises:
         RunLogError: the file was written by a newer version.
@@ -72,7 +72,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """
     if _version(connection, path) == VERSION:
         return
-    # Within a transaction this could not be changed; with it, dropping a table would delete what refers to it.
+    # This cannot be changed in a transaction; with it on, dropping a table would delete what refers to it.
     connection.execute("PRAGMA foreign_keys = OFF")
     try:
         connection.execute("BEGIN IMMEDIATE")

@@ -1,6 +1,6 @@
-"""One thread that writes what many reads hand in, all that waits in one transaction.
+"""One thread that writes what many reads submit; everything that waits is one transaction.
 
-A commit in WAL mode costs little more for ten rows than for one. Whoever waits for a job knows, when it is done, that
+A commit in WAL mode costs little more for ten rows than for one. A caller that waited for a job knows that
 it is in the file: killing the process loses nothing of it.
 """
 
@@ -25,27 +25,27 @@ from memagent_graph.run_log.schema import connect, migrate
 
 _LARGEST_BATCH: Final = 128
 _LINGER_SECONDS: Final = 0.05
-"""How long a batch from an event loop waits for company while nobody waits for it. Each transaction takes the
-interpreter's lock from the loop a few times, however many rows it has."""
+"""How long a batch from an event loop waits for further jobs while no caller waits for it. Each transaction takes the
+interpreter's lock from the loop a few times, for any number of rows."""
 _LINGER_IN_HASTE_SECONDS: Final = 0.003
-"""The same once somebody does."""
+"""The same when a caller waits."""
 
 
 class Job(Protocol):
-    """What is to be written. Called within a transaction; if that fails, it is called again in another."""
+    """Something to write. Called within a transaction; if that fails, it is called again in another one."""
 
     def __call__(self, connection: sqlite3.Connection) -> Any:
-        """Write, and return what the waiting side is to get."""
+        """Write, and return the result for the caller."""
         ...
 
 
 Together: TypeAlias = Callable[[sqlite3.Connection, Sequence[Any]], list[Any]]
-"""Does several jobs at once, in order. Jobs that name the same one as their `together` are done so: every statement
+"""Does several jobs at once, in order. Jobs with the same `together` are done like this: every statement
 costs the event loop's thread the interpreter's lock once or twice."""
 
 
 class Writer:
-    """Runs jobs on one connection, in the order in which they were handed in."""
+    """Runs jobs on one connection, in the order of their submission."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -53,18 +53,18 @@ class Writer:
         renew_in_children(self)
 
     def after_fork(self) -> None:
-        """What was handed in before belongs to the parent process, whose thread writes it."""
+        """What was submitted before belongs to the parent process, whose thread writes it."""
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ending: threading.Thread | None = None
-        """One that `close` waits for; the next begins when it is done."""
+        """The writer that `close` waits for; the next one begins when it is done."""
         self._lock = threading.Lock()
         self._haste = threading.Event()
 
     def submit(self, job: Job) -> Future[Any]:
-        """Hand in a job; the future is done once it is committed, or has failed.
+        """Submit a job; the future is done when it is committed or has failed.
 
-        The future's exception is what the job raised, or `sqlite3.Error` where the file could not be written.
+        The future's exception is what the job raised, or `sqlite3.Error` if the file could not be written.
         """
         future: Future[Any] = Future()
         self._put(_Entry(job, future, None))
@@ -73,7 +73,7 @@ class Writer:
     def submit_from_loop(self, job: Job) -> asyncio.Future[Any]:
         """`submit` for the running event loop, which is woken once for all of its jobs in a transaction.
 
-        Whoever begins to wait for the future calls `hurry`.
+        A caller that waits for the future calls `hurry`.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -81,11 +81,11 @@ class Writer:
         return future
 
     def hurry(self) -> None:
-        """Somebody waits for what was handed in."""
+        """A caller waits for what was submitted."""
         self._haste.set()
 
     def close(self) -> None:
-        """Finish what was handed in and end the thread; a later job starts another."""
+        """Finish what was submitted and end the thread; a later job starts another."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
@@ -119,7 +119,7 @@ class Writer:
                             connection = connect(self._path)
                             migrate(connection, self._path)
                         outcomes = _run(connection, batch)
-                    except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
+                    except Exception as error:  # noqa: BLE001  any error goes to the callers that wait
                         outcomes = [error] * len(batch)
                     _tell(batch, outcomes)
                 if last:
@@ -129,7 +129,7 @@ class Writer:
                 connection.close()
 
     def _next_batch(self, entries: queue.SimpleQueue[_Entry | None]) -> tuple[list[_Entry], bool]:
-        """The entries that wait, at least one unless the end has come, and whether it has."""
+        """The entries that wait (at least one, except at the end), and whether this is the end."""
         batch: list[_Entry] = []
         entry = entries.get()
         if entry is not None and entry.loop is not None and self._haste.wait(_LINGER_SECONDS):
@@ -151,11 +151,11 @@ class _Entry:
     job: Job
     future: Future[Any] | asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop | None
-    """The loop that an asyncio future belongs to."""
+    """The loop of an asyncio future."""
 
 
 def _run(connection: sqlite3.Connection, batch: Sequence[_Entry]) -> list[Any]:
-    """What each job returned or raised. All run in one transaction; if any fails, each in its own."""
+    """What each job returned or raised. All run in one transaction; if one fails, each runs in its own."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         results: list[Any] = []
@@ -163,7 +163,7 @@ def _run(connection: sqlite3.Connection, batch: Sequence[_Entry]) -> list[Any]:
             jobs = list(group)
             results += together(connection, jobs) if together else [job(connection) for job in jobs]
         connection.execute("COMMIT")
-    except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
+    except Exception as error:  # noqa: BLE001  any error goes to the callers that wait
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         if len(batch) == 1:
@@ -173,7 +173,7 @@ def _run(connection: sqlite3.Connection, batch: Sequence[_Entry]) -> list[Any]:
 
 
 def _tell(batch: Sequence[_Entry], outcomes: Sequence[Any]) -> None:
-    """Wake those who wait."""
+    """Wake the callers that wait."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Any, Any]]] = {}
     for entry, outcome in zip(batch, outcomes, strict=True):
         if entry.loop is None:
@@ -181,7 +181,7 @@ def _tell(batch: Sequence[_Entry], outcomes: Sequence[Any]) -> None:
         else:
             by_loop.setdefault(entry.loop, []).append((entry.future, outcome))
     for loop, settled in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # The loop was closed, and nobody waits any more.
+        with contextlib.suppress(RuntimeError):  # The loop was closed, and no caller waits any more.
             loop.call_soon_threadsafe(_settle, settled)
 
 

@@ -1,4 +1,4 @@
-"""Opening a checkpointer: a LangGraph one that the user brings, or a SQLite file with compressed states."""
+"""Opens a checkpointer: a LangGraph one from the user, or a SQLite file with compressed states."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _TIMEOUT_SECONDS = 30.0
 
 
 class CompressedSerializer(SerializerProtocol):
-    """LangGraph's own serialisation, with what is large compressed: a memory takes less than half of its bytes.
+    """LangGraph's serialisation, with large values compressed: a memory takes less than half of its bytes.
 
-    What was written without compression is read as well.
+    Values without compression can be read, too.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class CompressedSerializer(SerializerProtocol):
         return (kind, data) if len(data) < _WORTHWHILE_BYTES else (kind + _SUFFIX, zlib.compress(data, 1))
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """The value of a type and bytes."""
+        """The value from its type and bytes."""
         kind, content = data
         if kind.endswith(_SUFFIX):
             return self._plain.loads_typed((kind.removesuffix(_SUFFIX), zlib.decompress(content)))
@@ -48,11 +48,11 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
     """The checkpointer for the running event loop.
 
     Raises:
-        CheckpointError: the file cannot be opened, or is no SQLite database.
+        CheckpointError: the file cannot be opened, or is not a SQLite database.
     """
     if checkpoints is None or isinstance(checkpoints, BaseCheckpointSaver):
         return checkpoints
-    import aiosqlite  # noqa: PLC0415  loading SQLite is left until someone wants checkpoints
+    import aiosqlite  # noqa: PLC0415  SQLite is loaded only for checkpoints
 
     from memagent_graph.storage.sqlite_saver import SqliteSaver  # noqa: PLC0415
 
@@ -61,7 +61,7 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
         private_file(path)
         await asyncio.to_thread(_prepare, path)
         connection = aiosqlite.connect(path, timeout=_TIMEOUT_SECONDS)
-        # A process must not wait at its end for a file that nobody closed; what was saved is on disk already.
+        # A process must not wait at its end for a file that was not closed; saved states are on disk already.
         connection._thread.daemon = True
         saver = SqliteSaver(await connection, path, CompressedSerializer())
         await saver.setup()
@@ -73,6 +73,6 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
 
 
 def _prepare(path: Path) -> None:
-    """Switch the file to write-ahead logging before LangGraph's saver does, which gives up if another one is at it."""
+    """Switch the file to write-ahead logging before LangGraph's saver does, which fails if another process does too."""
     with closing(sqlite3.connect(path, timeout=_TIMEOUT_SECONDS)) as connection:
         use_write_ahead_log(connection, timeout=_TIMEOUT_SECONDS)

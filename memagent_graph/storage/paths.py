@@ -1,4 +1,4 @@
-"""Where things are kept unless the user says otherwise: the per-user folders of the operating system."""
+"""Default paths: the per-user folders of the operating system."""
 
 from __future__ import annotations
 

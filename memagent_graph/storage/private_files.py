@@ -1,7 +1,7 @@
-"""Files that hold what people read and ask: only their owner may open them.
+"""Private files: documents, questions and answers can be opened only by their owner.
 
-New ones are made so (0600 in folders of 0700). What an earlier version made in the data folder for all to read is
-closed to others, with a warning in the log. A file elsewhere that is there already keeps its mode: someone chose it.
+New files are created like this (0600 in folders of 0700). Files in the data folder that an older version made readable
+for all are closed, with a warning in the log. An existing file elsewhere keeps its mode: someone chose it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 
 _OF_OTHERS: Final = 0o077
 _BESIDE: Final = ("", "-wal", "-shm")
-"""SQLite's files beside a database, which take its mode when they are made."""
+"""SQLite's files beside a database, which get its mode when they are created."""
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for their owner alone.
+    """Create a folder, and missing folders above it, for their owner only.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
@@ -35,10 +35,10 @@ def private_folder(folder: Path) -> None:
 
 
 def private_file(path: Path) -> None:
-    """Make a file for its owner alone, if it is not there; SQLite would make one that all may read.
+    """Create a file for its owner only, if it does not exist; SQLite would create one that everyone may read.
 
     Raises:
-        OSError: it, or its folder, cannot be made.
+        OSError: it, or its folder, cannot be created.
     """
     private_folder(path.parent)
     if not path.exists():
@@ -49,13 +49,13 @@ def private_file(path: Path) -> None:
 
 
 def _close_to_others(path: Path) -> None:
-    """Take a file's or folder's permissions from all but its owner, if it is ours; elsewhere nothing happens."""
+    """Remove the permissions of everyone but the owner from a file or folder, if it is ours."""
     if not hasattr(os, "getuid"):
         return
     try:
         found = path.stat()
         if found.st_uid == os.getuid() and found.st_mode & _OF_OTHERS:
             path.chmod(stat.S_IMODE(found.st_mode) & ~_OF_OTHERS)
-            log.warning("%s could be read by others, and is now its owner's alone", path)
+            log.warning("%s was readable by other users; now only its owner can open it", path)
     except OSError:
-        return  # not there yet, or on a file system without modes
+        return  # it does not exist yet, or the file system has no modes

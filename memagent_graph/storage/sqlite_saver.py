@@ -1,4 +1,4 @@
-"""LangGraph's SQLite checkpointer, whose failures say which file, which run, and what to do."""
+"""LangGraph's SQLite checkpointer with errors that say which file, which run, and what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memagent_graph.errors import CheckpointError
 class SqliteSaver(AsyncSqliteSaver):
     """Checkpoints in one file.
 
-    Every method raises `CheckpointError` where the file is damaged, stays locked, or cannot be written.
+    Every method raises `CheckpointError` if the file is damaged, stays locked, or cannot be written.
     """
 
     def __init__(self, connection: aiosqlite.Connection, path: Path, serde: SerializerProtocol) -> None:
@@ -29,7 +29,7 @@ class SqliteSaver(AsyncSqliteSaver):
         self._path = path
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The newest state of a run, or the one that is named."""
+        """The newest state of a run, or the one in the config."""
         with self._told(config):
             return await super().aget_tuple(config)
 
@@ -46,14 +46,14 @@ class SqliteSaver(AsyncSqliteSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Keep a state."""
+        """Save a state."""
         with self._told(config):
             return await super().aput(config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Keep what a step wrote before all of its superstep are done."""
+        """Save what a step wrote before the other steps of its superstep are done."""
         with self._told(config):
             await super().aput_writes(config, writes, task_id, task_path)
 
@@ -64,7 +64,7 @@ class SqliteSaver(AsyncSqliteSaver):
         except (sqlite3.Error, OSError, zlib.error) as error:
             raise CheckpointError(
                 f"the checkpoints in {self._path} cannot be used: {error}",
-                hint="Make room on the disk, end the program that holds the file, or, where it is damaged, remove it "
-                "and read again. What was checkpointed before is not lost.",
+                hint="Make room on the disk, end the program that uses the file, or, if it is damaged, remove it "
+                "and read again. Earlier checkpoints are not lost.",
                 run_id=str((config or {}).get("configurable", {}).get("thread_id") or "") or None,
             ) from error

@@ -1,4 +1,4 @@
-"""Switching a SQLite file to write-ahead logging while others open the same new file."""
+"""Switches a SQLite file to write-ahead logging while other processes open the same new file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PAUSE_SECONDS = 0.02
 def use_write_ahead_log(connection: sqlite3.Connection, *, timeout: float = 30.0) -> bool:
     """Switch the file to write-ahead logging; several processes and threads may try at once.
 
-    SQLite's own time-out does not cover this switch: of two connections that make it at the same moment one is told
-    at once that the file is locked, whatever time-out it has (https://sqlite.org/wal.html, "sometimes queries return
-    SQLITE_BUSY"). So it is tried again here.
+    SQLite's own time-out does not cover this switch: if two connections make it at the same moment, one gets an error
+    at once that the file is locked, with any time-out (https://sqlite.org/wal.html, "sometimes queries return
+    SQLITE_BUSY"). So it is retried here.
 
     Args:
         connection: an open connection outside any transaction.

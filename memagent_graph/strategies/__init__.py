@@ -1,18 +1,18 @@
-"""Ways of reading, by name: those that come with the package, those of other packages, and a user's own.
+"""Strategies by name: those of this package, those of other packages, and a user's own.
 
 overwrite    the paper's: the whole memory is rewritten at each chunk
-gated        memory is rewritten only where a chunk has something new; with stop=yes reading may end early
+gated        memory is rewritten only if a chunk has something new; with stop=yes reading may end early
 refine       a draft of the answer, improved at each chunk
-map_reduce   what each chunk contributes, side by side, then merged
-parallel     chunks read side by side, what they contribute merged, in up to `passes` passes
-segments     the paper's loop in several segments side by side, whose memories are merged
-reread       after a whole read, sub-questions, for each of which the document is read again
-recall       the paper's, and what an earlier memory or chunk said can be looked up
+map_reduce   what each chunk contributes, in parallel, then merged
+parallel     chunks read in parallel, findings merged, in up to `passes` passes
+segments     the paper's loop in several segments in parallel, whose memories are merged
+reread       after a whole read, the document is read again for each sub-question
+recall       the paper's, and earlier memories and chunks can be searched
 
-Options stand behind a name: "gated:stop=yes", "parallel:passes=3:width=128". A rule for stopping early is added with a
+Options follow a name: "gated:stop=yes", "parallel:passes=3:width=128". A rule for stopping early is added with a
 plus sign: "overwrite+converged", "refine+converged:every=2".
 
-Another package adds a strategy by an entry point of the group "memagent.strategies". A user's own is named as
+Another package adds a strategy with an entry point in the group "memagent.strategies". A user's own is named as
 "path/to/file.py:Name" or "module:Name", and loaded only because it is named.
 """
 
@@ -51,20 +51,20 @@ def strategy_names() -> tuple[str, ...]:
 
 
 def is_strategy(text: str) -> bool:
-    """Whether a text has the form of a strategy's name, rather than of something else that can be evaluated."""
+    """Whether a text has the form of a strategy's name, not of another system that can be evaluated."""
     return ":" in text or "+" in text or text in strategy_names()
 
 
 def load_strategy(given: Strategy | type[Strategy] | str | None) -> Strategy:
-    """The strategy that is meant.
+    """The strategy for a name, a class or an object.
 
     Args:
-        given: a name, "file.py:Name" or "module:Name", each with options and a stop rule if wanted; a strategy, or its
+        given: a name, "file.py:Name" or "module:Name", each with optional options and stop rule; a strategy, or its
             class; None is the paper's.
 
     Raises:
-        StrategyError: there is none of that name, it cannot be loaded, is not a strategy, or has the name of another;
-            an option does not exist, or has no such value.
+        StrategyError: there is none with that name, it cannot be loaded, is not a strategy, or has the name of another;
+            an option does not exist or cannot have that value.
     """
     if given is None:
         return Overwrite()
@@ -120,7 +120,7 @@ def _class_of(names: Mapping[str, str], name: str) -> Any:
 
 
 def _checked(given: Any, name: str, options: Mapping[str, str]) -> Strategy:
-    """The strategy that is given, or one of the class that is, with these options."""
+    """The given strategy, or an instance of the given class with these options."""
     kind = given if isinstance(given, type) else type(given)
     if not issubclass(kind, Strategy):
         raise StrategyError(
@@ -134,7 +134,7 @@ def _checked(given: Any, name: str, options: Mapping[str, str]) -> Strategy:
         made = replace(given, **values)
     if made.name in _SHIPPED and not kind.__module__.startswith(__name__):
         raise StrategyError(
-            f"{name} has the name {made.name!r}, which a strategy of this package has",
-            hint="Give it a name of its own: logs and resumed runs tell strategies apart by it.",
+            f"{name} has the name {made.name!r}, which is the name of a strategy of this package",
+            hint="Give it another name: logs and resumed runs identify strategies by name.",
         )
     return made

@@ -1,4 +1,4 @@
-"""Stop early once the answer has settled: any strategy, probed for its answer every so many chunks."""
+"""Stop early once the answer has settled: any strategy, asked for a draft answer every few chunks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ABSTAINS: Final = re.compile(
     r"|cannot be|don't know)\b",
     re.IGNORECASE,
 )
-"""What an answer says that is none, in English."""
+"""English phrases of an answer that says that it is not known."""
 
 
 def _draft(text: str, prompts: Prompts) -> Parsed:
@@ -37,14 +37,14 @@ def _draft(text: str, prompts: Prompts) -> Parsed:
 PROBE = Role(
     "probe", Writes.DECISION, frozenset({"memory"}), bound="answer_tokens", parse=_draft, stand_in="answer", greedy=True
 )
-"""The answer's words, at temperature 0, for a draft that decides whether to read on."""
+"""The answer's prompt, at temperature 0, for a draft that decides whether to continue."""
 
 
 class ConvergedState(TypedDict):
-    """What a rule for stopping adds to a strategy's state."""
+    """The state that a rule for stopping adds."""
 
     drafts: NotRequired[list[str]]
-    """The newest answers that probes gave, as many as are compared."""
+    """The newest drafts, as many as are compared."""
     enough: NotRequired[bool]
     """Whether there is enough to answer from."""
     probed_at: NotRequired[int]
@@ -53,24 +53,24 @@ class ConvergedState(TypedDict):
 
 @dataclass(frozen=True)
 class Converged(Strategy):
-    """A strategy that goes through `probe` on its way to the next chunk (after ACS; it needs no training).
+    """A strategy that runs `probe` before it chooses the next chunk (after ACS; it needs no training).
 
-    A probe asks for the answer from memory as it is, at temperature 0. Reading stops once the newest draft is
-    confident, is not an abstention, and the newest drafts hardly differ. Probes count in the cost, like all else. An
+    A probe asks for the answer from the present memory, at temperature 0. Reading stops when the newest draft is
+    confident, is not an abstention, and the newest drafts hardly differ. Probes count in the cost. An
     abstention is recognised in English only; in other languages, confidence and stability decide.
 
-    What is read side by side is probed from wave to wave (`width`), from as much of what was found as a memory holds.
+    Parallel strategies are probed after each wave (`width`), from as much of the findings as fits into a memory.
     """
 
     strategy: Strategy
     confidence: float = 0.995
-    """The least that exp(mean log-probability of the draft's tokens) must be."""
+    """The smallest exp(mean log-probability of the draft's tokens) that is accepted."""
     change: float = 0.05
-    """The most that 1 - token F1 of neighbouring drafts may be, on average."""
+    """The largest mean of 1 - token F1 of neighbouring drafts that is accepted."""
     drafts: int = 3
-    """How many drafts are compared; two or more."""
+    """How many drafts are compared, at least two."""
     every: int = 1
-    """Chunks from one probe to the next."""
+    """Chunks between two probes."""
     name: ClassVar[str] = "converged"
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class Converged(Strategy):
             object.__setattr__(self, attribute, value)
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the strategy's graph, with a probe on the way to each next chunk."""
+        """Add the strategy's graph, with a probe before each choice of a chunk."""
         inner = self.strategy
         graph.add_node("probe", self._probe)
         graph.lead_through("probe", to=inner.chooses)
@@ -105,7 +105,7 @@ class Converged(Strategy):
         if missing := {inner.chooses, inner.concludes} - graph.builder.nodes.keys():
             raise StrategyError(
                 f"{inner.name} cannot stop early: it has no node {missing.pop()!r}",
-                hint="Name in its `chooses` and `concludes` the nodes that choose what is read, and that come after.",
+                hint="Set `chooses` and `concludes`: the nodes that choose what to read and follow the last chunk.",
             )
         route = unless_enough(inner.chooses, then=inner.concludes)
         graph.add_conditional_edges("probe", route, [inner.chooses, inner.concludes])
@@ -124,7 +124,7 @@ class Converged(Strategy):
         return self.strategy.is_at_end(state)
 
     def edited(self, state: Mapping[str, Any], record: StepRecord, text: str) -> Change:
-        """As in the strategy; drafts from before the edit no longer count."""
+        """As in the strategy; drafts from before the edit are dropped."""
         return {**self.strategy.edited(state, record, text), "drafts": [], "enough": False}
 
     async def _probe(self, state: Any, step: StepContext) -> Change:
@@ -137,8 +137,8 @@ class Converged(Strategy):
         reply = await step.ask(PROBE, memory=memory, parents=parents, slot=chunks)
         if reply.logprobs is None:
             raise StrategyError(
-                f"{step.context.policy.name} gives no log-probs, and without them a read cannot stop when converged",
-                hint="Read without --stop converged, or serve the model where logprobs are given (vLLM, llama.cpp).",
+                f"{step.context.policy.name} returns no log-probs, and --stop converged needs them",
+                hint="Read without --stop converged, or use a server that returns logprobs (vLLM, llama.cpp).",
             )
         drafts = [*(state.get("drafts") or []), reply.value or ""][-self.drafts :]
         confidence = math.exp(sum(reply.logprobs) / len(reply.logprobs)) if reply.logprobs else 0.0
@@ -153,7 +153,7 @@ class Converged(Strategy):
 
 
 def _overlap(one: str, other: str) -> float:
-    """The F1 of two texts' words, whatever their order and their letters' case; 1 for two empty texts."""
+    """The F1 of two texts' words, without order and letter case; 1 for two empty texts."""
     first, second = Counter(one.casefold().split()), Counter(other.casefold().split())
     total = first.total() + second.total()
     return 2 * (first & second).total() / total if total else 1.0

@@ -1,4 +1,4 @@
-"""An update gate: one call at each chunk decides whether memory stays as it is, is rewritten, or is enough."""
+"""An update gate: one call at each chunk decides whether memory is kept, is rewritten, or is sufficient."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ class Decision(StrEnum):
     """The first line of a reply."""
 
     KEEP = "KEEP"
-    """Memory stays, byte for byte."""
+    """Memory stays unchanged."""
     REWRITE = "REWRITE"
     """The lines below it are the whole new memory."""
     STOP = "STOP"
-    """There is enough to answer from; lines below it, if any, are the whole new memory."""
+    """There is enough to answer from; the lines below it, if any, are the whole new memory."""
 
 
 def decision(text: str, prompts: Prompts) -> Parsed | Trouble:
-    """Read a decision, and the memory below it."""
+    """Parse a decision and the memory below it."""
     del prompts
     first, _, memory = text.partition("\n")
     word, memory = first.strip(), memory.strip()
     if word not in set(Decision):
         return Trouble(EventKind.MALFORMED, f"the first line is {word[:20]!r}, not {', '.join(Decision)}")
     if word == Decision.KEEP and memory:
-        return Trouble(EventKind.MALFORMED, "KEEP stands above a new memory")
+        return Trouble(EventKind.MALFORMED, "there is a new memory below KEEP")
     if word == Decision.REWRITE and not memory:
-        return Trouble(EventKind.MALFORMED, "REWRITE stands above no new memory")
+        return Trouble(EventKind.MALFORMED, "there is no new memory below REWRITE")
     return Parsed(memory or None, Decision(word))
 
 
 def decision_without_stop(text: str, prompts: Prompts) -> Parsed | Trouble:
-    """Read a decision where reading may not stop."""
+    """Parse a decision if stopping is not allowed."""
     found = decision(text, prompts)
     if isinstance(found, Parsed) and found.value is Decision.STOP:
-        return Trouble(EventKind.MALFORMED, "the first line is 'STOP', which may not be said here")
+        return Trouble(EventKind.MALFORMED, "the first line is 'STOP', which is not allowed here")
     return found
 
 
@@ -55,7 +55,7 @@ GATED_UPDATE_OR_STOP = Role("gated_update_or_stop", template=shipped("gated_upda
 
 
 class GatedState(LineState):
-    """The state of a line that may end early."""
+    """The state of a read that may end early."""
 
     enough: NotRequired[bool]
     """Whether there is enough to answer from."""
@@ -65,11 +65,11 @@ class GatedState(LineState):
 class Gated(Strategy):
     """read_chunk -> update_or_keep -> read_chunk -> ... -> answer (after GRU-Mem, arXiv 2602.10560).
 
-    A reply outside the grammar is malformed: by the default rules it is asked for again, then memory stays.
+    A reply in another form is malformed: by default the policy is asked again, then memory is kept.
     """
 
     stop: bool = False
-    """Whether the policy may end the read before the document does. Leave it off where all of it counts."""
+    """Whether the policy may end the read before the end of the document. Leave it off if all of it matters."""
     name: ClassVar[str] = "gated"
     state: ClassVar[type] = GatedState
     loop: ClassVar[tuple[str, str]] = ("read_chunk", "update_or_keep")
@@ -82,7 +82,7 @@ class Gated(Strategy):
         return GATED_UPDATE_OR_STOP if self.stop else GATED_UPDATE
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the paper's loop, with a way out of it."""
+        """Add the paper's loop, with an early exit."""
         graph.add_node("read_chunk", read_chunk)
         graph.add_node("update_or_keep", self._update_or_keep)
         graph.add_node("answer", answer)

@@ -1,4 +1,4 @@
-"""Map and reduce: what each chunk contributes, asked side by side, then merged until it can be answered from."""
+"""Map and reduce: each chunk's contribution, in parallel, then merged until the answer can be based on it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ MAP = Role("map", fields=frozenset({"chunk"}), template=shipped("map"), parse=si
 
 @dataclass(frozen=True)
 class MapReduce(side.SideBySide):
-    """choose_chunks -> map_chunk, side by side -> ... -> gather -> merge_findings, side by side -> ... -> answer."""
+    """choose_chunks -> map_chunk, in parallel -> ... -> gather -> merge_findings, in parallel -> ... -> answer."""
 
     width: int = 64
-    """Chunks that are chosen at once; the reader's `concurrency` bounds how many are read side by side."""
+    """Chunks that are chosen at once; the reader's `concurrency` limits how many are read in parallel."""
     name: ClassVar[str] = "map_reduce"
     roles: ClassVar[tuple[Role, ...]] = (MAP, side.MERGE, ANSWER)
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the two rounds."""
+        """Add the map and the reduce step."""
         graph.add_node("choose_chunks", self._choose_chunks)
         graph.add_node("map_chunk", _map_chunk)
         self.wire_merging(graph)

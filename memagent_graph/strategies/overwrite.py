@@ -1,4 +1,4 @@
-"""The paper's strategy: one chunk after the other, the whole memory is rewritten at each."""
+"""The paper's strategy: one chunk after the other, and the whole memory is rewritten at each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wire_line(graph: StrategyGraph, node: str, read: Step) -> None:
 
     Args:
         graph: the strategy's.
-        node: what the step is called that reads the chosen chunk.
+        node: the name of the step that reads the chosen chunk.
         read: the step.
     """
     graph.add_node("read_chunk", read_chunk)

@@ -1,4 +1,4 @@
-"""Chunks read side by side, in several passes: each pass sees the memory that the one before it came to."""
+"""Chunks read in parallel, in several passes: each pass sees the memory of the previous pass."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ EXTRACT = Role("extract", template=shipped("extract"), parse=side.unless_none, s
 
 
 class ParallelState(side.SideBySideState):
-    """What branches found, and how far the passes are."""
+    """The branches' findings, and the number of the pass."""
 
     number: NotRequired[int]
     """Which pass it is; None is the first, 1."""
     known: NotRequired[str]
-    """The memory that the passes before it came to."""
+    """The memory after the previous passes."""
     known_from: NotRequired[list[str]]
     """The steps that wrote it."""
 
 
 class ParallelBranch(side.Branch):
-    """What a branch that extracts finds in its state."""
+    """The state of a branch that extracts."""
 
     known: str
     known_from: list[str]
@@ -39,16 +39,16 @@ class ParallelBranch(side.Branch):
 
 @dataclass(frozen=True)
 class Parallel(side.SideBySide):
-    """choose_chunks -> extract, side by side -> ... -> gather -> merge_findings -> ... -> end_pass -> ... -> answer.
+    """choose_chunks -> extract, in parallel -> ... -> gather -> merge_findings -> ... -> end_pass -> ... -> answer.
 
-    After PI-Mem (arXiv 2608.03048), but for two things: what is merged is a tree under the memory's budget, so that no
-    prompt grows with the document, and findings keep the chunks that they come from.
+    After PI-Mem (arXiv 2608.03048), with two changes: findings are merged as a tree within the memory's budget, so no
+    prompt grows with the document, and findings keep their chunks.
     """
 
     passes: int = 2
     """The most passes; a pass that finds nothing new is the last."""
     width: int = 64
-    """Chunks that are chosen at once; the reader's `concurrency` bounds how many are read side by side."""
+    """Chunks that are chosen at once; the reader's `concurrency` limits how many are read in parallel."""
     name: ClassVar[str] = "parallel"
     roles: ClassVar[tuple[Role, ...]] = (EXTRACT, side.MERGE, ANSWER)
     state: ClassVar[type] = ParallelState
@@ -56,7 +56,9 @@ class Parallel(side.SideBySide):
     def __post_init__(self) -> None:
         for option in ("passes", "width"):
             if getattr(self, option) < 1:
-                raise StrategyError(f"{option} is {getattr(self, option)}", hint=f"parallel:{option}=1 is the least.")
+                raise StrategyError(
+                    f"{option} is {getattr(self, option)}", hint=f"parallel:{option} must be at least 1."
+                )
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add a pass, and the way to the next one."""
@@ -73,7 +75,7 @@ class Parallel(side.SideBySide):
         return await side.choose_chunks(state, step, self.width)
 
     async def _end_pass(self, state: ParallelState, step: StepContext) -> Change:
-        """Begin the next pass, unless this one was the last that is wanted, or found nothing."""
+        """Begin the next pass, unless this one was the last one or found nothing."""
         number = state.get("number") or 1
         findings = side.in_order(state.get("findings", {}))
         steps = [each["step"] for each in findings.values()]
@@ -91,7 +93,7 @@ async def _extract(state: ParallelBranch, step: StepContext) -> Change:
 
 
 def _each_chunk(node: str) -> Route:
-    """A branch for each chosen chunk, with the memory of the passes before; the merging once there are none."""
+    """A branch for each chosen chunk, with the memory of the previous passes; the merging when there are none."""
 
     def each_chunk(state: ParallelState) -> str | Sequence[Send]:
         if state.get("stop_reason"):

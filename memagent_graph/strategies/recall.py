@@ -1,4 +1,4 @@
-"""The paper's loop with a way back: the policy may ask what its earlier memories, or the chunks read so far, said."""
+"""The paper's loop with a search: the policy may look up its earlier memories and the chunks read so far."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from memagent_graph.trace import Span, Writes
 _MARK = "RECALL:"
 _NOTHING = "(nothing)"
 _CHARS_PER_TOKEN = 2
-"""With passages of so many characters for each token of the room, it nearly always holds one, and mostly several."""
+"""With this many characters of a passage for each token of the room, it nearly always has one, and mostly several."""
 _MOST = 64
-"""Memories and passages that are tried, best first."""
+"""How many memories and passages are tried, best first."""
 
 
 def memory_and_query(text: str, prompts: Prompts) -> Parsed | Trouble:
-    """Read a memory, and the words to look up on its last line, if that begins with RECALL:."""
+    """Parse a memory, and the words to look up on its last line if that begins with RECALL:."""
     del prompts
     *lines, last = text.splitlines() or [""]
     if not last.startswith(_MARK):
         return Parsed(text)
     query, memory = last.removeprefix(_MARK).strip(), "\n".join(lines).strip()
     if not query:
-        return Trouble(EventKind.MALFORMED, "RECALL: stands before no words to look up")
+        return Trouble(EventKind.MALFORMED, "there are no words to look up after RECALL:")
     return Parsed(memory or None, query)
 
 
@@ -50,7 +50,7 @@ RECALL_LAST = Role("recall_last", fields=frozenset({"memory", "recalled"}), temp
 
 
 class Recalled(TypedDict):
-    """What was looked up: the places of passages, earlier memories, and the steps that wrote them."""
+    """The result of a look-up: places of passages, earlier memories, and the steps that wrote them."""
 
     spans: list[ChunkSpan]
     memories: list[str]
@@ -58,11 +58,11 @@ class Recalled(TypedDict):
 
 
 class RecallState(LineState):
-    """What is to be looked up, and what was."""
+    """What to look up, and the result."""
 
     query: NotRequired[str | None]
     recalled: NotRequired[Recalled | None]
-    """What the next prompt shows; None where nothing was looked up for it."""
+    """What the next prompt shows; None if nothing was looked up for it."""
     lookups: NotRequired[int]
 
 
@@ -70,16 +70,16 @@ class RecallState(LineState):
 class Recall(Strategy):
     """read_chunk -> (look_up ->) recall_update -> read_chunk -> ... -> (look_up -> recall_last ->) answer.
 
-    After ReMemR1 (arXiv 2509.23040) and InfMem, but for this: the same look-up runs in training and evaluation, over
-    earlier memories and over passages of the chunks read so far. What is found is as long as a memory at most.
+    After ReMemR1 (arXiv 2509.23040) and InfMem, with one change: the same look-up runs in training and evaluation, over
+    earlier memories and over passages of the chunks read so far. The result is at most as long as a memory.
     """
 
     lookups: int = 16
-    """The most look-ups in a run: each goes through all that was read."""
+    """The most look-ups in a run; each searches everything that was read."""
     passage_chars: int = 600
-    """The most characters of a passage, which ends with a sentence where it can."""
+    """The most characters of a passage, which ends with a sentence if possible."""
     retriever: Retriever = field(default_factory=WordRetriever, compare=False)
-    """What ranks memories and passages; BM25 by default."""
+    """Ranks memories and passages; BM25 by default."""
     name: ClassVar[str] = "recall"
     roles: ClassVar[tuple[Role, ...]] = (RECALL_UPDATE, RECALL_LAST, ANSWER)
     state: ClassVar[type] = RecallState
@@ -90,11 +90,11 @@ class Recall(Strategy):
             if getattr(self, option) < 1:
                 raise StrategyError(
                     f"{option} is {getattr(self, option)}",
-                    hint=f"recall:{option}=1 is the least; overwrite looks nothing up.",
+                    hint=f"recall:{option} must be at least 1; use overwrite to read without look-ups.",
                 )
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the loop, and the way by what was looked up."""
+        """Add the loop and the look-up."""
         steps = {"read_chunk": read_chunk, "recall_update": self._update, "recall_last": _add_last, "answer": answer}
         for name, step in {**steps, "look_up": self._look_up}.items():
             graph.add_node(name, step)
@@ -109,7 +109,7 @@ class Recall(Strategy):
         graph.add_conditional_edges("look_up", _after_look_up, ["recall_update", "recall_last"])
 
     def edited(self, state: Mapping[str, Any], record: StepRecord, text: str) -> Change:
-        """The memory is replaced, and what the reply wanted to look up is forgotten."""
+        """The memory is replaced, and a requested look-up is dropped."""
         return {**super().edited(state, record, text), "query": None}
 
     async def _update(self, state: RecallState, step: StepContext) -> Change:
@@ -128,7 +128,7 @@ class Recall(Strategy):
         return {"memory": reply.text, "query": reply.value, "recalled": None}
 
     async def _look_up(self, state: RecallState, step: StepContext) -> Change:
-        """Rank the run's earlier memories and passages of what it read, and take the best that fit."""
+        """Rank the run's earlier memories and passages of what it read, and use the best that fit."""
         lookups = (state.get("lookups") or 0) + 1
         if lookups > self.lookups:
             return {"recalled": Recalled(spans=[], memories=[], steps=[]), "query": None}
@@ -165,7 +165,7 @@ class Recall(Strategy):
 
 
 async def _add_last(state: RecallState, step: StepContext) -> Change:
-    """What was looked up after the last chunk has no section to stand beside."""
+    """After the last chunk, the result of a look-up is shown without a section."""
     recalled, memory = state.get("recalled"), state.get("memory") or ""
     reply = await step.ask(
         RECALL_LAST,
@@ -202,7 +202,7 @@ def _parents(recalled: Recalled | None, state: RecallState) -> Sequence[str]:
 def _note(recalled: Recalled | None) -> tuple[EventKind, str] | None:
     if recalled is None or recalled["spans"] or recalled["memories"]:
         return None
-    return EventKind.NOT_RECALLED, "nothing read so far has a word of it, or the look-ups were used up"
+    return EventKind.NOT_RECALLED, "nothing read so far contains these words, or all look-ups are used up"
 
 
 def _text_of(span: ChunkSpan, step: StepContext) -> str:
@@ -210,7 +210,7 @@ def _text_of(span: ChunkSpan, step: StepContext) -> str:
 
 
 def _part(span: Span, text: str, start: int, end: int) -> ChunkSpan:
-    """The place of a passage of a chunk; its number is the chunk's, its tokens are counted once it is chosen."""
+    """The place of a passage of a chunk; it has the chunk's number, and its tokens are counted when it is chosen."""
     start_byte = span.start_byte + len(text[:start].encode())
     return ChunkSpan(
         index=span.index,

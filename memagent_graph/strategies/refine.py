@@ -1,4 +1,4 @@
-"""The refine chain: a draft of the solution from the first chunk, improved by each of the others in turn."""
+"""The refine chain: a draft of the answer from the first chunk, improved at each later chunk."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from memagent_graph.roles import ANSWER, Role, shipped
 from memagent_graph.strategies.overwrite import wire_line
 
 IMPROVE = Role("refine", template=shipped("refine"), stand_in="update")
-"""A whole draft from a draft and the next chunk. A policy with words of its own updates it as a memory."""
+"""A new draft from a draft and the next chunk. A policy with its own prompts updates it like a memory."""
 
 
 @dataclass(frozen=True)
 class Refine(Strategy):
-    """Like the paper's loop it sees every chunk once, in order; unlike it, it carries a draft and no notes.
+    """Like the paper's loop it sees every chunk once, in order; unlike it, it keeps a draft instead of notes.
 
-    The draft is kept whole, with its reasons; the answer is asked for from it at the end.
+    The whole draft is kept, with its reasons; the answer is taken from it at the end.
     """
 
     name: ClassVar[str] = "refine"
@@ -34,7 +34,7 @@ class Refine(Strategy):
 
 
 async def improve_draft(state: LineState, step: StepContext) -> Change:
-    """Show the policy the draft and the chosen chunk, and take what it writes as the new draft."""
+    """Show the policy the draft and the chosen chunk, and use its reply as the new draft."""
     span, draft = chosen(state), state.get("memory") or ""
     reply = await step.ask(IMPROVE, memory=draft, chunk=step.text(span), previous=draft, reads=[span])
     step.has_read(span)

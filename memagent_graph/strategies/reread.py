@@ -1,4 +1,4 @@
-"""Read, ask what is still missing, and read again for that: for facts that only make sense after a later one."""
+"""Read, ask what is still missing, and read again for that: for facts that only make sense with a later one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memagent_graph.trace import Writes
 
 
 def next_question(asked: Sequence[str]) -> Callable[[str, Prompts], Parsed | Trouble]:
-    """A parser of ANSWER, or of ASK above a question; one that is among those `asked` helps nobody."""
+    """A parser of ANSWER, or of ASK above a question; a question in `asked` is refused."""
     known = {_plain(each) for each in asked}
 
     def parse(text: str, prompts: Prompts) -> Parsed | Trouble:
@@ -31,7 +31,7 @@ def next_question(asked: Sequence[str]) -> Callable[[str, Prompts], Parsed | Tro
         if word == "ANSWER" and not question:
             return Parsed(text)
         if word != "ASK" or not question:
-            return Trouble(EventKind.MALFORMED, f"the reply is {text[:30]!r}, not ANSWER, nor ASK above a question")
+            return Trouble(EventKind.MALFORMED, f"the reply is {text[:30]!r}, neither ANSWER nor ASK above a question")
         if _plain(question) in known:
             return Trouble(EventKind.REPEATED, f"{question[:60]!r} was asked before")
         return Parsed(text, question)
@@ -56,26 +56,26 @@ INTEGRATE = Role(
 
 
 class RereadState(LineState):
-    """How far it is, and what is kept of the first read while the document is read again."""
+    """The state of the rereads, and what is kept of the first read during them."""
 
     branch: NotRequired[str]
-    """The line that reads now: "" for the first time, then "1", "2", ..."""
+    """The branch that reads now: "" for the first read, then "1", "2", ..."""
     asked: NotRequired[list[str]]
-    """The sub-questions so far; the newest is the one that is read for."""
+    """The sub-questions so far; the document is read for the newest."""
     asked_in: NotRequired[str]
     """The step that asked it."""
     kept: NotRequired[str]
-    """The memory of all reads before this one."""
+    """The memory after all previous reads."""
     found: NotRequired[str]
-    """What the newest reread came to, once it has ended."""
+    """The memory of the newest reread, after its end."""
 
 
 @dataclass(frozen=True)
 class Reread(Strategy):
     """next_chunk -> update_memory -> ... -> decompose -> next_chunk -> ... -> integrate -> decompose -> ... -> answer.
 
-    After MemReread (arXiv 2605.10268): each sub-question begins with an empty memory. A reply outside the grammar, or a
-    question that was asked before, is asked for again by the rule for malformed replies, then taken as ANSWER.
+    After MemReread (arXiv 2605.10268): each sub-question begins with an empty memory. A reply in another form, or a
+    question that was asked before, is handled by the rule for malformed replies, then counts as ANSWER.
     """
 
     rounds: int = 2
@@ -87,10 +87,12 @@ class Reread(Strategy):
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
-            raise StrategyError(f"rounds is {self.rounds}", hint="reread:rounds=1 is the least; overwrite reads once.")
+            raise StrategyError(
+                f"rounds is {self.rounds}", hint="reread:rounds must be at least 1; use overwrite to read once."
+            )
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the read, and the way back to its beginning."""
+        """Add the read, and the edge back to its beginning."""
         steps = {
             "next_chunk": _next_chunk,
             "update_memory": _update_memory,
@@ -107,7 +109,7 @@ class Reread(Strategy):
         graph.add_edge("answer", END)
 
     def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
-        """While the document is read again, what was kept of the reads before."""
+        """What was kept of the previous reads, while the document is read again."""
         kept = state.get("kept") if state.get("branch") else state.get("memory")
         return kept or "", [tip] if (tip := state.get("tips", {}).get("")) else None
 
@@ -131,7 +133,7 @@ class Reread(Strategy):
 async def _next_chunk(state: RereadState, step: StepContext) -> Change:
     change = await read_chunk(state, step)
     if state.get("branch") and "span" in change and change["span"] is None:
-        # The reread has ended: its memory is what was found, and the trunk's memory is back.
+        # The reread has ended: its memory is the finding, and the trunk's memory is restored.
         return {**change, "branch": "", "found": state.get("memory"), "memory": state.get("kept")}
     return change
 

@@ -1,4 +1,4 @@
-"""A document cut into segments that are read side by side, each with a memory of its own; the memories are merged."""
+"""A document cut into segments that are read in parallel, each with its own memory; the memories are merged."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from memagent_graph.roles import ANSWER, UPDATE, Role
 
 
 class SegmentsState(side.SideBySideState):
-    """What the segments' memories are, and where each is read on."""
+    """The segments' memories, and where each continues."""
 
     segments: NotRequired[list[side.Segment]]
     cursors: NotRequired[Annotated[dict[str, Cursor], put]]
-    """By segment, named by its first chunk: where its next chunk begins."""
+    """By segment, named after its first chunk: where its next chunk begins."""
 
 
 @dataclass(frozen=True)
 class Segments(side.SideBySide):
-    """cut_segments -> next_chunks -> read_segment, side by side -> ... -> gather -> merge_findings -> ... -> answer.
+    """cut_segments -> next_chunks -> read_segment, in parallel -> ... -> gather -> merge_findings -> ... -> answer.
 
-    The paper's loop, `count` times at once: as many turns in a row as a segment has chunks.
+    The paper's loop, `count` times in parallel: as many calls in sequence as a segment has chunks.
     """
 
     count: int = 8
-    """How many segments; fewer where the document has fewer chunks."""
+    """How many segments; fewer if the document has fewer chunks."""
     name: ClassVar[str] = "segments"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, side.MERGE, ANSWER)
     state: ClassVar[type] = SegmentsState
@@ -42,7 +42,7 @@ class Segments(side.SideBySide):
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise StrategyError(f"count is {self.count}", hint="segments:count=1 is the least.")
+            raise StrategyError(f"count is {self.count}", hint="segments:count must be at least 1.")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the segments' loop."""
@@ -57,11 +57,11 @@ class Segments(side.SideBySide):
 
     @property
     def continues_after(self) -> str:
-        """The document is cut once."""
+        """Cut the document, once."""
         return "cut_segments"
 
     def is_at_end(self, state: Mapping[str, Any]) -> bool:
-        """Whether all segments were."""
+        """Whether all segments were read to their end."""
         return not _open_segments(state)
 
     async def _cut_segments(self, state: SegmentsState, step: StepContext) -> Change:
@@ -83,7 +83,7 @@ def _each_segment(state: SegmentsState) -> str | Sequence[Send]:
 
 
 def _open_segments(state: Mapping[str, Any]) -> dict[str, Cursor]:
-    """By segment, where it is read on; without those that were read to their end."""
+    """By segment, where it continues; without those that were read to their end."""
     cursors = state.get("cursors", {})
     places = {str(each["cursor"]["index"]): each for each in state.get("segments") or ()}
     return {
@@ -96,7 +96,9 @@ def _open_segments(state: Mapping[str, Any]) -> dict[str, Cursor]:
 async def _read_segment(state: Any, step: StepContext) -> Change:
     found = await step.next_chunk(state["cursor"])
     if found is None:
-        raise StrategyError("a segment goes beyond the document's end", hint="Was the stored document changed?")
+        raise StrategyError(
+            "a segment is longer than the rest of the document", hint="Check whether the stored document was changed."
+        )
     span, cursor = found
     memory: str = state["memory"]
     reply = await step.ask(UPDATE, memory=memory, chunk=step.text(span), previous=memory, reads=[span])

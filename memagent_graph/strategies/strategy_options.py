@@ -1,4 +1,4 @@
-"""Options behind a strategy's name, as in "parallel:passes=3:width=128": the fields of its dataclass."""
+"""Options after a strategy's name, as in "parallel:passes=3:width=128": the fields of its dataclass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMS: Final = {bool: "yes or no", int: "a whole number", float: "a number", st
 
 
 def split_options(text: str) -> tuple[str, dict[str, str]]:
-    """A name, and the options behind it as they are written.
+    """A name, and the options after it as text.
 
     Raises:
         StrategyError: an option is given twice.
@@ -31,15 +31,15 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
 
 
 def typed_options(kind: type, name: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """Options as values of the types that a strategy's fields have.
+    """Options as values of the types of a strategy's fields.
 
     Args:
         kind: the strategy's class.
-        name: what the user calls it.
-        options: as they are written.
+        name: the name that the user typed.
+        options: as text.
 
     Raises:
-        StrategyError: there is no such option, or it is not written as its type is.
+        StrategyError: there is no such option, or its text does not fit its type.
     """
     if not options:
         return {}
@@ -49,12 +49,12 @@ def typed_options(kind: type, name: str, options: Mapping[str, str]) -> dict[str
     found = {}
     for option, text in options.items():
         if option not in known:
-            there = ", ".join(known) or "none; the fields of a dataclass would be"
+            there = ", ".join(known) or "none; the fields of a dataclass would be options"
             raise StrategyError(f"{name} has no option {option!r}", hint=f"Its options: {there}.")
         try:
             found[option] = _READ[known[option]](text)
         except (KeyError, ValueError) as error:
             raise StrategyError(
-                f"{option}={text} is not understood", hint=f"{name} takes {_FORMS[known[option]]} for {option}."
+                f"{option}={text} is not valid", hint=f"{name} takes {_FORMS[known[option]]} for {option}."
             ) from error
     return found

@@ -1,4 +1,4 @@
-"""One run, looked at: how its memory came to be, chunk by chunk, and what supports its answer."""
+"""Views of one run: how its memory was built, chunk by chunk, and what supports its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: what they were given, where their memories part, and how they end."""
+"""Two runs compared: their inputs, where their memories begin to differ, and how they end."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class RunComparison:
     b: Timeline
     same_question: bool
     same_document: bool
-    """Whether the text is the same, whatever it is called."""
+    """Whether the text is the same, independent of its name."""
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """The settings that differ, by name; None where a run does not have one."""
     parting: Step | None = None
-    """The first step of `a` after which the memories differ, of those that stand at the same place in `b`."""
+    """The first step of `a` after which the memories differ, of those with the same place in `b`."""
     in_common: int = 0
-    """How many steps of the two runs stand at the same place: the same chunk on the same branch, or like merges."""
+    """How many steps of the two runs have the same place: the same chunk on the same branch, or the same merge."""
     same_chunks: bool = True
-    """Whether the chunks that both runs read have the same bounds."""
+    """Whether the chunks that both runs read have the same boundaries."""
     memory_diff: tuple[Change, ...] = ()
     """From the final memory of `a` to that of `b`."""
 
@@ -45,7 +45,7 @@ def compare_runs(
     settings_a: Mapping[str, Any] | None = None,
     settings_b: Mapping[str, Any] | None = None,
 ) -> RunComparison:
-    """Compare two runs, of one question and document or of several."""
+    """Compare two runs, with the same or with different questions and documents."""
     left, right = build_timeline(a), build_timeline(b)
     pairs = same_places(left, right)
     bounds = [[(each.update.start_char, each.update.end_char) for each in side] for side in zip(*pairs, strict=True)]
@@ -68,7 +68,7 @@ def compare_runs(
 
 
 def render_comparison(comparison: RunComparison) -> RenderableType:
-    """The comparison for `rich.console.Console.print`; green is what only the second run has."""
+    """The comparison for `rich.console.Console.print`; text that only the second run has is green."""
     parts: list[RenderableType] = [_table(comparison), Text(), Text(_parting(comparison))]
     if comparison.a.memory == comparison.b.memory:
         parts.append(Text("The final memories are the same.", style="green"))
@@ -128,5 +128,5 @@ def _parting(comparison: RunComparison) -> str:
         return "The runs have no step in common: they read on different branches."
     if comparison.parting is None:
         return "The memories are the same as far as both runs read."
-    bounds = "" if comparison.same_chunks else " (the chunks have other bounds)"
-    return f"The memories part at {plain(comparison.parting.name)}{bounds}."
+    bounds = "" if comparison.same_chunks else " (the chunks have other boundaries)"
+    return f"The memories first differ at {plain(comparison.parting.name)}{bounds}."

@@ -1,4 +1,4 @@
-"""A run's timeline, computed once and drawn by several hands: terminal, page, notebook."""
+"""A run's timeline, computed once and drawn by several renderers: terminal, page, notebook."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ class Step:
 
     update: MemoryUpdate
     name: str
-    """What it is called in a sentence: "chunk 3", "chunk 41, branch 3", "merge of branches 0, 1, 2"."""
+    """Its name in a sentence: "chunk 3", "chunk 41, branch 3", "merge of branches 0, 1, 2"."""
     kept: bool
-    """Whether the policy was asked what to do, and decided to leave the memory as it was."""
+    """Whether the policy decided not to change the memory."""
     sources: tuple[int, ...]
-    """The places in `Timeline.steps` of those whose memories, below each other, it began from."""
+    """The indices in `Timeline.steps` of those whose memories, joined, it started from."""
     previous: str
-    """The memory that it began from."""
+    """The memory that it started from."""
     diff: tuple[Change, ...]
-    """From `previous` to the update's memory; empty where they are the same."""
+    """From `previous` to the update's memory; empty if they are the same."""
     inserted_words: int
     deleted_words: int
     density: float
-    """The share of words changed: those inserted and deleted, of those in both memories together. 0 to 1."""
+    """The share of words changed, 0 to 1: inserted and deleted words, divided by the words of both memories."""
     section: str | None
-    """The page or source that the chunk begins in."""
+    """The page or source in which the chunk begins."""
 
     @property
     def short_name(self) -> str:
-        """Its name where it is clear that a chunk is meant, in a list: that of a chunk on the trunk is its number."""
+        """Its name in a list of chunks: for a chunk on the trunk only its number."""
         return self.name.removeprefix("chunk ").replace(", branch", " on branch", 1)
 
     @property
     def changed(self) -> bool:
-        """Whether the memory is another than before."""
+        """Whether the memory changed."""
         return bool(self.diff)
 
     @property
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a run amounts to. Tokens and seconds are those of all steps that count, answers and decisions included."""
+    """The totals of a run. Tokens and seconds are those of all steps that count, including answers and decisions."""
 
     chunks: int
     """How many chunks were read; one that was read again counts again."""
@@ -83,16 +83,16 @@ class Totals:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run with all that can be said of it without a model."""
+    """A run with everything that can be computed without a model."""
 
     view: RunView
     steps: tuple[Step, ...]
-    """Behind their sources, and as far as that leaves a choice, those of a branch together."""
+    """After their sources, and otherwise those of a branch together."""
     places: tuple[int, ...]
-    """By the place of an update in the trace: the place of its step in `steps`."""
+    """By the index of an update in the trace: the index of its step in `steps`."""
     provenance: Provenance
     support: tuple[Support, ...]
-    """The stretches of the final memory's lines whose words the answer repeats."""
+    """The parts of the final memory's lines whose words the answer repeats."""
     totals: Totals
 
     @property
@@ -102,20 +102,20 @@ class Timeline:
 
     @cached_property
     def lanes(self) -> dict[str, list[Step]]:
-        """The steps of each branch, by its name, in order; the trunk, called "", comes first if there is one."""
+        """The steps of each branch, by its name, in order; the trunk, named "", is first if there is one."""
         lanes: dict[str, list[Step]] = {"": []} if any(not step.update.branch for step in self.steps) else {}
         for step in self.steps:
             lanes.setdefault(step.update.branch, []).append(step)
         return lanes
 
     def step(self, update: int) -> Step:
-        """The step of the update at a place in the trace, as evidence and lines of memory name it."""
+        """The step of the update at an index in the trace, which evidence and lines of memory use."""
         return self.steps[self.places[update]]
 
     def density(self, columns: int, branch: str | None = None) -> list[float]:
-        """The greatest density in each of `columns` equal stretches of the run, or of one branch.
+        """The greatest density in each of `columns` equal parts of the run, or of one branch.
 
-        There are fewer of them where there are fewer steps.
+        There are fewer parts if there are fewer steps.
         """
         steps = self.steps if branch is None else self.lanes[branch]
         count = min(columns, len(steps))
@@ -123,7 +123,7 @@ class Timeline:
         return [max(step.density for step in steps[a:b]) for a, b in pairwise(bounds)]
 
     def stretches(self) -> Iterator[tuple[bool, list[Step]]]:
-        """The steps in groups: one to show by itself (it is notable), or a dull stretch of one branch."""
+        """The steps in groups: a notable one by itself, or several of one branch that are not notable."""
         for (notable, _), steps in groupby(self.steps, key=lambda step: (step.notable, step.update.branch)):
             if notable:
                 yield from ((True, [step]) for step in steps)
@@ -131,7 +131,7 @@ class Timeline:
                 yield False, list(steps)
 
     def longest_held(self, most: int) -> list[LostLine]:
-        """The lost lines that were in memory over the most steps, in the order in which they were lost."""
+        """The lost lines that were in memory for the most steps, in the order in which they were lost."""
         lost = self.provenance.lost
         held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone_update)
         return [lost[index] for index in sorted(held[:most])]
@@ -148,7 +148,7 @@ class Timeline:
         return [each for each in self.provenance.evidence if each.line_index == line_index]
 
     def supported(self, line_index: int) -> list[tuple[str, bool]]:
-        """A line of the final memory in pieces, and which of them the answer repeats."""
+        """A line of the final memory in pieces, and whether the answer repeats each."""
         line = self.provenance.lines[line_index].line
         pieces: list[tuple[str, bool]] = []
         end = 0
@@ -160,7 +160,7 @@ class Timeline:
         return [piece for piece in pieces if piece[0]]
 
     def quote_context(self, quote: Evidence, characters: int) -> tuple[str, str]:
-        """What stands around a quote in its chunk, `characters` on either side; empty where the text is gone."""
+        """The text around a quote in its chunk, `characters` on each side; empty if the text is no longer stored."""
         update = self.view.updates[quote.update]
         text = self.view.chunk_text(update) or ""
         start, end = quote.start_char - update.start_char, quote.end_char - update.start_char
@@ -168,13 +168,13 @@ class Timeline:
 
 
 def dull_words(steps: Sequence[Step]) -> str:
-    """What is said of steps that left the memory as it was: unchanged, or kept by a decision."""
+    """The words for steps that did not change the memory: unchanged, or kept by a decision."""
     kept = {step.kept for step in steps}
     return "unchanged or kept" if len(kept) > 1 else "kept" if True in kept else "unchanged"
 
 
 def listed(names: Sequence[object], most: int = _MOST_NAMED) -> str:
-    """Names in a sentence, the last of many left out."""
+    """Names in a sentence; if there are many, the last ones are left out."""
     shown = ", ".join(map(str, names[:most]))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
@@ -182,7 +182,7 @@ def listed(names: Sequence[object], most: int = _MOST_NAMED) -> str:
 def build_timeline(view: RunView) -> Timeline:
     """Everything that the renderers draw.
 
-    For 700 chunks and memories of 1000 tokens it takes about half a second, and a few seconds where every chunk
+    For 700 chunks and memories of 1000 tokens it takes about half a second, and a few seconds if every chunk
     rewrites the whole memory.
     """
     trace = view.trace
@@ -200,7 +200,7 @@ def build_timeline(view: RunView) -> Timeline:
             sum(count_words(part.text) for part in change if part.op is op)
             for op in (DiffOp.INSERT, DiffOp.DELETE, DiffOp.EQUAL)
         )
-        # A change of white space or punctuation alone counts no word, and is a change.
+        # A change of white space or punctuation only changes no word, but is a change.
         share = max((inserted + deleted) / max(1, inserted + deleted + 2 * kept), 0.01) if change else 0.0
         reads = update.chunk_index is not None
         steps.append(
@@ -236,7 +236,7 @@ def build_timeline(view: RunView) -> Timeline:
 
 
 def _order(trace: Trace) -> list[int]:
-    """The places of a trace's updates, each behind its sources; branches that ran side by side one after the other."""
+    """The indices of a trace's updates, each after its sources; parallel branches one after the other."""
     sources = [trace.sources(update) for update in trace.updates]
     ends = set(range(len(sources))).difference(*sources)
     order: list[int] = []
@@ -266,7 +266,7 @@ def _asked(trace: Trace) -> list[list[TraceStep]]:
 
 
 def _name(update: MemoryUpdate, asked: Sequence[TraceStep], branches: Sequence[str]) -> str:
-    """What an update is called.
+    """The name of an update.
 
     Args:
         update: the update.
@@ -284,7 +284,7 @@ def _name(update: MemoryUpdate, asked: Sequence[TraceStep], branches: Sequence[s
 
 
 def same_places(a: Timeline, b: Timeline) -> list[tuple[Step, Step]]:
-    """The steps of two runs that stand at the same place: the same chunk on the same branch, as often read before."""
+    """The steps of two runs with the same place: the same chunk on the same branch, read for the same time."""
     there = dict(zip(_keys(b.steps), b.steps, strict=True))
     return [(step, there[key]) for key, step in zip(_keys(a.steps), a.steps, strict=True) if key in there]
 

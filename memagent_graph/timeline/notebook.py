@@ -1,4 +1,4 @@
-"""A result as a notebook shows it: a static fragment of HTML without script, styled in line."""
+"""A result for a notebook: a static fragment of HTML without script, with inline styles."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def render_notebook(timeline: Timeline) -> str:
 
 
 def _strip(timeline: Timeline) -> str:
-    """Where memory changed: a bar, and one below the other for branches."""
+    """Where memory changed: a bar, or several bars for branches."""
     lanes = list(timeline.lanes)
     shown = lanes[:_MOST_LANES]
     more = len(lanes) - len(shown)

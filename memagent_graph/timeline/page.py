@@ -1,9 +1,9 @@
-"""The timeline as one HTML file that needs nothing else: no network, no server, and no script but its own.
+"""The timeline as one HTML file that needs nothing else: no network, no server, and no other script.
 
-Text of documents and models goes in as JSON that cannot end its element, and the script shows it as text only. The
+Text of documents and models is included as JSON that cannot end its element, and the script shows it as text only. The
 content security policy names the one style sheet and the one script by their hashes, and allows nothing to be loaded.
-Memories are stored as differences; the script puts them together again. A step names what it comes from, itself and its
-anchor only where these are not those of the next chunk on the trunk, so that long runs stay small.
+Memories are stored as differences; the script restores them. A step names its sources, itself and its
+anchor only if these are not those of the next chunk on the trunk, so that pages of long runs stay small.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONTEXT_CHARACTERS = 200
 _LONGEST_QUOTE = 2000
 _MOST_LOST_LINES = 300
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-# Besides what could end the element, code points that no file in UTF-8 can hold.
+# What could end the element, and code points that a UTF-8 file cannot contain.
 _ESCAPED_IN_JSON = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
@@ -142,7 +142,7 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def _anchors(steps: Sequence[Step]) -> list[str]:
-    """What links name steps by. A chunk that a branch reads again, and its merges, are counted."""
+    """The names of steps in links. A chunk that a branch reads again, and its merges, get a number."""
     anchors: dict[str, None] = {}
     times: Counter[str] = Counter()
     for step in steps:

@@ -1,4 +1,4 @@
-"""Where a `RunView` comes from: a run log, with the documents it refers to. `ReadResult.view` makes one, too."""
+"""Makes a `RunView` from a run log and the documents it refers to. `ReadResult.view` makes one, too."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from memagent_graph.trace import MemoryUpdate, Trace
 
 
 def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
-    """A logged run, finished or not. Texts of chunks come from the store, where they are still there.
+    """A logged run, finished or not. Texts of chunks come from the store, if they are still there.
 
     Raises:
-        RunNotFoundError: the log holds no such run.
+        RunNotFoundError: there is no such run in the log.
     """
     record = log.get(run_id)
     trace = log.trace(run_id)
@@ -41,7 +41,7 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
 
 
 def store_of(document: DocumentRef, log: Path) -> DocumentStore:
-    """The store that has a run's document: one beside the run's log, as an evaluation keeps it, or else the user's."""
+    """The store with a run's document: one beside the run's log (of an evaluation), otherwise the user's."""
     beside = DocumentStore(log.with_name(default_store().name))
     try:
         beside.read_bytes(document, 0, 1)
@@ -51,8 +51,8 @@ def store_of(document: DocumentRef, log: Path) -> DocumentStore:
 
 
 def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> Callable[[MemoryUpdate], str | None]:
-    """Gives the text that an update read, without earlier passages that were looked up for it; None where it read none,
-    or several that do not follow each other (what lies between them was not read), or the store has lost it.
+    """Returns the text that an update read, without passages looked up for it; None if it read none,
+    or several that do not follow each other (the text between them was not read), or the store has lost it.
     """
 
     def read(update: MemoryUpdate) -> str | None:
@@ -69,7 +69,7 @@ def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> C
 
 
 def sections_of(store: DocumentStore, document: DocumentRef) -> Sequence[SourceMark]:
-    """Where the document's pages or sources begin; none where the store has lost it."""
+    """Where the document's pages or sources begin; empty if the store has lost it."""
     try:
         return store.sections(document)
     except (DocumentError, OSError):

@@ -1,4 +1,4 @@
-"""The timeline on a terminal. Text of documents and models is shown as text: no markup, no control characters."""
+"""The timeline on a terminal. Text of documents and models is shown as text, without markup and control characters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
     Args:
         timeline: From `build_timeline`.
         chunk: Show this chunk alone: its memory before and after, the difference, and its text in full; several times
-            where it was read again or on several branches.
+            if it was read again or on several branches.
 
     Raises:
         ValueError: The run has not read that chunk.
@@ -48,14 +48,14 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
         _answer(timeline),
         *_titled("Where memory changed", [DensityStrip(timeline), *_steps(timeline)]),
         *_titled("Final memory, and where it comes from", _memory_lines(timeline)),
-        *_titled("Lost on the way", _lost(timeline)),
+        *_titled("Lost before the end", _lost(timeline)),
     )
 
 
 class DiffText:
-    """A difference: in color where there is color, else with brackets, as in `[-old-]{+new+}`.
+    """A difference: in color if there is color, otherwise with brackets, as in `[-old-]{+new+}`.
 
-    With `around`, what stayed is cut to about so many characters beside what changed.
+    With `around`, unchanged text is cut to about this many characters beside a change.
     """
 
     def __init__(self, diff: Sequence[Change], *, around: int | None = None) -> None:
@@ -75,9 +75,9 @@ class DiffText:
 
 
 class DensityStrip:
-    """Where memory changed, over the width there is: a block's height is the share of words that changed.
+    """Where memory changed, over the available width: a block's height is the share of words that changed.
 
-    Branches have a line each, under the trunk's.
+    Each branch has a line below the trunk's.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -123,7 +123,7 @@ def _header(timeline: Timeline) -> RenderableType:
         ("document", view.document["name"]),
         ("model", view.model),
         ("strategy", "" if view.strategy == "overwrite" else view.strategy),
-        ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
+        ("ended", view.stop_reason or "not finished: it is running or was interrupted"),
         ("read", f"{totals.chunks:,} chunks, {totals.changes:,} changed the memory{on}"),
         (
             "cost",
@@ -284,7 +284,7 @@ def _titled(title: str, parts: Sequence[RenderableType]) -> list[RenderableType]
 
 
 def _shortened(text: str, around: int, *, before: bool, after: bool) -> str:
-    """What is left of an unchanged stretch beside the changes that stand before and after it."""
+    """What is left of unchanged text beside the changes before and after it."""
     if len(text) <= around * (before + after) + around:
         return text
     head, tail = text[: around * before], text[len(text) - around * after :]

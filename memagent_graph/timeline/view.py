@@ -1,4 +1,4 @@
-"""A run as it can be looked at, wherever it comes from: a run log, or a result at hand."""
+"""A run for viewing, from a run log or from a result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memagent_graph.trace import MemoryUpdate, Trace
 
 @dataclass(frozen=True)
 class RunView:
-    """What the timeline is drawn from. Times are seconds since 1970."""
+    """The input of the timeline. Times are seconds since 1970."""
 
     run_id: str
     question: str
@@ -22,7 +22,7 @@ class RunView:
     strategy: str
     """The name of the way of reading."""
     trace: Trace = field(repr=False)
-    """All that the policy was asked, and what came of it."""
+    """All calls of the policy, and their results."""
     answer: str | None
     raw_answer: str | None
     stop_reason: str | None
@@ -33,7 +33,7 @@ class RunView:
     sections: Sequence[SourceMark] = ()
     """Where the document's pages or sources begin."""
     chunk_text: Callable[[MemoryUpdate], str | None] = field(default=lambda _: None, repr=False)
-    """The text that an update read; None where it is no longer stored."""
+    """The text that an update read; None if it is no longer stored."""
 
     @property
     def updates(self) -> tuple[MemoryUpdate, ...]:

@@ -1,4 +1,4 @@
-"""Tokenizers: exact token ids, and where in the text each begins."""
+"""Tokenizers: exact token ids, and the place of each token in the text."""
 
 from __future__ import annotations
 

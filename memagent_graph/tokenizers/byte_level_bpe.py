@@ -1,8 +1,8 @@
-"""A byte-level BPE tokenizer.json as a tiktoken encoding, several times faster than the library that it is made for.
+"""A byte-level BPE tokenizer.json as a tiktoken encoding, which is several times faster than the `tokenizers` library.
 
-The conversion inverts GPT-2's map from bytes to printable characters and takes ids as merge ranks. It is exact where
+The conversion inverts GPT-2's map from bytes to printable characters and uses ids as merge ranks. It is exact if
 merge results have ascending ids and one regular expression splits the text; `differs_from` checks that against the
-`tokenizers` library. Anything else is left to that library.
+`tokenizers` library. All other tokenizers run on that library.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ DIGITS_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!
 
 @dataclass(frozen=True, slots=True)
 class ByteLevelBPE:
-    """What a tokenizer.json says, in tiktoken's terms.
+    """The contents of a tokenizer.json in tiktoken's form.
 
     Attributes:
         ranks: From a token's bytes to its id, which is also its merge rank.
         pattern: The regular expression that splits text into words.
         special_tokens: Added tokens, and vocabulary entries that no text encodes to, by their text.
-        nfc: Whether text is brought to Unicode's normal form C first.
+        nfc: Whether text is normalized to Unicode's form C first.
     """
 
     ranks: dict[bytes, int]
@@ -37,14 +37,14 @@ class ByteLevelBPE:
     nfc: bool
 
     def encoding(self, name: str) -> tiktoken.Encoding:
-        """Build the tiktoken encoding. Raises ValueError where tiktoken refuses the pattern."""
+        """Build the tiktoken encoding. Raises ValueError if tiktoken refuses the pattern."""
         return tiktoken.Encoding(
             name, pat_str=self.pattern, mergeable_ranks=self.ranks, special_tokens=self.special_tokens
         )
 
 
 def byte_of_character() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes, from character to byte."""
+    """GPT-2's printable characters for the 256 bytes, from character to byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     table = {chr(byte): byte for byte in printable}
@@ -53,7 +53,7 @@ def byte_of_character() -> dict[str, int]:
 
 
 def convert(specification: dict[str, Any]) -> ByteLevelBPE | None:
-    """Read a tokenizer.json, or return None where it is not one that tiktoken can stand in for."""
+    """Read a tokenizer.json, or return None if tiktoken cannot replace it."""
     model = specification.get("model") or {}
     pattern = _pattern(specification.get("pre_tokenizer"))
     nfc = _is_nfc(specification.get("normalizer"))
@@ -77,7 +77,7 @@ def _is_plain_bpe(model: dict[str, Any]) -> bool:
 
 
 def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
-    """The one regular expression of a pre-tokenizer, or None where it is not one."""
+    """The regular expression of a pre-tokenizer, or None if it is not a single one."""
     if pre_tokenizer is None:
         return None
     steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
@@ -99,7 +99,7 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
 
 
 def _is_nfc(normalizer: dict[str, Any] | None) -> bool | None:
-    """Whether a normalizer is NFC (True) or nothing (False); None where it is something else."""
+    """Whether a normalizer is NFC (True) or nothing (False); None if it is something else."""
     if normalizer is None:
         return False
     steps = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
@@ -130,7 +130,7 @@ def _ranks(vocabulary: dict[str, int], merges: list[Any], whole_words_first: boo
 def differs_from(
     encode: Callable[[str], list[int]], reference: Callable[[str], list[int]], vocabulary: list[bytes]
 ) -> str | None:
-    """The first sample text that two tokenizers encode differently, or None where they agree on all of them."""
+    """The first sample text that two tokenizers encode differently, or None if they agree on all of them."""
     return next((text for text in adversarial_texts(vocabulary) if encode(text) != reference(text)), None)
 
 
@@ -153,8 +153,8 @@ _WORDS = ("I'm", "WE'LL", "don't", "x'S", "'re", "\r\n", "\n\n  \n", "   ", "123
 def adversarial_texts(vocabulary: list[bytes], count: int = 1500) -> Iterator[str]:
     """Short texts on which tokenizers are most likely to disagree, the same at each call.
 
-    Mixed scripts, marks that compose, odd white space, contractions, control characters, text that looks like special
-    tokens, and the tokenizer's own tokens (`vocabulary`) side by side in orders that no training text had.
+    Mixed scripts, combining marks, unusual white space, contractions, control characters, text that looks like special
+    tokens, and the tokenizer's own tokens (`vocabulary`) in orders that do not occur in training text.
     """
     source = random.Random(0)
     tokens = [text for token in vocabulary if (text := token.decode("utf-8", "ignore"))] or ["a"]

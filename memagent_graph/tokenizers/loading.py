@@ -1,6 +1,6 @@
 """Tokenizers: text to ids and back, and how many characters the first n tokens cover.
 
-`load_tokenizer` takes whatever a user may write: `embedded`, a tiktoken encoding or model name, a file or folder with
+`load_tokenizer` accepts `embedded`, a tiktoken encoding or model name, a file or folder with
 a tokenizer.json, a hub id. Byte-level BPE runs on tiktoken, everything else on the `tokenizers` library (extra `hub`).
 """
 
@@ -29,15 +29,15 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer(Protocol):
-    """The seam that the chunker, the budget and the prompts stand on.
+    """The protocol that the chunker, the budget and the prompts use.
 
-    `encode` treats every text as ordinary: a text that reads `<|im_end|>` becomes the tokens of those characters, never
-    the control token. It takes any str; lone surrogates are encoded as U+FFFD would be.
+    `encode` treats every text as ordinary: the text `<|im_end|>` becomes the tokens of those characters, never
+    the control token. It accepts any str; lone surrogates are encoded like U+FFFD.
     """
 
     @property
     def name(self) -> str:
-        """What a user would write to load it again."""
+        """The argument of `load_tokenizer` that loads it again."""
         ...
 
     @property
@@ -65,13 +65,13 @@ class Tokenizer(Protocol):
     def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
         """How many characters of `text` the first `n` of its `ids` cover.
 
-        None where token `n` ends inside a character. All the ids cover all the text.
+        None if token `n` ends inside a character. All the ids cover all the text.
         """
         ...
 
 
 def _without_surrogates(text: str) -> str:
-    """Replace code points that UTF-8 cannot hold, one for one."""
+    """Replace code points that UTF-8 cannot encode, one for one."""
     if text.isascii():
         return text
     try:
@@ -86,8 +86,8 @@ class TiktokenTokenizer:
 
     Args:
         encoding: The encoding.
-        name: What a user would write to load it again; the encoding's own name if left out.
-        nfc: Whether the tokenizer brings text to Unicode's normal form C first.
+        name: The argument of `load_tokenizer` that loads it again; the encoding's own name if left out.
+        nfc: Whether the tokenizer normalizes text to Unicode's form C first.
         special_tokens: Control tokens; the encoding's special tokens if left out.
     """
 
@@ -115,7 +115,7 @@ class TiktokenTokenizer:
         return digest.hexdigest()[:32]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`; megabytes are fed to tiktoken in pieces."""
+        """The ids of `text`; long texts go to tiktoken in pieces."""
         text = self._normalized(_without_surrogates(text))
         if len(text) <= _DIRECT_CHARACTERS:
             return self._encode_piece(text)
@@ -125,7 +125,7 @@ class TiktokenTokenizer:
         try:
             return self._encoding.encode_ordinary(piece)
         except BaseException as error:
-            # tiktoken's Rust half panics with a BaseException where a pattern backtracks too far.
+            # tiktoken's Rust code panics with a BaseException if a pattern backtracks too far.
             if type(error).__name__ != "PanicException" or len(piece) < 2:
                 raise
         middle = len(piece) // 2
@@ -161,7 +161,7 @@ class TiktokenTokenizer:
 
 
 def _length_before_nfc(text: str, characters: int) -> int | None:
-    """How many characters of `text` became the first `characters` of its normal form C, if any number did."""
+    """How many characters of `text` became the first `characters` of its normal form C, if there is such a number."""
     low, high = 0, len(text)
     while low < high:
         middle = (low + high) // 2
@@ -169,7 +169,7 @@ def _length_before_nfc(text: str, characters: int) -> int | None:
             low = middle + 1
         else:
             high = middle
-    # Marks that compose with what stands before belong to it: continue while they do not add a character.
+    # Combining marks belong to the character before them: continue while they do not add a character.
     while low < len(text) and len(unicodedata.normalize("NFC", text[: low + 1])) == characters:
         low += 1
     before, after = (unicodedata.normalize("NFC", part) for part in (text[:low], text[low:]))
@@ -182,11 +182,11 @@ class HFTokenizer:
 
     Args:
         specification: The parsed tokenizer.json.
-        name: What a user would write to load it again.
+        name: The argument of `load_tokenizer` that loads it again.
 
     Raises:
         MissingExtraError: The library is not installed.
-        TokenizerError: It refuses the file.
+        TokenizerError: The library refuses the file.
     """
 
     def __init__(self, specification: dict[str, Any], *, name: str) -> None:
@@ -211,7 +211,7 @@ class HFTokenizer:
         self._encoded = functools.lru_cache(maxsize=8)(self._encode)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Made again from the specification, because the cache of encodings cannot go to another process."""
+        """Pickled as its specification, because the cache of encodings cannot be sent to another process."""
         return functools.partial(HFTokenizer, name=self.name), (self._specification,)
 
     @functools.cached_property
@@ -225,7 +225,7 @@ class HFTokenizer:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of `text`, and the characters from and to which each reaches."""
+        """The ids of `text`, and the first and last character of each."""
         parts = [text] if len(text) <= _DIRECT_CHARACTERS else pieces(text)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
@@ -264,7 +264,7 @@ class HFTokenizer:
 
 
 def control_tokens(specification: dict[str, Any]) -> frozenset[str]:
-    """The added tokens of a tokenizer.json that a chat template could mean as control tokens."""
+    """The added tokens of a tokenizer.json that a chat template could use as control tokens."""
     return frozenset(
         token["content"]
         for token in specification.get("added_tokens") or []
@@ -274,14 +274,14 @@ def control_tokens(specification: dict[str, Any]) -> frozenset[str]:
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """Load a tokenizer by what a user may write.
+    """Load a tokenizer by name, path or hub id.
 
     Args:
         spec: `embedded`; a tiktoken encoding or model name; a file, or a folder with a tokenizer.json; a hub id. A
             `Path` is always a file or folder.
 
     Raises:
-        TokenizerError: Nothing by that name, or it cannot be had here.
+        TokenizerError: There is none with that name, or it cannot be loaded here.
         MissingExtraError: It needs the extra `hub`.
     """
     if isinstance(spec, str):
@@ -307,7 +307,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 
 
 def _embedded() -> Tokenizer:
-    """The embedded policy's own tokenizer; a unit test holds its conversion to be exact."""
+    """The embedded policy's own tokenizer; a unit test checks that its conversion is exact."""
     source = importlib.resources.files("memagent_graph") / "embedded" / "tokenizer.json"
     try:
         specification = json.loads(source.read_text(encoding="utf-8"))
@@ -359,15 +359,15 @@ def _download(repository: str) -> Path:
     except LocalEntryNotFoundError as error:
         raise TokenizerError(
             f"the tokenizer of {repository} is not in the local hub cache, and the hub cannot be reached",
-            hint="Fetch it where there is a network (hf download, then copy the cache, HF_HOME), or pass the path of "
-            "its tokenizer.json. If it should be fetched now, see that HF_HUB_OFFLINE is not set.",
+            hint="Download it on another machine (hf download, then copy the cache, HF_HOME), or pass the path of "
+            "its tokenizer.json. To download it now, unset HF_HUB_OFFLINE.",
         ) from error
     except EntryNotFoundError as error:
         raise TokenizerError(f"the hub repository {repository} has no tokenizer.json", hint=_CONVERT_HINT) from error
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise TokenizerError(
-            f"the tokenizer of {repository} cannot be had from the hub: {reason}",
+            f"the tokenizer of {repository} cannot be downloaded from the hub: {reason}",
             hint="Check the id's spelling; private and gated models need a login (hf auth login).",
         ) from error
 
@@ -389,7 +389,7 @@ def _from_file(path: Path, name: str) -> Tokenizer:
     except (OSError, ValueError) as error:
         raise TokenizerError(
             f"{path} is not a readable tokenizer.json: {error}",
-            hint="Pass a tokenizer.json as the tokenizers library writes it, or a folder that holds one.",
+            hint="Pass a tokenizer.json as the tokenizers library writes it, or a folder that contains one.",
         ) from error
     fallback = HFTokenizer(specification, name=name)
     try:

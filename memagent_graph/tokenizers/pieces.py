@@ -1,9 +1,9 @@
-"""Where a long text may be cut so that its parts have the same tokens as the whole.
+"""Finds where a long text may be cut so that its parts have the same tokens as the whole.
 
 Tokenizers first split text into words and then encode each word by itself, so a cut that falls between two words
-changes nothing. Between a letter and a space that a letter follows, and between a newline and a letter, every
-pre-tokenizer in use has such a border (`tests/unit/test_chunking.py` checks it). Feeding a tokenizer pieces instead
-of megabytes also keeps its regular expressions away from their limits: 1 MB of spaces makes tiktoken panic.
+changes nothing. Between a letter and a space followed by a letter, and between a newline and a letter, every
+pre-tokenizer in use has such a boundary (`tests/unit/test_chunking.py` checks it). Giving a tokenizer pieces instead
+of megabytes also keeps its regular expressions below their limits: 1 MB of spaces makes tiktoken panic.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ PIECE_BYTES = 16_384
 """A piece's usual largest size, in UTF-8 bytes (or in characters, where a text is cut in memory)."""
 
 LARGEST_PIECE_BYTES = 262_144
-"""Where a text without any safe cut is cut all the same."""
+"""Where a text without any safe cut is cut anyway."""
 
 
 def safe_cut(window: str, lowest: int) -> int | None:
     """Find the last safe cut of `window` at or after the character `lowest`, or None.
 
-    A cut at `i` parts `window[:i]` from `window[i:]`. Borders of words are preferred to borders of lines.
+    A cut at `i` separates `window[:i]` from `window[i:]`. Boundaries of words are preferred to boundaries of lines.
     """
     at = window.rfind(" ", lowest, len(window) - 1)
     while at > 0:
@@ -36,7 +36,7 @@ def safe_cut(window: str, lowest: int) -> int | None:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cut a text that is in memory into pieces, the way a stored document is cut."""
+    """Cut a text in memory into pieces, in the same way as a stored document."""
     start = 0
     while len(text) - start > PIECE_BYTES:
         cut = None

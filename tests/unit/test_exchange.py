@@ -469,12 +469,12 @@ def test_a_file_that_is_not_there_or_something_else_is_named(tmp_path, log) -> N
     (tmp_path / "foreign.jsonl").write_text('{"type": "run"}\n')
     for name, words in (
         ("missing.parquet", "cannot be read"),
-        ("text.parquet", "no Parquet file"),
-        ("empty.parquet", "no Parquet file"),
-        ("foreign.parquet", "no export of runs"),
+        ("text.parquet", "not a Parquet file"),
+        ("empty.parquet", "not a Parquet file"),
+        ("foreign.parquet", "not an export of runs"),
         ("text.jsonl", "line 1 of .*not JSON"),
-        ("empty.jsonl", "no export of runs"),
-        ("foreign.jsonl", "no export of runs"),
+        ("empty.jsonl", "not an export of runs"),
+        ("foreign.jsonl", "not an export of runs"),
     ):
         with pytest.raises(RunLogError, match=words) as error:
             import_runs(log, tmp_path / name)
@@ -531,7 +531,7 @@ def test_a_file_that_was_cut_off_is_refused_and_no_run_is_half_there(tmp_path, l
     expected = content(log)
     for length in range(0, len(whole) - 1, 37):
         (tmp_path / "cut.jsonl").write_bytes(whole[:length])
-        with pytest.raises(RunLogError, match=r"line [0-9]+ of|no export"):
+        with pytest.raises(RunLogError, match=r"line [0-9]+ of|not an export"):
             import_runs(other, tmp_path / "cut.jsonl")
         assert content(other).items() <= expected.items()
     data = (tmp_path / "runs.parquet").read_bytes()

@@ -131,6 +131,6 @@ def test_a_log_that_another_process_keeps_locked_says_so(path, monkeypatch) -> N
     monkeypatch.setattr("memagent_graph.run_log.writer.connect", lambda path: sqlite3.connect(path, timeout=0.1))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(RunLogError, match=r"Another program holds it"):
+        with pytest.raises(RunLogError, match=r"Another program uses it"):
             RunLog(path).reward(next(iter(RunLog(path).runs())).run_id, 1.0)
     assert version(path) == 2

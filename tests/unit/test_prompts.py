@@ -96,8 +96,8 @@ def test_fields_inside_a_document_stay_as_they_are() -> None:
     ("update", "complaint"),
     [
         ("<a>{prompt}</a><b>{memory}</b>", r"\{chunk\} is missing"),
-        ("<a>{prompt}</a><b>{memory}</b>{chunk}", "does not stand between tags"),
-        ("<a>{prompt}</a><b>{memory}</b><c></c>{chunk}", "does not stand between tags"),
+        ("<a>{prompt}</a><b>{memory}</b>{chunk}", "is not between tags"),
+        ("<a>{prompt}</a><b>{memory}</b><c></c>{chunk}", "is not between tags"),
     ],
 )
 def test_a_users_template_is_checked_for_its_fields(tmp_path, update: str, complaint: str) -> None:

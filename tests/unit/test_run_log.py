@@ -343,7 +343,7 @@ def test_values_that_sqlite_cannot_hold_are_errors_with_a_remedy(log) -> None:
         lambda: log.get("\ud800"),
         lambda: log.wait(log.begin("\ud800", QUESTION, REF, {})),
     ):
-        with pytest.raises(RunLogError, match=r"cannot hold what it was given.*64 bits.*surrogate"):
+        with pytest.raises(RunLogError, match=r"cannot store a value.*64 bits.*surrogate"):
             attempt()
     assert log.rewards("r") == []
 
@@ -495,7 +495,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path) -> None:
 
 
 def test_an_unknown_run_is_named_with_the_newest(log) -> None:
-    with pytest.raises(RunNotFoundError, match="It holds no runs yet"):
+    with pytest.raises(RunNotFoundError, match="There are no runs in it yet"):
         log.get("s")
     log.wait(log.begin("r", QUESTION, REF, {}))
     with pytest.raises(RunNotFoundError, match="The newest are r"):

@@ -94,9 +94,9 @@ def without(**changes) -> Strategy:
         (without(roles=(UPDATE, ANSWER, Role("update"))), "two roles 'update'"),
         (without(name=""), "has no name"),
         (without(state=dict), "lacks"),
-        (without(roles=(UPDATE, ANSWER, Role("gate"))), "the role 'gate' has no words"),
+        (without(roles=(UPDATE, ANSWER, Role("gate"))), "the role 'gate' has no template"),
         (without(continues_after="nowhere"), "continues after 'nowhere'"),
-        (without(wire=lambda self, graph: graph.add_edge("open_document", "nowhere")), "is not sound"),
+        (without(wire=lambda self, graph: graph.add_edge("open_document", "nowhere")), "is not valid"),
     ],
 )
 def test_one_that_is_not_well_formed_is_refused_with_the_remedy(make_reader, strategy, words) -> None:
@@ -156,7 +156,7 @@ def test_asking_as_what_is_no_role_of_the_strategy_is_refused(make_reader) -> No
             graph.add_edge("open_document", "ask")
             graph.add_edge("ask", "__end__")
 
-    with pytest.raises(StrategyError, match="the role 'riddle' has no words here"):
+    with pytest.raises(StrategyError, match="the role 'riddle' has no template here"):
         make_reader(strategy=Only()).read(TEXT, QUESTION)
 
 

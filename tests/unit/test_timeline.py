@@ -252,7 +252,7 @@ def test_runs_are_compared_where_they_part_and_how_they_end() -> None:
     assert comparison.parting.update.chunk_index == 2
     assert comparison.settings == {"chunk_tokens": (5000, 4000)}
     text = printed(render_comparison(comparison))
-    assert "The memories part at chunk 2." in text
+    assert "The memories first differ at chunk 2." in text
     assert "[-Ilse Thornbury" in text
     assert re.search(r"chunk_tokens\s+5000\s+4000", text)
 
@@ -436,7 +436,7 @@ def test_branches_are_compared_with_their_like() -> None:
     assert comparison.parting.name == "chunk 3, branch 1"
     assert (comparison.parting.update.chunk_index, comparison.in_common, comparison.same_chunks) == (3, 7, False)
     text = printed(render_comparison(comparison))
-    assert "The memories part at chunk 3, branch 1 (the chunks have other bounds)." in text
+    assert "The memories first differ at chunk 3, branch 1 (the chunks have other boundaries)." in text
     assert "strategy" not in text
     lined = printed(render_comparison(compare_runs(run(), branched())))
     assert re.search(r"strategy +overwrite +segments", lined)

@@ -65,8 +65,8 @@ class Recording(ScriptedPolicy):
         ("overwrite:passes=2", "overwrite has no option 'passes'. Its options: none"),
         ("parallel:passes=two", "parallel takes a whole number for passes"),
         ("parallel:passes=0", "passes is 0. parallel:passes=1 is the least"),
-        ("segments:count=0", "count is 0. segments:count=1 is the least"),
-        ("reread:rounds=0", "rounds is 0. reread:rounds=1 is the least"),
+        ("segments:count=0", "count is 0. segments:count must be at least 1"),
+        ("reread:rounds=0", "rounds is 0. reread:rounds must be at least 1"),
         ("recall:lookups=0", "lookups is 0. recall:lookups=1 is the least"),
         ("overwrite+finished", "there is no rule 'finished' for stopping early. There is: converged"),
         ("overwrite+converged:confidence=2", "converged:confidence=2.0 cannot be used. Use above 0 and at most 1"),
@@ -127,10 +127,10 @@ def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, tmp_p
     ("said", "detail"),
     [
         ("maybe", "the first line is 'maybe'"),
-        ("KEEP\nharbor 4711", "KEEP stands above a new memory"),
-        ("REWRITE", "REWRITE stands above no new memory"),
+        ("KEEP\nharbor 4711", "there is a new memory below KEEP"),
+        ("REWRITE", "there is no new memory below REWRITE"),
         ("keep", "the first line is 'keep'"),
-        ("STOP", "may not be said here"),
+        ("STOP", "is not allowed here"),
     ],
 )
 def test_a_gate_outside_its_grammar_is_asked_again_and_then_keeps(make_reader, said, detail) -> None:

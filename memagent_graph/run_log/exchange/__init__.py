@@ -1,13 +1,13 @@
-"""Runs from a log to one file and back, without loss: Parquet to train on, JSON lines to look at.
+"""Runs from a log to one file and back, without loss: Parquet for training, JSON lines for reading.
 
 exporting     export_runs: from a log to a file
 importing     import_runs: from a file to a log
-logged_run    a run with all that belongs to it, and when two are the same
+logged_run    a run with everything that belongs to it, and when two are the same
 parquet       the columns of a Parquet file (the extra `export`)
 json_lines    the lines of a JSON lines file
 
-Both kinds of file are read and written a run at a time. Where their form changes so that older versions of this package
-would misread them, `FORMAT_VERSION` goes up.
+Both kinds of file are read and written one run at a time. If the format changes so that older versions of this package
+would misread them, `FORMAT_VERSION` increases.
 """
 
 from __future__ import annotations

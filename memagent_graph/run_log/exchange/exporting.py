@@ -45,25 +45,25 @@ def export_runs(
     destination: Path | str,
     *,
     chosen: RunFilter | None = None,
-    format: Literal["parquet", "jsonl"] | None = None,  # noqa: A002  what users call it
+    format: Literal["parquet", "jsonl"] | None = None,  # noqa: A002  its name for users
     superseded: bool = True,
     for_training: bool = False,
     skip_incomplete: bool = False,
     overwrite: bool = False,
 ) -> ExportReport:
-    """Write runs to one file, oldest first, which appears under its name when it is complete.
+    """Write runs to one file, oldest first. The file appears under its name when it is complete.
 
-    A run at a time is read from the log, which may be written to meanwhile; memory holds some megabytes of it.
+    One run at a time is read from the log, which may be written to meanwhile; this needs some megabytes of memory.
 
     Args:
-        log: where they are.
+        log: the log.
         destination: the file.
-        chosen: which runs; all without it.
-        format: Parquet or JSON lines; without it the suffix decides (.parquet, .jsonl, .ndjson).
-        superseded: whether to keep conversations that a resume or an edit replaced, with their rewards.
+        chosen: which runs; all if left out.
+        format: Parquet or JSON lines; if left out, the suffix decides (.parquet, .jsonl, .ndjson).
+        superseded: whether to include conversations that a resume or an edit replaced, with their rewards.
         for_training: refuse runs that have conversations without token ids or log-probs, or none at all.
         skip_incomplete: leave such runs out instead, and name them in the report. Only with `for_training`.
-        overwrite: replace a file that is there.
+        overwrite: replace an existing file.
 
     Raises:
         RunLogError: the destination exists, has no folder, an unknown suffix or no space; runs cannot be trained on;
@@ -79,7 +79,7 @@ def export_runs(
         raise RunLogError(
             f"{len(incomplete)} of {len(run_ids)} runs cannot be trained on, because token ids or log-probs are "
             f"missing: {_named(incomplete)}",
-            hint="Read with a policy that tells them (vLLM with --logprobs, or a local one), or leave these runs out "
+            hint="Read with a policy that returns them (vLLM with --logprobs, or a local one), or leave these runs out "
             "with --skip-incomplete.",
         )
     left_out = set(incomplete)
@@ -95,7 +95,7 @@ def export_runs(
 
 
 def _counted(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
-    """The run's conversations; what belongs to the run is counted as they are passed over."""
+    """The run's conversations; totals are counted while they are iterated."""
     rewards = run.rewards_by_conversation()
     tally["runs"] += 1
     tally["events"] += len(run.events)
@@ -111,8 +111,8 @@ def _format(destination: Path, given: Literal["parquet", "jsonl"] | None) -> Lit
     found = given or _SUFFIXES.get(destination.suffix.lower())
     if found is None:
         raise RunLogError(
-            f"the suffix of {destination} does not tell how to write it",
-            hint="Name it .parquet or .jsonl, or say --format parquet or --format jsonl.",
+            f"the suffix of {destination} is not a known format",
+            hint="Name it .parquet or .jsonl, or use --format parquet or --format jsonl.",
         )
     return found
 
@@ -140,7 +140,7 @@ def _named(run_ids: Sequence[str]) -> str:
 
 @contextmanager
 def _published(destination: Path) -> Iterator[IO[bytes]]:
-    """A file beside the destination that takes its name if all goes well, and is gone otherwise."""
+    """A temporary file beside the destination that gets its name on success and is deleted otherwise."""
     temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.partial")
     try:
         with temporary.open("xb") as file:

@@ -17,29 +17,29 @@ _PARQUET_MAGIC: Final = b"PAR1"
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import entered."""
+    """What an import added."""
 
     runs: int
     conversations: int
     rewards: int
     skipped: int
-    """How many runs were in the log already, just so."""
+    """How many runs were already in the log with the same content."""
 
 
 def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> ImportReport:
-    """Enter the runs of an exported file, each in one transaction.
+    """Add the runs of an exported file to a log, each in one transaction.
 
-    A run that the log has with the same content is passed over. One run at a time is held in memory. Texts are entered
-    as they are; the log's redaction hook is not asked.
+    A run that the log has with the same content is skipped. One run at a time is in memory. Texts are added
+    unchanged; the log's redaction hook is not called.
 
     Args:
-        log: where they shall be.
+        log: the log.
         source: a file that `export_runs` wrote.
-        replace: put the file's run in the place of one that the log has under the same id with other content.
+        replace: replace runs that the log has with the same id and other content.
 
     Raises:
-        RunLogError: there is no such file, it is not an export, of a newer version or damaged; or the log has a run of
-            the same id with other content. Runs that came before are in the log.
+        RunLogError: the file does not exist, is not an export, is newer or damaged; or the log has a run with
+            the same id and other content. The runs before it are in the log.
         MissingExtraError: Parquet without the extra `export`.
     """
     source = Path(source)
@@ -49,7 +49,7 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
         run_id = run.record.run_id
         if run_id in seen:
             raise RunLogError(
-                f"{source} does not hold run {run_id!r} in one piece",
+                f"the rows of run {run_id!r} in {source} are not together",
                 hint="Was it sorted or shuffled? Import the file that was exported.",
             )
         seen.add(run_id)
@@ -62,7 +62,7 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
         if there is not None and not replace:
             raise RunLogError(
                 f"{log.path} has run {run_id!r} with other content than {source}",
-                hint="Take the file's with --replace, or import into another log. The runs before it were imported.",
+                hint="Use the file's with --replace, or import into another log. The runs before it were imported.",
             )
         log.add(
             run.record,

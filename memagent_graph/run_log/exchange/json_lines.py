@@ -1,16 +1,16 @@
-"""Runs as JSON lines: one object per line, in UTF-8, of which `type` says what it is.
+"""Runs as JSON lines: one object per line, in UTF-8, with a `type`.
 
-type            further keys
+type            other keys
 format          name, version; the first line
 template        fingerprint, wording; before the runs that it was used in
 run             the attributes of `RunRecord`
-event           those of `LoggedEvent` and run_id: what no conversation caused
-conversation    those of `Conversation`, its events among them, and the first chunk that it read by itself (`start_char`
+event           those of `LoggedEvent` and run_id: events of no conversation
+conversation    those of `Conversation`, including its events, and the first chunk that it read (`start_char`
                 and so on); `id` is its row in the log it came from
 reward          those of `Reward`; `conversation` is the `id` of one
 end             runs: how many there were; the last line
 
-A run's lines stand together, in this order. Log-probs that are no finite numbers, which JSON cannot hold, are strings
+A run's lines are together, in this order. Log-probs that are not finite numbers are strings, because JSON has none
 ("-Infinity"). Half surrogate pairs are escaped, as JSON allows.
 """
 
@@ -90,7 +90,7 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     """The runs of a file, in order.
 
     Raises:
-        RunLogError: it is not an export, of a newer version, or damaged; says in which line.
+        RunLogError: it is not an export, is of a newer version, or is damaged; the message names the line.
     """
     return _Reader(source).read(file)
 
@@ -123,15 +123,15 @@ class _Reader:
                 self.templates[template.fingerprint] = template.wording
             elif kind == "end":
                 if values.get("runs") != count:
-                    raise self._damaged(f"{values.get('runs')} runs were written, and {count} are here")
+                    raise self._damaged(f"{values.get('runs')} runs were written, but there are {count}")
                 return
             else:
                 self._add(kind, values)
-        raise self._damaged("the file breaks off behind it")
+        raise self._damaged("the file ends after it")
 
     def _add(self, kind: str, values: dict[str, Any]) -> None:
         if self.record is None or values.get("run_id") != self.record.run_id:
-            raise self._damaged(f"run {values.get('run_id')!r} does not begin before its {kind}")
+            raise self._damaged(f"the {kind} is before the beginning of run {values.get('run_id')!r}")
         if kind == "conversation":
             self.conversations.append(self._conversation(values))
         elif kind == "event":
@@ -139,7 +139,7 @@ class _Reader:
         elif kind == "reward":
             self.rewards.append(self._made(Reward, values))
         else:
-            raise self._damaged(f"there is no type {kind!r}")
+            raise self._damaged(f"the type {kind!r} is not known")
 
     def _finished(self, record: RunRecord) -> LoggedRun:
         known = {None, *(each.id for each in self.conversations)}
@@ -175,7 +175,7 @@ class _Reader:
             except (ValueError, RecursionError) as error:
                 raise self._damaged(f"it is not JSON: {error}") from error
             if not isinstance(values, dict) or not isinstance(values.get("type"), str):
-                raise self._damaged("it is no object with a type")
+                raise self._damaged("it is not an object with a type")
             yield values.pop("type"), values
 
     def _damaged(self, words: str) -> RunLogError:

@@ -1,4 +1,4 @@
-"""A run with all that belongs to it, as it goes from a log to a file and back."""
+"""A run with everything that belongs to it, as it is exported and imported."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _NUMBERS: Final = {"prompt_token_ids": "I", "token_ids": "I", "logprobs": "f"}
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """A run with all that belongs to it. Rewards name conversations by the id they have in it."""
+    """A run with everything that belongs to it. Rewards refer to conversations by their ids in it."""
 
     record: RunRecord
     conversations: Iterable[Conversation]
-    """In order of position and attempt; may be passed over once only."""
+    """In order of position and attempt; can be iterated only once."""
     events: Sequence[LoggedEvent] = ()
-    """What no conversation caused."""
+    """Events of no conversation."""
     rewards: Sequence[Reward] = ()
     templates: Mapping[str, Mapping[str, str]] | None = None
     """The wording of its prompts, by fingerprint."""
@@ -48,7 +48,7 @@ class LoggedRun:
         rewards: Sequence[Reward],
         templates: Mapping[str, Mapping[str, str]],
     ) -> LoggedRun:
-        """A run from a file of some version, whose templates may be those of other runs, too."""
+        """A run from a file of any version; its templates may include those of other runs."""
         if version == OLDER_VERSION:
             conversations = with_parents(conversations)
         used = {each.template for each in conversations}
@@ -56,7 +56,7 @@ class LoggedRun:
         return cls(record, conversations, events, rewards, own)
 
     def rewards_by_conversation(self) -> dict[int | None, list[Reward]]:
-        """Its rewards by the conversation they were given to; None stands for the run."""
+        """Its rewards by conversation; None is the run itself."""
         found: dict[int | None, list[Reward]] = {}
         for reward in self.rewards:
             found.setdefault(reward.conversation, []).append(reward)
@@ -64,7 +64,7 @@ class LoggedRun:
 
 
 def stored_run(log: RunLog, run_id: str, *, superseded: bool = True) -> LoggedRun | None:
-    """A run of a log, or None where it has none of that id. Its conversations are read as they are passed over."""
+    """A run of a log, or None if there is none with this id. Its conversations are read while they are iterated."""
     for record in log.runs(RunFilter(run_ids=[run_id])):
         conversations = log.conversations(run_id, superseded=superseded)
         return LoggedRun(record, conversations, log.events(run_id), log.rewards(run_id), log.templates(run_id))
@@ -72,7 +72,7 @@ def stored_run(log: RunLog, run_id: str, *, superseded: bool = True) -> LoggedRu
 
 
 def same(first: LoggedRun, second: LoggedRun) -> bool:
-    """Whether two runs are equal in all but the ids of their conversations and rewards, and their templates."""
+    """Whether two runs are equal except for the ids of their conversations and rewards, and their templates."""
     end = object()
     return all(one == other for one, other in zip_longest(_content(first), _content(second), fillvalue=end))
 
@@ -81,10 +81,10 @@ def check_format(source: Path, name: object, version: object) -> None:
     """Refuse a file that is not an export of this package, or one of a newer version.
 
     Raises:
-        RunLogError: it is.
+        RunLogError: it is not an export, or is of a newer version.
     """
     if name != FORMAT_NAME or not isinstance(version, int):
-        raise RunLogError(f"{source} is no export of runs", hint="`memagent export` writes such files.")
+        raise RunLogError(f"{source} is not an export of runs", hint="`memagent export` writes such files.")
     if version > FORMAT_VERSION:
         raise RunLogError(
             f"{source} was exported by a newer version of this package (format {version}, this one knows "
@@ -94,7 +94,7 @@ def check_format(source: Path, name: object, version: object) -> None:
 
 
 def read_conversation(version: int, values: Mapping[str, Any]) -> Conversation:
-    """A conversation from its attributes as a file of some version has them; other values are ignored.
+    """A conversation from its attributes in a file of any version; other values are ignored.
 
     Raises:
         ValueError, TypeError, OverflowError, KeyError: it cannot be made from them.
@@ -106,7 +106,7 @@ def read_conversation(version: int, values: Mapping[str, Any]) -> Conversation:
 
 
 def first_span(conversation: Conversation) -> dict[str, Any]:
-    """What format 1 had of a conversation and a table of its own has now; exports have both."""
+    """Attributes of a conversation in format 1 that have their own table now; exports have both."""
     span = conversation.reads[0] if conversation.reads else None
     places = ("start_char", "end_char", "start_byte", "end_byte")
     return {
@@ -122,7 +122,7 @@ def _content(run: LoggedRun) -> Iterator[object]:
     order: dict[int | None, int] = {None: -1}
     for conversation in run.conversations:
         order[conversation.id] = len(order) - 1
-        # Bytes compare well whatever kind of sequence the numbers came in, and a NaN equals itself.
+        # As bytes, numbers compare equal for any kind of sequence, and a NaN equals itself.
         numbers = {name: _array(kind, getattr(conversation, name)) for name, kind in _NUMBERS.items()}
         as_bytes: dict[str, Any] = {name: None if found is None else found.tobytes() for name, found in numbers.items()}
         yield replace(conversation, id=None, **as_bytes)

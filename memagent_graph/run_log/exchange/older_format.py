@@ -1,4 +1,4 @@
-"""Exports of format 1, which knew one way of reading: in what words of today their conversations are said."""
+"""Exports of format 1, which had one way of reading, converted to the present format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memagent_graph.run_log.records import Conversation, Outcome
 
 
 def with_role(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A conversation's values with its role, its place, and what it read."""
+    """A conversation's values, with its role, its place, and what it read added."""
     answers = values.get("kind") == "answer"
     reads = []
     if values.get("start_byte") is not None:
@@ -29,7 +29,7 @@ def with_role(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_parents(conversations: Sequence[Conversation]) -> list[Conversation]:
-    """A run's conversations numbered and tied together: a chunk was always read behind the one before it."""
+    """A run's conversations with numbers and parents: each chunk was read after the previous one."""
     found: dict[int | None, Conversation] = {}
     newest: dict[int, str] = {}
     for seq, each in enumerate(sorted(conversations, key=lambda each: each.id or 0)):

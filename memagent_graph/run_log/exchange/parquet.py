@@ -1,4 +1,4 @@
-"""Runs as one Parquet file: a row per conversation, with its run's columns repeated, which compression makes cheap.
+"""Runs as one Parquet file: a row per conversation, with its run's columns repeated (compression makes that cheap).
 
 `datasets.load_dataset("parquet", data_files=...)` reads it; so do pandas, Polars and DuckDB.
 
@@ -7,30 +7,30 @@ run_id                  string
 run_began, run_ended    double              seconds since 1970; `run_ended` is null while it runs, or after a crash
 question                string
 document                string (JSON)       the document's reference: key, name, size, media_type, sections
-document_key, _name     string              two of them by themselves; half surrogate pairs of a name as question marks
+document_key, _name     string              two of its values; half surrogate pairs of a name as question marks
 settings                string (JSON)       what the run's reader was built from
 stop_reason, answer     string
 run_trace               string (JSON)       ids of the LangSmith run and the OpenTelemetry span it ran under
-run_events              string (JSON)       list of what no conversation caused: edited memories
+run_events              string (JSON)       list of events of no conversation: edited memories
 run_rewards             list<struct>        name, value, source, time, note; oldest first
 strategy, _fingerprint  string              the way of reading
-conversation            int64               its row in the log it came from: what `RunLog.reward` takes
+conversation            int64               its row in the original log: what `RunLog.reward` takes
 position ... events     see `Conversation`  the attributes of `Conversation` under their names; `sampling`, `trace` and
                                             `events` are JSON
-reads                   list<struct>        the chunks in its prompt; the first one's columns also by themselves
-parents                 list<string>        the steps whose output stood in its prompt
-prompt_token_ids        list<uint32>        null where the policy could not tell them
+reads                   list<struct>        the chunks in its prompt; the first one's values also in columns
+parents                 list<string>        the steps whose output was in its prompt
+prompt_token_ids        list<uint32>        null if the policy did not return them
 completion_token_ids    list<uint32>        likewise
 logprobs                list<float>         one per completion token; likewise
 rewards                 list<struct>        the conversation's own, as `run_rewards`
 escaped                 list<string>        see below
 
-A run without conversations has one row, in which `conversation` and all columns behind it are null. The wording of
-prompts by fingerprint, of which there are few whatever the number of runs, is JSON in the file's key-value metadata
+A run without conversations has one row, in which `conversation` and all columns after it are null. The wording of
+prompts by fingerprint, of which there are few for any number of runs, is JSON in the file's key-value metadata
 (`memagent.templates`), beside `memagent.format` and `memagent.format_version`.
 
-Half surrogate pairs are no UTF-8. Where `text` or `memory` holds one, which happens only to texts that were made by
-hand, the column's name is in `escaped` and its text is written as within a JSON string.
+Half surrogate pairs are not UTF-8. If `text` or `memory` contains one, which happens only in texts that were made by
+hand, the column's name is in `escaped` and its text is written as in a JSON string.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _PLAIN_COLUMNS: Final = {
     for each in fields(Conversation)
     if str(each.type) in _TYPES and each.name not in {"run_id", "id"}
 }
-"""Those that hold an attribute of `Conversation` as it is."""
+"""Columns with an unchanged attribute of `Conversation`."""
 _NUMBER_LISTS: Final = {"prompt_token_ids": "I", "completion_token_ids": "I", "logprobs": "f"}
 _COLUMNS: Final = {
     **_RUN_COLUMNS,
@@ -107,15 +107,15 @@ _COLUMNS: Final = {
 _NEW: Final = frozenset(
     {"strategy", "strategy_fingerprint", "seq", "node", "branch", "role", "slot", "writes", "parents", "reads"}
 )
-"""Columns that format 1 has not."""
+"""Columns that format 1 does not have."""
 _REWARD: Final = ("name", "value", "source", "time", "note")
 _METADATA: Final = "memagent."
 _ROW_GROUP_ROWS: Final = 4096
 _ROW_GROUP_NUMBERS: Final = 1 << 21
-"""Ids and log-probs in a row group, about: 8 MB before compression."""
+"""About how many ids and log-probs are in a row group: 8 MB before compression."""
 _LEVEL: Final = 6
 _PAGE_BYTES: Final = 8 << 20
-"""Ids are written as they are, in large pages: zstd then finds what prompts share, which a dictionary would hide."""
+"""Ids are written without a dictionary, in large pages, so that zstd finds what prompts share."""
 _ROWS_AT_ONCE: Final = 64
 """Rows that are unpacked at a time when a file is read."""
 
@@ -155,7 +155,7 @@ class ParquetWriter:
             self._add(run_values)
 
     def close(self) -> None:
-        """Write what is left, and the file's end; the file stays open."""
+        """Write the rest and the file's end; the file stays open."""
         facts = {"format": FORMAT_NAME, "format_version": str(FORMAT_VERSION), "templates": json.dumps(self._templates)}
         try:
             self._end_group()
@@ -206,7 +206,7 @@ class _Numbers:
         self._missing.append(numbers is None)
 
     def arrow(self, pa: Any) -> Any:
-        """It as Arrow's array, on the same memory."""
+        """The column as an Arrow array, on the same memory."""
         kind = pa.uint32() if self._values.typecode == "I" else pa.float32()
         values = pa.Array.from_buffers(kind, len(self._values), [None, pa.py_buffer(self._values)])
         ends = pa.Array.from_buffers(pa.int32(), len(self._ends), [None, pa.py_buffer(self._ends)])
@@ -217,7 +217,7 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     """The runs of a file, in order.
 
     Raises:
-        RunLogError: it is no Parquet file, no export, of a newer version, or damaged.
+        RunLogError: it is not a Parquet file or not an export, is of a newer version, or is damaged.
         MissingExtraError: pyarrow is not installed.
     """
     pa = _pyarrow("Parquet import")
@@ -225,7 +225,7 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         yield from _read(pa, source, file)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise RunLogError(
-            f"{source} cannot be imported: {error}", hint="It is no Parquet file, or damaged; export it again."
+            f"{source} cannot be imported: {error}", hint="It is not a Parquet file, or it is damaged; export it again."
         ) from error
 
 

@@ -203,7 +203,7 @@ def test_space_that_cannot_be_given_back_is_told_and_no_failure(log, monkeypatch
         patch.setattr(run_log.log, "connect_to_read", read_only)
         done = memagent("runs", "--delete", "--yes")
     assert "1 run deleted, 0 bytes given back" in done.stderr
-    assert "kB could not be given back and are left for new runs" in done.stderr
+    assert "kB could not be given back and will be used for new runs" in done.stderr
     assert log.counts() == (0, 0)
 
 
