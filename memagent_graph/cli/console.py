@@ -134,7 +134,7 @@ class Console:
             f"{usage.turns} turns, {usage.seconds:.1f} s{saved}; run {escape(result.run_id)}[/]"
         )
         if result.stop_reason.resumable and self.resume_command:
-            self.err.print(f"continue with: {escape(self.resume_command)}")
+            self.err.print(f"go on with: {escape(self.resume_command)}")
 
     def failure(self, error: MemAgentError, code: int) -> int:
         """Say what went wrong and what to do; returns `code`."""
@@ -145,12 +145,12 @@ class Console:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
         if error.run_id and self.resume_command:
             at = "" if error.chunk_index is None else f" at chunk {error.chunk_index}"
-            self.err.print(f"nothing is lost: the run stopped{at}; continue with: {escape(self.resume_command)}")
+            self.err.print(f"nothing is lost: the run stopped{at}; go on with: {escape(self.resume_command)}")
         return int(code)
 
     def interrupted(self, code: int) -> int:
         """Say that the read was interrupted; returns `code`."""
-        how = f"; continue with: {escape(self.resume_command)}" if self.resume_command else ""
+        how = f"; go on with: {escape(self.resume_command)}" if self.resume_command else ""
         self.err.print(f"[yellow]interrupted[/]{how}")
         return int(code)
 

@@ -198,7 +198,7 @@ class Ask:
             if text:
                 extracted = extract(text)
                 if extracted is None:
-                    self.note(EventKind.UNBOXED_ANSWER, "the completion has no \\boxed{...}; all of it is the answer")
+                    self.note(EventKind.UNBOXED_ANSWER, "the completion has no \\boxed{...}; it was taken whole")
                     extracted = text
                 self._log(completion, Outcome.ACCEPTED)
                 return text, extracted
@@ -260,13 +260,13 @@ class Ask:
         if self._context.rules.rule_for(EventKind.INVENTED) is not UpdateRule.ACCEPT and what == "memory":
             word = word_from_nowhere(self._cut(text), [message["content"] for message in self._messages])
             if word is not None:
-                return Trouble(EventKind.INVENTED, f"the memory has {word[:40]!r}, which is not in the prompt")
+                return Trouble(EventKind.INVENTED, f"the memory has {word[:40]!r}, which stands nowhere in the prompt")
         if completion.finish_reason is FinishReason.LENGTH:
             return Trouble(EventKind.TRUNCATED, f"the {what} was cut off at {self._bound} tokens")
         written = completion.usage.completion_tokens if completion.usage else None
         if (written is None or written > self._bound) and (excess := self._excess(text)) > 0:
             tokens = self._bound + excess
-            return Trouble(EventKind.OVERLONG, f"the {what} has {tokens} tokens, {excess} more than its budget")
+            return Trouble(EventKind.OVERLONG, f"the {what} has {tokens} tokens, {excess} beyond its budget")
         return self._parsed(text)
 
     def _parsed(self, text: str) -> Parsed | Trouble:

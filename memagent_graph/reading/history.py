@@ -38,7 +38,7 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
     snapshot = await graph.aget_state(thread(run_id))
     if not snapshot.values.get("document"):
         raise RunNotFoundError(
-            f"there is no run {run_id!r} in the checkpoints", hint="Check the id, and the file in --checkpoints."
+            f"the checkpoints hold no run {run_id!r}", hint="Check the id, and the file that --checkpoints names."
         )
     settings = snapshot.values.get("settings")  # missing if the run was killed before its first step
     if settings and settings.count(":") < graph.reader_context.settings.count(":"):
@@ -74,7 +74,7 @@ async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str, br
     context = graph.reader_context
     if (tokens := context.tokenizer.count(text)) > context.budget.memory_tokens:
         raise RunError(
-            f"the text has {tokens} tokens, and a memory has at most {context.budget.memory_tokens}",
+            f"the text has {tokens} tokens and a memory at most {context.budget.memory_tokens}",
             hint="Shorten it.",
             run_id=run_id,
         )

@@ -48,7 +48,7 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
         _answer(timeline),
         *_titled("Where memory changed", [DensityStrip(timeline), *_steps(timeline)]),
         *_titled("Final memory, and where it comes from", _memory_lines(timeline)),
-        *_titled("Lost before the end", _lost(timeline)),
+        *_titled("Lost on the way", _lost(timeline)),
     )
 
 
@@ -123,7 +123,7 @@ def _header(timeline: Timeline) -> RenderableType:
         ("document", view.document["name"]),
         ("model", view.model),
         ("strategy", "" if view.strategy == "overwrite" else view.strategy),
-        ("ended", view.stop_reason or "not finished: it is running or was interrupted"),
+        ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
         ("read", f"{totals.chunks:,} chunks, {totals.changes:,} changed the memory{on}"),
         (
             "cost",

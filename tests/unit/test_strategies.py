@@ -79,7 +79,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path) -> None:
     class Refine(Line):
         name = "refine"
 
-    with pytest.raises(StrategyError, match=r"name 'refine'.*Give it a name of its own"):
+    with pytest.raises(StrategyError, match=r"name 'refine'.*Give it another name"):
         load_strategy(Refine())
 
 

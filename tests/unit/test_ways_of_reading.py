@@ -64,10 +64,10 @@ class Recording(ScriptedPolicy):
         ("gated:exit=yes", "gated has no option 'exit'. Its options: stop"),
         ("overwrite:passes=2", "overwrite has no option 'passes'. Its options: none"),
         ("parallel:passes=two", "parallel takes a whole number for passes"),
-        ("parallel:passes=0", "passes is 0. parallel:passes=1 is the least"),
+        ("parallel:passes=0", "passes is 0. parallel:passes must be at least 1"),
         ("segments:count=0", "count is 0. segments:count must be at least 1"),
         ("reread:rounds=0", "rounds is 0. reread:rounds must be at least 1"),
-        ("recall:lookups=0", "lookups is 0. recall:lookups=1 is the least"),
+        ("recall:lookups=0", "lookups is 0. recall:lookups must be at least 1"),
         ("overwrite+finished", "there is no rule 'finished' for stopping early. There is: converged"),
         ("overwrite+converged:confidence=2", "converged:confidence=2.0 cannot be used. Use above 0 and at most 1"),
         ("overwrite+converged:drafts=1", "Use 2 or more"),
@@ -228,7 +228,7 @@ def test_probes_come_as_often_as_is_chosen(make_reader) -> None:
 
 def test_without_log_probs_it_says_what_to_do(make_reader, tmp_path) -> None:
     reader = make_reader(strategy="overwrite+converged", checkpoints=tmp_path / "checkpoints.sqlite")
-    with pytest.raises(StrategyError, match=r"gives no log-probs.*Read without --stop converged"):
+    with pytest.raises(StrategyError, match=r"returns no log-probs.*Read without --stop converged"):
         reader.read(TEXT, QUESTION)
 
 
