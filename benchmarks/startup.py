@@ -83,7 +83,9 @@ def _command_line() -> list[Figure]:
     return [
         Figure("memagent --help, processor time", told, "s", "<= 0.5", told <= 0.5),
         Figure("memagent read until it names the policy, processor time", named, "s", "<= 2", named <= 2),
-        Figure("read of one chunk, embedded : import of torch and transformers' Llama", read / libraries, "x"),
+        Figure(
+            "read of one chunk, embedded : import of torch and transformers' Llama", read / libraries, "x", "", True
+        ),
     ]
 
 
