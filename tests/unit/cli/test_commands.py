@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from memagent_graph.cli import app
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode
+from memagent_graph.cli.options import OPTION_GROUPS
 from memagent_graph.entry_points import COMMANDS, POLICIES
 from memagent_graph.errors import PolicyError
 from memagent_graph.run_log import RunLog
@@ -149,6 +150,38 @@ def test_other_packages_are_looked_for_only_where_their_commands_are_asked_for(m
 
     monkeypatch.setattr("memagent_graph.entry_points.added", not_now)
     memagent("read", "--help")
+
+
+# The help
+
+
+def test_a_long_help_has_groups_and_the_common_options_come_first() -> None:
+    told = memagent("read", "--help").stdout
+    groups = ["Arguments", "Options", *OPTION_GROUPS]
+    places = [told.index(f"─ {group} ─") for group in groups]
+    assert places == sorted(places)
+    common = told[: told.index("─ Policy and server ─")]
+    assert all(option in common for option in ("--question", "--model", "--base-url", "--strategy"))
+    assert "--retries" not in common
+    assert "─ Sampling ─" not in memagent("demo", "--help").stdout, "a short help needs no groups"
+
+
+def test_every_option_in_a_group_is_an_option_of_some_command() -> None:
+    group: Any = typer.main.get_command(app)
+    known = {parameter.name for name in BUILT_IN for parameter in getattr(group.commands[name], "params", ())}
+    assert not {name for names in OPTION_GROUPS.values() for name in names} - known
+
+
+def test_the_first_line_says_what_a_tiny_policy_can_do() -> None:
+    for settings in (ReaderSettings(), ReaderSettings(model="embedded"), ReaderSettings(policy="embedded")):
+        assert "understands nothing else" in settings.decided().policy_told
+    assert "understands" not in ReaderSettings(model="m", base_url="http://server/v1").decided().policy_told
+
+
+def test_a_missing_file_is_explained_in_the_command_line_s_own_words(tmp_path) -> None:
+    told = memagent("read", tmp_path / "missing.txt", "-q", "x", code=ExitCode.DOCUMENT).stderr
+    assert "does not exist" in told and "standard input" in told
+    assert "Document." not in told
 
 
 # What it costs, and what it needs

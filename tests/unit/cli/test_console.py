@@ -33,3 +33,17 @@ def test_errors_and_hints_cannot_steer_the_terminal(capsys) -> None:
 def test_lines_and_tabs_stay_in_texts_and_go_from_lines() -> None:
     assert plain("a\r\nb\tc\x1b") == "a\nb\tc\ufffd"
     assert in_one_line("a\nb\tc\x1b", 4) == "a b…"
+
+
+def test_work_is_shown_on_a_terminal_alone(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Console().working("loading the policy"):
+        pass
+    assert "loading the policy" in capsys.readouterr().err
+    with Console(quiet=True).working("loading the policy"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.delenv("FORCE_COLOR")
+    with Console().working("loading the policy"):
+        pass
+    assert capsys.readouterr().err == ""
