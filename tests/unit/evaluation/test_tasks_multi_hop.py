@@ -158,7 +158,7 @@ def test_distractors_share_relations_and_entities_with_the_chain():
         ("multi_hop_4:gap=0.4", r"4 facts with gaps of 0\.4 of a document do not fit.* less than 0\.33"),
         ("multi_hop_2:gap=-1", "do not fit"),
         ("multi_hop_2:distractors=-1", "cannot have -1 distractors"),
-        ("multi_hop_2:distractors=many", "distractors=many is not understood"),
+        ("multi_hop_2:distractors=many", "distractors=many is not valid"),
         ("multi_hop_2:hops=3", "has no option 'hops'.*gap, distractors"),
         ("vt:hops=3", "vt has no option 'hops'.*none"),
         ("multi_hop_2:gap=0.1:gap=0.2", "option twice"),
