@@ -10,8 +10,10 @@ from typing import Any, Final
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.markdown_tables import SCORES, by_length, grouped, markdown
+from memagent_graph.evaluation.paired_tests import Comparison, compare, corrected
+from memagent_graph.evaluation.rankings import ranking_of
 from memagent_graph.evaluation.result_table import Outcome, Results, Row
-from memagent_graph.evaluation.statistics import Comparison, Estimate, compare, corrected, estimate, ranking_of
+from memagent_graph.evaluation.statistics import Estimate, estimate
 
 _COUNTED_ONCE: Final = 'In "all", a question that was asked at several lengths counts once, with its mean.'
 

@@ -9,8 +9,9 @@ from typing import Final
 
 from memagent_graph.evaluation.comparisons import accuracy, paired, rows_by_system, shared_rows
 from memagent_graph.evaluation.markdown_tables import grouped, labelled, markdown
+from memagent_graph.evaluation.paired_tests import MARGIN, Comparison, corrected
 from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be_pooled
-from memagent_graph.evaluation.statistics import MARGIN, Comparison, Estimate, corrected
+from memagent_graph.evaluation.statistics import Estimate
 
 STANDINGS_LEGEND: Final = (
     "Lenient accuracy with its 95 % interval, clustered by document where questions share one. Difference: to the "
