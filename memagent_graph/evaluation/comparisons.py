@@ -33,7 +33,7 @@ def render_comparison(first: Results, second: Results, names: tuple[str, str]) -
     if left:
         told.append(f"{left:,} rows have no partner")
     parts = [f"# {names[0]} and {names[1]}", "; ".join(told) + "."]
-    if _repeats([row for row, _ in pairs]):
+    if any(_repeats(row for row, _ in own) for _, own in grouped(pairs, lambda pair: pair[0].system)):
         parts.append(_COUNTED_ONCE)
     for system, compared in _compared_pairs(pairs, names):
         table = _comparison_table([(label, names[1], each) for label, each in compared], names[0])

@@ -145,7 +145,7 @@ class _Call:
         self._evaluation = evaluation
         self._journal = journal
         self._watcher = watcher
-        self._maker = evaluation.maker or ThreadMaker(evaluation.tasks, evaluation.store)
+        self._maker = evaluation.maker or ThreadMaker(evaluation.tasks, evaluation.store, evaluation.seed)
         self._documents = OpenDocuments(evaluation.store, self._maker, keep=evaluation.keep_documents)
         self._ended = Ended.DONE
         self._begun = 0

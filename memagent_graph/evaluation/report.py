@@ -5,6 +5,7 @@ Nothing is left out of a denominator, and nothing is ranked that the questions d
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -39,6 +40,10 @@ _COUNTED_APART: Final = {
 }
 _COSTS: Final = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 1, "seconds": 2}
 """Columns of costs, with the digits that tables show of their means."""
+_PLACE: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
+"""Where an error says that it happened; see `MemAgentError`."""
+_HEADLINE: Final = ("strict", "lenient", "string_match")
+"""Scores in the overview: ours, and RULER's."""
 _SHOWN_FAILURES: Final = 12
 _SHOWN_CHARACTERS: Final = 60
 
@@ -71,7 +76,8 @@ def render_report(results: Results, *, plots: Sequence[Path] = (), log: Path | N
 def summary(results: Results) -> list[dict[str, Any]]:
     """Accuracy and costs by system, task and length, JSON-ready.
 
-    Means are over the questions that neither failed nor were too long to be asked; None where there are none.
+    Means are over the questions that neither failed nor were too long to be asked; None where there are none. So are
+    scores where nothing fitted: there was nothing to score.
     """
     return [
         {
@@ -80,7 +86,7 @@ def summary(results: Results) -> list[dict[str, Any]]:
             "length": length,
             "unit": unit,
             "n": len(rows),
-            "scores": {name: asdict(accuracy(rows, name)) for name in SCORES},
+            "scores": {name: _accuracy(rows, name) for name in SCORES},
             "outcomes": dict(Counter(row.outcome for row in rows)),
             "means": {name: fmean(values) if (values := _costs(rows, name)) else None for name in _COSTS},
         }
@@ -88,6 +94,12 @@ def summary(results: Results) -> list[dict[str, Any]]:
             results.rows, lambda row: (row.system, row.task, row.unit, row.length)
         )
     ]
+
+
+def _accuracy(rows: Sequence[Row], score: str) -> dict[str, Any] | None:
+    if all(row.outcome is Outcome.DOES_NOT_FIT for row in rows):
+        return None
+    return asdict(accuracy(rows, score))
 
 
 def _introduction(results: Results) -> str:
@@ -106,7 +118,7 @@ def _introduction(results: Results) -> str:
 
 
 def _overview(rows: Sequence[Row]) -> str:
-    """Strict and lenient accuracy of each system at each length, over all tasks where they are the same everywhere.
+    """Three scores of each system at each length, over all tasks where they are the same everywhere.
 
     That is, for every system and at every length: systems are compared on the same tasks.
     """
@@ -116,19 +128,24 @@ def _overview(rows: Sequence[Row]) -> str:
             continue
         lengths = sorted({row.length for row in group})
         cells = {key: each for key, each in grouped(group, lambda row: (row.system, row.length))}  # noqa: C416
-        table = [["strict / lenient", *(f"{length_label(each, unit)} {unit}" for each in lengths)]]
+        table = [
+            [
+                " / ".join(SCORES[name] for name in _HEADLINE),
+                *(f"{length_label(each, unit)} {unit}" for each in lengths),
+            ]
+        ]
         for system in dict.fromkeys(row.system for row in group):
-            table.append([system, *(_both(cells.get((system, each), [])) for each in lengths)])
+            table.append([system, *(_headline(cells.get((system, each), [])) for each in lengths)])
         parts.append(markdown(table))
     return "\n\n".join(parts)
 
 
-def _both(rows: Sequence[Row]) -> str:
+def _headline(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     if all(row.outcome is Outcome.DOES_NOT_FIT for row in rows):
         return "does not fit"
-    return " / ".join(f"{100 * fmean(getattr(row, name) for row in rows):.1f}" for name in ("strict", "lenient"))
+    return " / ".join(f"{100 * fmean(getattr(row, name) for row in rows):.1f}" for name in _HEADLINE)
 
 
 def _accuracy_table(rows: Sequence[Row], unit: str) -> str:
@@ -195,7 +212,7 @@ def _failures(rows: Sequence[Row], log: Path | None) -> list[str]:
             markdown(table),
         ]
     if failed:
-        reasons = Counter(_short(row.error or "", 200) for row in failed)
+        reasons = Counter(_short(_without_place(row.error or ""), 200) for row in failed)
         lines = "\n".join(f"- {count}: {reason}" for reason, count in reasons.most_common(_SHOWN_FAILURES))
         told = (
             "1 question failed twice, and counts"
@@ -204,6 +221,11 @@ def _failures(rows: Sequence[Row], log: Path | None) -> list[str]:
         )
         parts += ["## Failures", f"{told} as wrong:\n\n{lines}"]
     return parts
+
+
+def _without_place(error: str) -> str:
+    """A message without the run, branch and chunk that it names: they are others at every question."""
+    return _PLACE.sub("", error)
 
 
 def _losses(row: Row) -> str:

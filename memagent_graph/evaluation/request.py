@@ -98,7 +98,7 @@ async def carry_out(request: EvaluationRequest) -> Ended:
         )
         tasks = load_tasks(request.tasks, task_settings)
         plan = plan_of(request.systems, tasks, request.lengths, request.count)
-        check_plan(plan, tasks, context)
+        check_plan(plan, tasks, context, seed=request.seed)
         plan = replace(plan, data=data_that_counts(request.tasks, task_settings), identities=tuple(identities))
         settings = settings_that_count(context, task_settings)
         with open_journal(request.out, settings, resume=request.resume) as journal:
@@ -121,7 +121,7 @@ async def _measure(
 ) -> Ended:
     journal.command(request.command)
     context = await reader.aprepare()
-    maker: Maker = ThreadMaker(tasks, context.store)
+    maker: Maker = ThreadMaker(tasks, context.store, task_settings.seed)
     if sum(cell.length * cell.count for cell in plan.cells) >= MUCH:
         maker = ProcessMaker(list(dict.fromkeys(request.tasks)), task_settings, tasks, context.store)
     with closing(RunLog(request.log_path)) as log, ProgressDisplay(quiet=request.quiet) as display:

@@ -72,7 +72,7 @@ def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(task, tmp_pa
         done = memagent("eval", task, *options, "--systems", "memagent,middle_truncation", "--api-key", "sk-secret")
     report = (out / "report.md").read_text()
     for words in (
-        "| memagent | 100.0 / 100.0 | 100.0 / 100.0 |",
+        "| memagent | 100.0 / 100.0 / 100.0 | 100.0 / 100.0 / 100.0 |",
         "## Cost per question",
         "## Comparison",
         "| 600 | memagent | 4 |",
@@ -332,7 +332,7 @@ def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path, 
     for name in ("report.md", "results.parquet"):
         (tmp_path / "good" / name).unlink()
     anew = memagent("eval-report", tmp_path / "good")
-    assert "| memagent | 100.0 / 100.0 | 100.0 / 100.0 |" in anew.stdout
+    assert "| memagent | 100.0 / 100.0 / 100.0 | 100.0 / 100.0 / 100.0 |" in anew.stdout
     assert (tmp_path / "good" / "report.md").read_text().startswith("# Evaluation")
     assert (tmp_path / "good" / "accuracy.svg").exists()
     compared = memagent("eval-report", tmp_path / "good", tmp_path / "bad")

@@ -28,7 +28,7 @@ from memagent_graph.errors import (
 from memagent_graph.evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate, run_id_of
 from memagent_graph.evaluation.progress_display import ProgressDisplay
 from memagent_graph.evaluation.result_journal import Journal, open_journal
-from memagent_graph.evaluation.result_table import Outcome, Plan, Row
+from memagent_graph.evaluation.result_table import Cell, Outcome, Plan, Row
 from memagent_graph.evaluation.sample_documents import ProcessMaker
 from memagent_graph.evaluation.samples import Needle, Sample, Task
 from memagent_graph.evaluation.systems import Attempt, load_system
@@ -526,3 +526,38 @@ def test_without_a_terminal_progress_is_a_line_a_minute_and_nothing_when_quiet(m
                 clock[0] += 25.0
                 display.has(row(index=index))
         assert shown.getvalue().count("of 6: 1K 100%") == lines
+
+
+class Broken(Keys):
+    """Fails in `sample` at some indices, and in the text of index 5."""
+
+    def __init__(self, *fails: int) -> None:
+        self.fails = fails
+
+    def sample(self, length: int, index: int) -> Sample:
+        if index in self.fails:
+            raise KeyError("no such word")
+        sample = super().sample(length, index)
+
+        def text():
+            yield "The beginning. "
+            raise ZeroDivisionError("of the words")
+
+        return replace(sample, task=self, text=text) if index == 5 else sample
+
+
+async def test_a_task_whose_own_code_fails_is_named_with_its_sample_and_seed_and_all_else_is_done(
+    tmp_path, store
+) -> None:
+    """It was a bare ExceptionGroup."""
+    with pytest.raises(EvaluationError) as caught:
+        await run(tmp_path, store, Oracle(store), task=Broken(2), plan=Plan.grid((), ("keys",), (100,), 8), seed=7)
+    assert "all is done but 2 samples" in caught.value.message
+    assert "sample() of the task keys failed at length 100, index 2, seed 7: KeyError: 'no such word'" in str(
+        caught.value
+    )
+    assert "Mend the task's code" in str(caught.value)
+    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+        assert {row.index for row in journal.results.rows} == {0, 1, 3, 4, 6, 7}
+    with pytest.raises(EvaluationError, match=r"text\(\) of the task keys failed at length 100, index 5, seed 7: Zero"):
+        await run(tmp_path, store, Oracle(store), task=Broken(), plan=Plan(("x",), (Cell("keys", 100, 6),)), seed=7)
