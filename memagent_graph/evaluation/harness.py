@@ -286,6 +286,7 @@ class _Call:
                     sample.question,
                     answer_tokens=completion_tokens(sample.task, self._evaluation.answer_tokens),
                     run_id=run_id,
+                    least_answer_tokens=sample.task.answer_tokens,
                 )
             except Exception as failure:  # noqa: BLE001  whatever it is, the question has a row
                 error = failure

@@ -183,6 +183,7 @@ def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: s
             "small": tasks.small,
             "haystack": _described(tasks.haystack) if tasks.haystack else None,
             "data": _described(tasks.data) if tasks.data else None,
+            "prompt_tokens": tasks.prompt_tokens,
             # Left out where it is one, as it was not there once.
             **({"questions_per_document": tasks.questions_per_document} if tasks.questions_per_document > 1 else {}),
         },

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from memagent_graph.evaluation.baselines.excerpts import words_around
 from memagent_graph.evaluation.harness import Ended, Evaluation, EvaluationLimits, evaluate
 from memagent_graph.evaluation.output_folder import CHECKPOINTS, KEPT_DOCUMENTS, OPEN_DOCUMENTS, RUNS
 from memagent_graph.evaluation.planning import check_plan, data_that_counts, load_tasks, plan_of, settings_that_count
@@ -95,6 +96,7 @@ async def carry_out(request: EvaluationRequest) -> Ended:
             request.haystack,
             request.data,
             request.questions_per_document,
+            words_around(context),
         )
         tasks = load_tasks(request.tasks, task_settings)
         plan = plan_of(request.systems, tasks, request.lengths, request.count)

@@ -52,7 +52,7 @@ class Oracle:
         self.asked: list[str] = []
         self.at_once = self.most_at_once = 0
 
-    async def attempt(self, document: Any, question: str, *, answer_tokens: int, run_id: str) -> Attempt:
+    async def attempt(self, document: Any, question: str, *, run_id: str, **asking: Any) -> Attempt:
         self.asked.append(run_id)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -332,9 +332,9 @@ async def test_an_attempt_tells_its_chunks_and_an_answer_has_the_room_that_the_r
     allowed: list[int] = []
 
     class Counting(Oracle):
-        async def attempt(self, document: Any, question: str, *, answer_tokens: int, run_id: str) -> Attempt:
-            allowed.append(answer_tokens)
-            return await super().attempt(document, question, answer_tokens=answer_tokens, run_id=run_id)
+        async def attempt(self, document: Any, question: str, *, run_id: str, **asking: Any) -> Attempt:
+            allowed.append(asking["answer_tokens"])
+            return await super().attempt(document, question, run_id=run_id, **asking)
 
     plan = Plan.grid((), ("keys",), (100,), 1)
     _, rows = await run(tmp_path, store, Counting(store, chunks=7), plan=plan, answer_tokens=400)
