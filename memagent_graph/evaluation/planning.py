@@ -87,21 +87,23 @@ class OwnQuestions(Protocol):
         ...
 
 
-def plan_of(systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int) -> Plan:
-    """What is asked, where `count` questions of each task are wanted at each length.
+def plan_of(
+    systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int, repeats: int = 1
+) -> Plan:
+    """What is asked, where `count` questions of each task are wanted at each length, `repeats` times.
 
     Where no lengths are given, tasks that have their own are asked at all of these, with as many questions as they
     have, up to `count`; the others at some usual ones (`DEFAULT_LENGTHS`).
     """
     if lengths is not None:
-        return Plan.grid(systems, tuple(tasks), lengths, count)
+        return Plan.grid(systems, tuple(tasks), lengths, count, repeats)
     cells = []
     for name, task in tasks.items():
         if isinstance(task, OwnLengths):
             cells += [Cell(name, length, min(count, task.count(length))) for length in task.lengths]
         else:
             cells += [Cell(name, length, count) for length in DEFAULT_LENGTHS[task.unit]]
-    return Plan(tuple(systems), tuple(cells))
+    return Plan(tuple(systems), tuple(cells), repeats=repeats)
 
 
 def completion_tokens(task: Task, answer_tokens: int) -> int:

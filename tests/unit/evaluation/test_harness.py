@@ -25,7 +25,8 @@ from memagent_graph.errors import (
     PolicyRequestError,
     PolicyUnreachableError,
 )
-from memagent_graph.evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate, run_id_of
+from memagent_graph.evaluation.attempt_rows import run_id_of
+from memagent_graph.evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate
 from memagent_graph.evaluation.progress_display import ProgressDisplay
 from memagent_graph.evaluation.result_journal import Journal, open_journal
 from memagent_graph.evaluation.result_table import Cell, Outcome, Plan, Row

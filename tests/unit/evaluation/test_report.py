@@ -63,7 +63,7 @@ def test_costs_are_means_over_all_questions_that_were_asked_and_did_not_fail() -
         "prompt_tokens": 2000, "completion_tokens": 10, "cached_tokens": 0, "calls": 2, "seconds": 1.5
     }  # fmt: skip
     report = render_report(results(*rows))
-    assert line(report, "1K tokens", "memagent", "2,000", "0", "10", "2.0", "1.50", "1.00e+12")
+    assert line(report, "1K tokens", "memagent", "2,000", "0", "10", "2.0", "1.50", "1.00", "2.00", "2.00", "1.00e+12")
 
 
 def test_systems_that_differ_by_chance_are_not_ranked() -> None:
