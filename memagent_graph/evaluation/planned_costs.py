@@ -16,6 +16,7 @@ from memagent_graph.evaluation.prices import Prices
 from memagent_graph.evaluation.result_table import Cell, Plan
 from memagent_graph.evaluation.sample_size import smallest_difference
 from memagent_graph.evaluation.samples import LengthUnit, Task
+from memagent_graph.evaluation.tasks.generated import GeneratedTask
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.strategies import Strategy
 
@@ -57,14 +58,14 @@ def planned_costs(
         context: what they read with.
     """
     found = []
-    around = words_around(context)
     for cell in plan.cells:
         task = tasks[cell.task]
-        question = context.tokenizer.count(task.sample(cell.length, 0).question)
+        asked = task.sample(cell.length, 0).question
+        question = context.tokenizer.count(asked)
         if task.unit is LengthUnit.PASSAGES:
             document = cell.length * _TOKENS_OF_A_PASSAGE
         else:
-            document = max(1, cell.length - question - around - task.answer_tokens)
+            document = task.room(cell.length, asked) if isinstance(task, GeneratedTask) else cell.length
         answers = task.answer_tokens, completion_tokens(task, context.budget.answer_tokens)
         for system in plan.systems:
             read = _read(strategies[system], document, question, answers, context)

@@ -74,7 +74,7 @@ def suite_parts(rows: Sequence[Row]) -> list[str]:
         table = [["system", *(length_label(length) for length in lengths), *over]]
         for system, own in grouped(scores, lambda each: each.system):
             at = {each.length: each.score for each in own}
-            cells = [interval(at[length]) if at.get(length) else "–" for length in lengths]
+            cells = [interval(one) if (one := at.get(length)) else "–" for length in lengths]
             table.append([system, *cells, *(_over_lengths([at.get(length) for length in lengths]) if over else [])])
         parts += [f"**{title}**, string match in percent", markdown(table)]
     return parts

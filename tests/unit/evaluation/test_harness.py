@@ -562,3 +562,17 @@ async def test_a_task_whose_own_code_fails_is_named_with_its_sample_and_seed_and
         assert {row.index for row in journal.results.rows} == {0, 1, 3, 4, 6, 7}
     with pytest.raises(EvaluationError, match=r"text\(\) of the task keys failed at length 100, index 5, seed 7: Zero"):
         await run(tmp_path, store, Oracle(store), task=Broken(), plan=Plan(("x",), (Cell("keys", 100, 6),)), seed=7)
+
+
+async def test_each_question_is_asked_so_many_times_and_more_samples_may_be_asked_for_later(tmp_path, store) -> None:
+    oracle = Oracle(store)
+    _, rows = await run(tmp_path, store, oracle, plan=Plan.grid((), ("keys",), (100,), 3))
+    assert [(each.index, each.repeat) for each in rows] == [(0, 0), (1, 0), (2, 0)]
+    again = Oracle(store)
+    ended, rows = await run(tmp_path, store, again, plan=Plan.grid((), ("keys",), (100,), 3, repeats=3))
+    assert ended is Ended.DONE
+    assert [(each.index, each.repeat) for each in rows] == [
+        (index, repeat) for index in range(3) for repeat in range(3)
+    ]
+    assert len(again.asked) == len({*oracle.asked, *again.asked}) - 3 == 6, "each sample has a run of its own"
+    assert not list((tmp_path / "documents").rglob("*.txt"))
