@@ -14,6 +14,7 @@ from memagent_graph.evaluation.markdown_tables import length_label, markdown
 from memagent_graph.evaluation.planning import completion_tokens
 from memagent_graph.evaluation.prices import Prices
 from memagent_graph.evaluation.result_table import Cell, Plan
+from memagent_graph.evaluation.sample_documents import sample_of
 from memagent_graph.evaluation.sample_size import smallest_difference
 from memagent_graph.evaluation.samples import LengthUnit, Task
 from memagent_graph.evaluation.tasks.generated import GeneratedTask
@@ -60,7 +61,7 @@ def planned_costs(
     found = []
     for cell in plan.cells:
         task = tasks[cell.task]
-        asked = task.sample(cell.length, 0).question
+        asked = sample_of(task, cell.length, 0).question
         question = context.tokenizer.count(asked)
         if task.unit is LengthUnit.PASSAGES:
             document = cell.length * _TOKENS_OF_A_PASSAGE
