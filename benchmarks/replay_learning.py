@@ -23,8 +23,9 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, print_table
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, ReadResult, SamplingParams
+from memagent_graph.evaluation.paired_tests import Comparison, compare
 from memagent_graph.evaluation.samples import Sample, Task
-from memagent_graph.evaluation.statistics import Comparison, compare, estimate
+from memagent_graph.evaluation.statistics import estimate
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.tokenizers import load_tokenizer

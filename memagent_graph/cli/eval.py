@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.eval_report import print_results
+from memagent_graph.cli.eval_report import PriceIn, PriceOut, print_results
 from memagent_graph.cli.exit_codes import ExitCode, failures_told
 from memagent_graph.cli.options import (
     ApiKey,
@@ -28,7 +29,9 @@ from memagent_graph.errors import EvaluationError, PolicyError
 from memagent_graph.policies.server_url import without_password
 
 if TYPE_CHECKING:
+    from memagent_graph.evaluation.prices import Prices
     from memagent_graph.evaluation.request import EvaluationRequest
+    from memagent_graph.settings import ReaderSettings
 
 _FOLDER: Final = Path("memagent-eval")
 
@@ -44,9 +47,16 @@ class Eval(ReaderOptions):
     )
     context: typer.Context
     tasks: Annotated[
-        list[str] | None, typer.Argument(metavar="TASKS", help="What to measure; your own: path/to/file.py:Name.")
+        list[str] | None,
+        typer.Argument(metavar="TASKS", help="What to measure: tasks, suites; your own: path/to/file.py:Name."),
     ] = None
-    list_names: Annotated[bool, typer.Option("--list", help="List the tasks and systems.")] = False
+    list_names: Annotated[bool, typer.Option("--list", help="List the tasks, suites and systems.")] = False
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan", help="Count documents, calls and tokens, and the price if prices are given; read nothing."
+        ),
+    ] = False
     lengths: Annotated[
         str | None,
         typer.Option(
@@ -63,6 +73,9 @@ class Eval(ReaderOptions):
             help="Questions of each task at each length; of a data file that has fewer, without --lengths, all.",
         ),
     ] = 128
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Samples of each answer, at a --temperature above 0; the report has pass@k.")
+    ] = 1
     systems: Annotated[
         str,
         typer.Option(help="What is measured: systems, strategies, file.py:Name; others are compared with the first."),
@@ -93,6 +106,23 @@ class Eval(ReaderOptions):
             "has their texts alone.",
         ),
     ] = False
+    judge_model: Annotated[
+        str | None, typer.Option(help="A model that grades the answers in the end, as one more score.")
+    ] = None
+    judge_base_url: Annotated[
+        str | None, typer.Option(help="Its server's API, OpenAI-compatible.", show_default="the policy's")
+    ] = None
+    judge_api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Its server's key.", envvar="MEMAGENT_JUDGE_API_KEY", show_default="the policy's on its server"
+        ),
+    ] = None
+    price_in: PriceIn = None
+    price_out: PriceOut = None
+    tokens_per_second: Annotated[
+        float | None, typer.Option(min=0.001, help="With --plan: how fast the server is, for the time.")
+    ] = None
     concurrency: Annotated[int, typer.Option(min=1, help="Questions, and requests, in flight.")] = 128
     max_questions: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many questions; can be resumed.")
@@ -130,13 +160,18 @@ class Eval(ReaderOptions):
 
         from memagent_graph.evaluation.harness import Ended  # noqa: PLC0415
         from memagent_graph.evaluation.output_folder import write_outputs  # noqa: PLC0415
+        from memagent_graph.evaluation.prices import prices_of  # noqa: PLC0415
         from memagent_graph.evaluation.request import carry_out  # noqa: PLC0415
         from memagent_graph.evaluation.result_journal import require_no_results  # noqa: PLC0415
         from memagent_graph.evaluation.result_table import Outcome  # noqa: PLC0415
 
         out = self.out
         with failures_told(as_json=self.as_json):
+            prices = prices_of(self.price_in, self.price_out)
             evaluation = _evaluation(self, self.tasks)
+            if self.plan:
+                _print_plan(evaluation, prices, self.tokens_per_second, as_json=self.as_json)
+                return
             if not self.resume:
                 require_no_results(out)
             try:
@@ -149,8 +184,8 @@ class Eval(ReaderOptions):
             except (KeyboardInterrupt, asyncio.CancelledError):
                 _print_how_to_continue(out, "interrupted; ")
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
-            results = write_outputs(out, evaluation.log_path)
-        print_results(results, out, evaluation.log_path, ended.value, as_json=self.as_json)
+            results = write_outputs(out, evaluation.log_path, prices)
+        print_results(results, out, evaluation.log_path, ended.value, prices, as_json=self.as_json)
         if ended is not Ended.DONE:
             typer.echo(f"stopped at {ended.value.replace('_', ' ')}; {_how_to_continue(out)}", err=True)
             raise typer.Exit(ExitCode.STOPPED)
@@ -167,12 +202,14 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
     from memagent_graph.evaluation.harness import EvaluationLimits  # noqa: PLC0415
     from memagent_graph.evaluation.planning import parse_lengths  # noqa: PLC0415
     from memagent_graph.evaluation.request import EvaluationRequest  # noqa: PLC0415
+    from memagent_graph.evaluation.suites import with_suites  # noqa: PLC0415
 
     systems = tuple(dict.fromkeys(filter(None, (each.strip() for each in request.systems.split(",")))))
     if not systems:
         raise EvaluationError("no system was named", hint="Name at least one, as in --systems memagent.")
+    judge_key = request.judge_api_key or (None if request.judge_base_url else request.api_key)
     return EvaluationRequest(
-        tasks=tuple(tasks),
+        tasks=with_suites(tasks),
         systems=systems,
         lengths=None if request.lengths is None else parse_lengths(request.lengths),
         count=request.count,
@@ -191,6 +228,9 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
         haystack=request.haystack,
         data=request.data,
         questions_per_document=request.questions_per_document,
+        repeats=request.repeats,
+        judge=_judge(request),
+        judge_key=judge_key,
         retrieved_chunks=request.retrieved_chunks,
         limits=EvaluationLimits(request.max_questions, request.max_tokens_total, request.max_seconds),
         log=request.log,
@@ -202,15 +242,46 @@ def _evaluation(request: Eval, tasks: list[str]) -> EvaluationRequest:
     )
 
 
+def _judge(request: Eval) -> ReaderSettings | None:
+    from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
+
+    if request.judge_model is None and request.judge_base_url is None:
+        return None
+    return ReaderSettings(
+        model=request.judge_model,
+        base_url=request.judge_base_url or request.base_url,
+        concurrency=request.concurrency,
+        timeout=request.timeout,
+        retries=request.retries,
+    ).decided()
+
+
+def _print_plan(
+    evaluation: EvaluationRequest, prices: Prices | None, tokens_per_second: float | None, *, as_json: bool
+) -> None:
+    import asyncio  # noqa: PLC0415
+
+    from memagent_graph.evaluation.planned_costs import plan_as_json, render_plan  # noqa: PLC0415
+    from memagent_graph.evaluation.request import planned  # noqa: PLC0415
+
+    plan, costs = asyncio.run(planned(evaluation))
+    if as_json:
+        print_json(plan_as_json(costs, prices=prices, tokens_per_second=tokens_per_second))
+    else:
+        sys.stdout.write(render_plan(costs, plan, prices=prices, tokens_per_second=tokens_per_second))
+
+
 def _print_names(*, as_json: bool) -> None:
+    from memagent_graph.evaluation.suites import SUITES  # noqa: PLC0415
     from memagent_graph.evaluation.systems import system_names  # noqa: PLC0415
     from memagent_graph.evaluation.tasks import task_names, task_options  # noqa: PLC0415
 
     if as_json:
-        print_json({"tasks": task_names(), "systems": system_names()})
+        print_json({"tasks": task_names(), "suites": SUITES, "systems": system_names()})
         return
     tasks = ["".join([name, *(f"[:{option}=...]" for option in task_options(name))]) for name in task_names()]
-    for kind, names in (("tasks", tasks), ("systems", system_names())):
+    suites = [f"{name}: {', '.join(own)}" for name, own in SUITES.items()]
+    for kind, names in (("tasks", tasks), ("suites", suites), ("systems", system_names())):
         typer.echo(f"{kind}:\n" + "\n".join(f"  {name}" for name in names))
 
 
@@ -232,11 +303,11 @@ def _typed(context: typer.Context) -> str:
     for parameter in context.command.params:
         name = parameter.name or ""
         given = context.get_parameter_source(name)
-        if given is None or given.name != "COMMANDLINE" or name in {"tasks", "api_key"}:
+        if given is None or given.name != "COMMANDLINE" or name in {"tasks", "api_key", "judge_api_key"}:
             continue
         value = context.params[name]
         option = max(parameter.opts, key=len)
-        if name == "base_url":
+        if name in {"base_url", "judge_base_url"}:
             value = without_password(value)
         words += [option] if value is True else [option, str(value)]
     return shlex.join(words)

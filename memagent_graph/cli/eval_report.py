@@ -14,7 +14,11 @@ from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
+    from memagent_graph.evaluation.prices import Prices
     from memagent_graph.evaluation.result_table import Results
+
+PriceIn = Annotated[float | None, typer.Option(min=0.0, help="Price of a million prompt tokens, for the report.")]
+PriceOut = Annotated[float | None, typer.Option(min=0.0, help="Price of a million completion tokens.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,8 @@ class EvalReport:
     other: Annotated[Path | None, typer.Argument(help="Another one, to compare on the questions that both have.")] = (
         None
     )
+    price_in: PriceIn = None
+    price_out: PriceOut = None
     as_json: AsJSON = False
 
     def run(self) -> None:
@@ -36,16 +42,18 @@ class EvalReport:
         from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.evaluation.comparisons import comparison, render_comparison  # noqa: PLC0415
         from memagent_graph.evaluation.output_folder import RUNS, write_outputs  # noqa: PLC0415
+        from memagent_graph.evaluation.prices import prices_of  # noqa: PLC0415
         from memagent_graph.evaluation.result_journal import load_results  # noqa: PLC0415
 
         folder, other = self.folder, self.other
         with failures_told(as_json=self.as_json):
             if other is None:
                 log = folder / RUNS if (folder / RUNS).exists() else None
+                prices = prices_of(self.price_in, self.price_out)
                 with Console().working("drawing tables and plots"):
-                    results = write_outputs(folder, log)
+                    results = write_outputs(folder, log, prices)
                 ended = "unfinished" if results.missing else "done"
-                print_results(results, folder, log, ended, as_json=self.as_json)
+                print_results(results, folder, log, ended, prices, as_json=self.as_json)
                 return
             with Console().working("comparing the evaluations"):
                 first, second = load_results(folder), load_results(other)
@@ -56,10 +64,13 @@ class EvalReport:
                 sys.stdout.write(render_comparison(first, second, names))
 
 
-def print_results(results: Results, folder: Path, log: Path | None, ended: str, *, as_json: bool) -> None:
+def print_results(
+    results: Results, folder: Path, log: Path | None, ended: str, prices: Prices | None, *, as_json: bool
+) -> None:
     """The report, or the figures as JSON."""
     from memagent_graph.evaluation.report import render_report, summary  # noqa: PLC0415
     from memagent_graph.evaluation.standings import standings  # noqa: PLC0415
+    from memagent_graph.evaluation.suites import suites_as_json  # noqa: PLC0415
 
     if as_json:
         values = {
@@ -69,10 +80,11 @@ def print_results(results: Results, folder: Path, log: Path | None, ended: str, 
             "rows": len(results.rows),
             "missing": results.missing,
             "settings": results.settings,
-            "results": summary(results),
+            "results": summary(results, prices),
+            "suites": suites_as_json(results.rows),
             "standings": [{**asdict(each), "not_worse": each.not_worse} for each in standings(results)],
         }
         print_json(values)
         return
-    sys.stdout.write(render_report(results, log=log))
+    sys.stdout.write(render_report(results, log=log, prices=prices))
     typer.echo(f"table, report and plots are in {folder}", err=True)

@@ -10,8 +10,10 @@ from typing import Any, Final
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.evaluation.markdown_tables import SCORES, by_length, grouped, markdown
+from memagent_graph.evaluation.paired_tests import Comparison, compare, corrected
+from memagent_graph.evaluation.rankings import ranking_of
 from memagent_graph.evaluation.result_table import Outcome, Results, Row
-from memagent_graph.evaluation.statistics import Comparison, Estimate, compare, corrected, estimate, ranking_of
+from memagent_graph.evaluation.statistics import Estimate, estimate
 
 _COUNTED_ONCE: Final = 'In "all", a question that was asked at several lengths counts once, with its mean.'
 
@@ -31,7 +33,7 @@ def render_comparison(first: Results, second: Results, names: tuple[str, str]) -
     if left:
         told.append(f"{left:,} rows have no partner")
     parts = [f"# {names[0]} and {names[1]}", "; ".join(told) + "."]
-    if _repeats([row for row, _ in pairs]):
+    if any(_at_several_lengths(row for row, _ in own) for _, own in grouped(pairs, lambda pair: pair[0].system)):
         parts.append(_COUNTED_ONCE)
     for system, compared in _compared_pairs(pairs, names):
         table = _comparison_table([(label, names[1], each) for label, each in compared], names[0])
@@ -67,7 +69,7 @@ def comparison_parts(results: Results) -> list[str]:
     parts = [
         f"Each with {first}, on the questions that both were asked and that fit both; differences in points, {first} "
         f"minus the other. P-values are corrected for the {len(compared)} comparisons of the table (Holm)."
-        + (f" {_COUNTED_ONCE}" if any(_repeats(group.values()) for group in of.values()) else ""),
+        + (f" {_COUNTED_ONCE}" if any(_at_several_lengths(group.values()) for group in of.values()) else ""),
         _comparison_table(compared, first),
         *_sentences([each for label, _, each in compared if label == "all"]),
     ]
@@ -82,8 +84,8 @@ def comparison_parts(results: Results) -> list[str]:
 
 
 def _pairs(first: Results, second: Results, names: tuple[str, str]) -> list[tuple[Row, Row]]:
-    by_id = {(row.system, row.sample_id): row for row in second.rows}
-    pairs = [(row, by_id[row.system, row.sample_id]) for row in first.rows if (row.system, row.sample_id) in by_id]
+    by_id = {(row.system, row.attempt): row for row in second.rows}
+    pairs = [(row, by_id[row.system, row.attempt]) for row in first.rows if (row.system, row.attempt) in by_id]
     if not pairs:
         raise EvaluationError(
             f"{names[0]} and {names[1]} have no question of the same system in common",
@@ -115,13 +117,15 @@ def _compared_pairs(
         yield system, [(label, each) for label, _, each in corrected]
 
 
-def rows_by_system(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
-    """By system, then by sample: the rows of what was asked; what fitted no call was not."""
+def rows_by_system(rows: Iterable[Row]) -> dict[str, dict[tuple[str, int], Row]]:
+    """By system, then by sample and repeat: the rows of what was asked; what fitted no call was not."""
     asked = (row for row in rows if row.outcome is not Outcome.DOES_NOT_FIT)
-    return {system: {row.sample_id: row for row in group} for system, group in grouped(asked, lambda row: row.system)}
+    return {system: {row.attempt: row for row in group} for system, group in grouped(asked, lambda row: row.system)}
 
 
-def shared_rows(first: Mapping[str, Row], second: Mapping[str, Row]) -> tuple[list[Row], list[Row]]:
+def shared_rows(
+    first: Mapping[tuple[str, int], Row], second: Mapping[tuple[str, int], Row]
+) -> tuple[list[Row], list[Row]]:
     """The rows of the samples that two systems were both asked, in the same order."""
     shared = [each for each in first if each in second]
     return [first[each] for each in shared], [second[each] for each in shared]
@@ -138,7 +142,7 @@ def _paired(first: Sequence[Row], second: Sequence[Row], names: tuple[str, str])
 
 
 def accuracy(rows: Sequence[Row], score: str) -> Estimate:
-    """The mean of a score with its interval, clustered by document; a question asked at several lengths counts once."""
+    """The mean of a score with its interval, clustered by document; a question asked repeatedly counts once."""
     scores = by_question(rows, score)
     cluster = {row.sample_id: row.cluster for row in rows}
     return estimate(list(scores.values()), clusters=[cluster[each] for each in scores])
@@ -147,8 +151,8 @@ def accuracy(rows: Sequence[Row], score: str) -> Estimate:
 def by_question(rows: Iterable[Row], score: str) -> dict[str, float]:
     """A score by question, under the id of its first sample.
 
-    One that was asked at several lengths, as the questions of data files are, counts once, with its mean: its answers
-    are not independent trials.
+    One that was asked at several lengths, as the questions of data files are, or repeatedly, counts once, with its
+    mean: its answers are not independent trials.
     """
     return {same[0].sample_id: fmean(getattr(row, score) for row in same) for _, same in grouped(rows, _question)}
 
@@ -158,9 +162,9 @@ def _question(row: Row) -> Hashable:
     return row.task, row.index, row.question, row.gold
 
 
-def _repeats(rows: Iterable[Row]) -> bool:
+def _at_several_lengths(rows: Iterable[Row]) -> bool:
     """Whether a question was asked at several lengths."""
-    return any(len(same) > 1 for _, same in grouped(rows, _question))
+    return any(len({row.length for row in same}) > 1 for _, same in grouped(rows, _question))
 
 
 def _corrected(compared: list[tuple[str, str, dict[str, Comparison]]]) -> list[tuple[str, str, dict[str, Comparison]]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from memagent_graph.documents import DocumentStore
@@ -19,6 +21,8 @@ from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.trace import MemoryUpdate, Trace, Writes
 
 _CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
+_FEWEST_REFORMATTED: Final = 4
+"""Shorter values are found in other forms by chance."""
 
 
 class Loss(StrEnum):
@@ -35,6 +39,9 @@ class Loss(StrEnum):
     CUT_BY_CAP = "cut_by_cap"
     """The memory that lost it, or that was to hold it first, came to the end of its budget and was cut off there; the
     second also where its words had not come yet: the chunk held it, and the memory was cut."""
+    REFORMATTED = "reformatted"
+    """The last memory, or the answer itself, holds its letters and digits with other signs between them, as "4 711 123"
+    for 4711123: it was kept, and its form was changed."""
     NOT_TAKEN = "not_taken"
     """The policy wrote it, and a rule for updates kept the memory before that in its place."""
     IN_MEMORY = "in_memory_but_answered_wrong"
@@ -52,9 +59,10 @@ class NeedleLoss:
     needle: Needle
     loss: Loss
     chunk_index: int | None = None
-    """The chunk whose memory lost it, or whose end cut it; None for `IN_MEMORY` and `ANSWERED`, and at a merge."""
+    """The chunk whose memory lost it or changed its form, or whose end cut it; None for `IN_MEMORY` and `ANSWERED`, at
+    a merge, and where only the answer changed the form."""
     written_at: int | None = None
-    """The chunk whose memory held it first; None where a merge wrote it."""
+    """The chunk whose memory held it first, in any form; None where a merge wrote it."""
 
 
 def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None = None) -> tuple[NeedleLoss, ...]:
@@ -95,8 +103,12 @@ def _analyse(needle: Needle, run: RunView, said: str, completions: Mapping[str, 
         return NeedleLoss(needle, Loss.ANSWERED, written_at=first)
     if not any(held.values()):
         return _never_held(needle, run, completions)
-    if contains(trace.final_memory, needle.gold):
-        return NeedleLoss(needle, Loss.IN_MEMORY, written_at=first)
+    if _holds(trace.final_memory, needle.gold):
+        other_form = [each for each in trace.final_path if held[each.step] and not contains(each.memory, needle.gold)]
+        if other_form and not contains(trace.final_memory, needle.gold):
+            return NeedleLoss(needle, Loss.REFORMATTED, other_form[0].chunk_index, first)
+        loss = Loss.REFORMATTED if _in_another_form(said, needle.gold) else Loss.IN_MEMORY
+        return NeedleLoss(needle, loss, written_at=first)
     losing = [
         update
         for update in trace.final_path
@@ -107,21 +119,41 @@ def _analyse(needle: Needle, run: RunView, said: str, completions: Mapping[str, 
 
 
 def _held(gold: str, trace: Trace) -> dict[str, bool]:
-    """For each memory on the way to the answer, by its update's step, whether it holds the gold string."""
+    """For each memory on the way to the answer, by its update's step, whether it holds the gold string in any form."""
     held: dict[str, bool] = {}
     for update in trace.final_path:
         sources = trace.sources(update)
         if len(sources) == 1 and not update.changed:
             held[update.step] = held[trace.updates[sources[0]].step]
         else:
-            held[update.step] = contains(update.memory, gold)
+            held[update.step] = _holds(update.memory, gold)
     return held
+
+
+def _holds(text: str, gold: str) -> bool:
+    return contains(text, gold) or _in_another_form(text, gold)
+
+
+def _in_another_form(text: str, gold: str) -> bool:
+    """Whether a text holds the letters and digits of a gold string, with up to two other signs between any of them."""
+    pattern = _any_form(gold)
+    return pattern is not None and pattern.search(text) is not None
+
+
+@lru_cache(maxsize=256)
+def _any_form(gold: str) -> re.Pattern[str] | None:
+    characters = [character for character in gold if character.isalnum()]
+    if len(characters) < _FEWEST_REFORMATTED:
+        return None
+    spaced = r"[\W_]{0,2}".join(map(re.escape, characters))
+    # No part of a longer word or number: "4711" is not in "1,4711" or "4711.5".
+    return re.compile(rf"(?<!\w)(?<!\d[.,'’]){spaced}(?!\w)(?![.,'’]\d)", re.IGNORECASE)
 
 
 def _never_held(needle: Needle, run: RunView, completions: Mapping[str, str]) -> NeedleLoss:
     """Why no memory held a fact, from what the policy wrote and from the chunk that the fact stands in."""
     path = run.trace.final_path
-    written = [update for update in path if contains(completions.get(update.step, ""), needle.gold)]
+    written = [update for update in path if _holds(completions.get(update.step, ""), needle.gold)]
     if written:
         kept = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in written[0].events)
         return NeedleLoss(needle, Loss.NOT_TAKEN if kept else Loss.CUT_BY_CAP, written[0].chunk_index)
@@ -142,12 +174,22 @@ def _was_cut(update: MemoryUpdate) -> bool:
 
 
 def _places(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]:
-    """The chunks that a fact begins in, and whether they hold it whole; those near the needle's place first."""
+    """The chunks that a fact begins in, and whether they hold it whole; those near the needle's place first.
+
+    Where no text can be had, as when the document is gone, the place alone says it.
+    """
     fact = _sentence(needle)
     reads = {each.chunk_index: each for each in run.trace.final_path if each.chunk_index is not None}
     chunks = sorted(reads.values(), key=lambda each: each.start_char)
-    at = needle.depth * max((each.end_char for each in chunks), default=0)
+    characters = max((each.end_char for each in chunks), default=0)
+    at = needle.depth * characters
     following = {one.start_char: one for one in chunks}
+    if chunks and run.stop_reason != StopReason.ENOUGH and all(run.chunk_text(each) is None for each in chunks):
+        start = needle.place(characters)[0] + needle.text.index(fact)
+        here = next((each for each in chunks if each.start_char <= start < each.end_char), None)
+        if here is not None and start + len(fact) <= characters:
+            yield here, start + len(fact) <= here.end_char
+        return
 
     def away(chunk: MemoryUpdate) -> float:
         return max(chunk.start_char - at, at - chunk.end_char, 0.0)

@@ -9,12 +9,11 @@ reached or the process is killed, is done when the evaluation is resumed; the re
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
 from typing import Any, Final, Protocol
@@ -28,16 +27,13 @@ from memagent_graph.errors import (
     PolicyAuthenticationError,
     PolicyOverloadedError,
     PolicyUnreachableError,
-    RunError,
 )
-from memagent_graph.evaluation.failures import analyse, logged_read
+from memagent_graph.evaluation.attempt_rows import Question, row_of, run_id_of, with_losses
 from memagent_graph.evaluation.planning import completion_tokens
 from memagent_graph.evaluation.result_journal import Journal
 from memagent_graph.evaluation.result_table import Key, Outcome, Plan, Row
 from memagent_graph.evaluation.sample_documents import Maker, OpenDocuments, Prepared, SampleError, ThreadMaker
-from memagent_graph.evaluation.samples import Needle, Sample, Task
-from memagent_graph.evaluation.scorers import contains, score
-from memagent_graph.evaluation.stopping import stop_of, tokens_read
+from memagent_graph.evaluation.samples import Sample, Task
 from memagent_graph.evaluation.systems import Attempt, System
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.results import Usage
@@ -133,11 +129,6 @@ async def evaluate(evaluation: Evaluation, journal: Journal, watcher: Watcher | 
     return await _Call(evaluation, journal, watcher).to_end()
 
 
-def run_id_of(evaluation: str, system: str, sample_id: str) -> str:
-    """The id of a question's run: the same whenever it is asked within one evaluation, and in no other."""
-    return re.sub(r"[^\w.-]+", "-", f"{evaluation}-{system}-{sample_id}")
-
-
 class _Call:
     """One call of `evaluate`."""
 
@@ -145,7 +136,7 @@ class _Call:
         self._evaluation = evaluation
         self._journal = journal
         self._watcher = watcher
-        self._maker = evaluation.maker or ThreadMaker(evaluation.tasks, evaluation.store)
+        self._maker = evaluation.maker or ThreadMaker(evaluation.tasks, evaluation.store, evaluation.seed)
         self._documents = OpenDocuments(evaluation.store, self._maker, keep=evaluation.keep_documents)
         self._ended = Ended.DONE
         self._begun = 0
@@ -205,24 +196,24 @@ class _Call:
         )
 
     async def _ask_all(self, keys: Iterable[Key]) -> None:
-        ready: asyncio.Queue[tuple[str, Prepared] | None] = asyncio.Queue(self._evaluation.concurrency)
+        ready: asyncio.Queue[Question | None] = asyncio.Queue(self._evaluation.concurrency)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._fill(ready, keys))
             for _ in range(self._evaluation.concurrency):
                 group.create_task(self._work(ready))
 
-    async def _fill(self, ready: asyncio.Queue[tuple[str, Prepared] | None], keys: Iterable[Key]) -> None:
+    async def _fill(self, ready: asyncio.Queue[Question | None], keys: Iterable[Key]) -> None:
         """Hand out questions in their order, each with its document in the store."""
         async with aclosing(self._prepared(keys)) as documents:
             async for prepared, systems in documents:
-                for system in systems:
-                    await ready.put((system, prepared))
+                for system, repeat in systems:
+                    await ready.put(Question(system, repeat, prepared))
         for _ in range(self._evaluation.concurrency):
             await ready.put(None)
 
-    async def _prepared(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[Prepared, list[str]], None]:
+    async def _prepared(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[Prepared, list[tuple[str, int]]], None]:
         """Samples with the systems that have still to answer them; some are made while the first is waited for."""
-        under_way: deque[tuple[asyncio.Task[Prepared], list[str]]] = deque()
+        under_way: deque[tuple[asyncio.Task[Prepared], list[tuple[str, int]]]] = deque()
         samples = _by_sample(keys)
         try:
             while self._ended is Ended.DONE:
@@ -251,13 +242,12 @@ class _Call:
             if key not in rows or (again and rows[key].outcome is Outcome.FAILED):
                 yield key
 
-    async def _work(self, ready: asyncio.Queue[tuple[str, Prepared] | None]) -> None:
-        while (following := await ready.get()) is not None:
-            system, prepared = following
-            if self._again or self._begins(system, prepared.sample):
-                row, error = await self._ask(system, prepared)
+    async def _work(self, ready: asyncio.Queue[Question | None]) -> None:
+        while (question := await ready.get()) is not None:
+            if self._again or self._begins(question.system, question.prepared.sample):
+                row, error = await self._ask(question)
                 await self._judge(row, error)
-            self._documents.done_with(prepared)
+            self._documents.done_with(question.prepared)
 
     def _begins(self, system: str, sample: Sample) -> bool:
         """Begin a question, unless a limit is reached."""
@@ -273,29 +263,38 @@ class _Call:
             self._watcher.asks(system, sample)
         return True
 
-    async def _ask(self, system: str, prepared: Prepared) -> tuple[Row, Exception | None]:
+    async def _ask(self, question: Question) -> tuple[Row, Exception | None]:
         """Ask a system a question, again if that fails; its row, and what made it fail."""
-        sample = prepared.sample
-        run_id = run_id_of(self._journal.evaluation, system, sample.id)
+        evaluation, sample = self._evaluation, question.prepared.sample
+        run_id = run_id_of(self._journal.evaluation, question.system, sample.id, question.repeat)
         began = time.monotonic()
         before = ATTEMPTS if self._again else 0
         for number in range(before + 1, before + ATTEMPTS + 1):
             try:
-                attempt = await self._evaluation.systems[system].attempt(
-                    prepared.document,
+                attempt = await evaluation.systems[question.system].attempt(
+                    question.prepared.document,
                     sample.question,
-                    answer_tokens=completion_tokens(sample.task, self._evaluation.answer_tokens),
+                    answer_tokens=completion_tokens(sample.task, evaluation.answer_tokens),
                     run_id=run_id,
+                    least_answer_tokens=sample.task.answer_tokens,
+                    repeat=question.repeat,
                 )
             except Exception as failure:  # noqa: BLE001  whatever it is, the question has a row
                 error = failure
             else:
-                return await self._with_log(self._row(system, prepared, attempt, attempts=number), sample), None
+                return await self._row(question, attempt, number), None
         text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
         usage = Usage(seconds=time.monotonic() - began)
         failed = Attempt(Outcome.FAILED, None, None, usage, run_id=run_id)
-        row = self._row(system, prepared, failed, attempts=number, error=text)
-        return await self._with_log(row, sample), error
+        return await self._row(question, failed, number, text), error
+
+    async def _row(self, question: Question, attempt: Attempt, number: int, error: str | None = None) -> Row:
+        evaluation = self._evaluation
+        row = row_of(
+            question, attempt, attempts=number, error=error, seed=evaluation.seed,
+            answer_format=evaluation.answer_format, scripted=evaluation.scripted,
+        )  # fmt: skip
+        return await with_losses(row, question.prepared.sample, evaluation.run_log, evaluation.store)
 
     async def _judge(self, row: Row, error: Exception | None) -> None:
         """Enter a row, unless its failure may be that of a server which is gone.
@@ -320,92 +319,13 @@ class _Call:
         if self._watcher is not None:
             self._watcher.has(row)
         if self._evaluation.saver is not None:
-            await self._evaluation.saver.adelete_thread(run_id_of(self._journal.evaluation, row.system, row.sample_id))
-
-    async def _with_log(self, row: Row, sample: Sample) -> Row:
-        """The row, if its answer is wrong with what the run log tells of it: where facts were lost.
-
-        What the log does not hold is a run that failed, or lost its log, at the start.
-        """
-        log, run_id = self._evaluation.run_log, row.run_id
-        if log is None or run_id is None:
-            return replace(row, run_id=None)
-        try:
-            if row.lenient == 1.0:
-                await asyncio.to_thread(log.get, run_id)
-                return row
-            view, completions = await asyncio.to_thread(logged_read, log, run_id, self._evaluation.store)
-        except RunError:
-            return replace(row, run_id=None)
-        losses = await asyncio.to_thread(analyse, sample, view, completions)
-        return replace(
-            row,
-            where_lost=tuple(each.loss.value for each in losses),
-            lost_at=tuple(each.chunk_index for each in losses),
-        )
-
-    def _row(
-        self, system: str, prepared: Prepared, attempt: Attempt, *, attempts: int, error: str | None = None
-    ) -> Row:
-        sample, usage, answered = prepared.sample, attempt.usage, attempt.outcome is Outcome.ANSWERED
-        stop = None
-        if attempt.chunks and attempt.outcome in {Outcome.ANSWERED, Outcome.NO_ANSWER}:
-            stop = stop_of(attempt.trace, sample.evidence, prepared.characters)
-        scores = score(
-            sample,
-            attempt.answer,
-            attempt.raw_answer,
-            outcome=attempt.outcome,
-            answer_format=self._evaluation.answer_format,
-        )
-        return Row(
-            system=system,
-            task=sample.task.name,
-            length=sample.length,
-            unit=sample.task.unit.value,
-            index=sample.index,
-            sample_id=sample.id,
-            question=sample.question,
-            gold=sample.gold,
-            answer=attempt.answer,
-            raw_answer=attempt.raw_answer,
-            outcome=attempt.outcome,
-            error=error,
-            detail=attempt.detail,
-            **asdict(scores),
-            run_id=attempt.run_id,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-            calls=usage.turns,
-            seconds=usage.seconds,
-            flops=usage.flops,
-            full_context_flops=usage.full_context_flops,
-            chunks=attempt.chunks,
-            document_bytes=prepared.document["size"] or 0,
-            needle_depths=tuple(needle.depth for needle in sample.needles),
-            needles_found=tuple(answered and _found(each, sample, attempt.answer or "") for each in sample.needles),
-            where_lost=(),
-            lost_at=(),
-            attempts=attempts,
-            seed=self._evaluation.seed,
-            document=prepared.document["key"],
-            scripted=self._evaluation.scripted,
-            turns=attempt.trace.turns or None,
-            read_tokens=tokens_read(attempt.trace) if attempt.trace.steps else None,
-            **(asdict(stop) if stop is not None else {}),
-        )
+            await self._evaluation.saver.adelete_thread(run_id_of(self._journal.evaluation, row.system, *row.attempt))
 
 
-def _by_sample(keys: Iterable[Key]) -> Iterator[tuple[tuple[str, int, int], list[str]]]:
-    """Task, length and index of samples, each with the systems that are asked about it."""
-    for sample, same in groupby(keys, key=lambda key: key[1:]):
-        yield sample, [key[0] for key in same]
-
-
-def _found(needle: Needle, sample: Sample, answer: str) -> bool:
-    """Whether an answer holds what a needle carries, or, of one that only leads to it, any of what was to be found."""
-    return any(contains(answer, gold) for gold in ((needle.gold,) if needle.gold in sample.gold else sample.gold))
+def _by_sample(keys: Iterable[Key]) -> Iterator[tuple[tuple[str, int, int], list[tuple[str, int]]]]:
+    """Task, length and index of samples, each with the systems that are asked about it, and which repeat that is."""
+    for sample, same in groupby(keys, key=lambda key: key[1:4]):
+        yield sample, [(key[0], key[4]) for key in same]
 
 
 def _first(errors: BaseExceptionGroup[MemAgentError]) -> MemAgentError:

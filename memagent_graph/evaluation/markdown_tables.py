@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from memagent_graph.evaluation.result_table import Row
 from memagent_graph.evaluation.samples import LengthUnit
+from memagent_graph.evaluation.statistics import Estimate
 
 SCORES: Final = {
     "strict": "strict",
@@ -16,8 +17,21 @@ SCORES: Final = {
     "token_f1": "token F1",
 }
 """Columns of scores, and what tables call them."""
+_MORE_SCORES: Final = {"rouge_l": "ROUGE-L", "judged": "judge"}
+_WORDS_OF_PROSE: Final = 12
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
+
+
+def is_prose(rows: Iterable[Row]) -> bool:
+    """Whether some gold answer is a sentence or more, as a summary is."""
+    return any(len(each.split()) > _WORDS_OF_PROSE for row in rows for each in row.gold)
+
+
+def scores_shown(rows: Sequence[Row]) -> dict[str, str]:
+    """`SCORES`; also ROUGE-L where gold answers are sentences, and a judge's grade where one has graded."""
+    has = {"rouge_l": is_prose(rows), "judged": any(row.judge for row in rows)}
+    return SCORES | {name: title for name, title in _MORE_SCORES.items() if has[name]}
 
 
 def length_label(length: int, unit: str = LengthUnit.TOKENS) -> str:
@@ -46,6 +60,11 @@ def by_length(items: Sequence[_Item], row_of: Callable[[_Item], Row]) -> list[tu
     ordered = sorted(items, key=lambda item: (row_of(item).unit, row_of(item).length))
     groups = grouped(ordered, lambda item: labelled(row_of(item)))
     return [*(groups if len(groups) > 1 else ()), *([("all", ordered)] if ordered else ())]
+
+
+def interval(value: Estimate) -> str:
+    """An estimate in percent, as tables have it."""
+    return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:

@@ -4,6 +4,7 @@ journal.jsonl              the truth, while it runs and afterwards (`result_jour
 runs.sqlite                the run log, for `memagent show`, unless another one was named
 results.parquet            the table (`result_table`)
 report.md, *.png, *.svg    the report and its plots
+standings.csv, .tex        its main table (`standings_files`)
 documents                  texts that were to be kept
 checkpoints.sqlite, open-documents    only while it runs: what resuming needs, and what is being read
 """
@@ -14,9 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.evaluation.plots import draw_all
+from memagent_graph.evaluation.prices import Prices
 from memagent_graph.evaluation.report import render_report
 from memagent_graph.evaluation.result_journal import load_results
 from memagent_graph.evaluation.result_table import TABLE, Results, write_table
+from memagent_graph.evaluation.standings import standings
+from memagent_graph.evaluation.standings_files import write_standings
 from memagent_graph.evaluation.written_files import written_whole
 
 REPORT: Final = "report.md"
@@ -26,12 +30,13 @@ KEPT_DOCUMENTS: Final = "documents"
 OPEN_DOCUMENTS: Final = "open-documents"
 
 
-def write_outputs(folder: Path, log: Path | None) -> Results:
+def write_outputs(folder: Path, log: Path | None, prices: Prices | None = None) -> Results:
     """Write the table, the plots and the report of what is in a folder.
 
     Args:
         folder: the folder, or the table of one.
         log: the run log, for the command that opens a run.
+        prices: of tokens, where they are known.
 
     Raises:
         EvaluationError: there are no results, or a file cannot be written.
@@ -41,7 +46,8 @@ def write_outputs(folder: Path, log: Path | None) -> Results:
     folder = folder if folder.is_dir() else folder.parent
     if results.rows:
         write_table(results, folder / TABLE)
-        report = render_report(results, plots=draw_all(results, folder), log=log)
+        write_standings(standings(results), folder)
+        report = render_report(results, plots=draw_all(results, folder), log=log, prices=prices)
         with written_whole(folder / REPORT) as new:
             new.write_text(report, encoding="utf-8")
     return results

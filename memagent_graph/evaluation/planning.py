@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.evaluation.result_table import Cell, Plan
+from memagent_graph.evaluation.sample_documents import sample_of
 from memagent_graph.evaluation.samples import LengthUnit, Task
 from memagent_graph.evaluation.tasks import TaskSettings, data_files, load_task
 from memagent_graph.events import EventKind, UpdateRule
@@ -86,21 +87,23 @@ class OwnQuestions(Protocol):
         ...
 
 
-def plan_of(systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int) -> Plan:
-    """What is asked, where `count` questions of each task are wanted at each length.
+def plan_of(
+    systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int, repeats: int = 1
+) -> Plan:
+    """What is asked, where `count` questions of each task are wanted at each length, `repeats` times.
 
     Where no lengths are given, tasks that have their own are asked at all of these, with as many questions as they
     have, up to `count`; the others at some usual ones (`DEFAULT_LENGTHS`).
     """
     if lengths is not None:
-        return Plan.grid(systems, tuple(tasks), lengths, count)
+        return Plan.grid(systems, tuple(tasks), lengths, count, repeats)
     cells = []
     for name, task in tasks.items():
         if isinstance(task, OwnLengths):
             cells += [Cell(name, length, min(count, task.count(length))) for length in task.lengths]
         else:
             cells += [Cell(name, length, count) for length in DEFAULT_LENGTHS[task.unit]]
-    return Plan(tuple(systems), tuple(cells))
+    return Plan(tuple(systems), tuple(cells), repeats=repeats)
 
 
 def completion_tokens(task: Task, answer_tokens: int) -> int:
@@ -117,7 +120,7 @@ def completion_tokens(task: Task, answer_tokens: int) -> int:
     return max(task.answer_tokens, answer_tokens)
 
 
-def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext) -> None:
+def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext, *, seed: int | None = None) -> None:
     """Check that there are so many samples of each length, and that questions and answers fit the reader's budget.
 
     Of a task that can tell its questions (`OwnQuestions`), as those of data files can, all of these are looked at. Its
@@ -126,7 +129,7 @@ def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext) ->
     be made later is reported at the evaluation's end.
 
     Raises:
-        EvaluationError: a length is too small for a task, or it has fewer samples.
+        EvaluationError: a length is too small for a task, it has fewer samples, or its own code fails.
         BudgetError: a task's question or answer does not fit the window.
     """
     templates = (
@@ -139,7 +142,7 @@ def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext) ->
             replace(context.budget, answer_tokens=bound).require(*templates)
             for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
                 for index in _checked(cell, task.unit):
-                    check_question(task.sample(cell.length, index).question, context)
+                    check_question(sample_of(task, cell.length, index, seed).question, context)
                 if isinstance(task, OwnQuestions):
                     for index in range(cell.count):
                         check_question(task.question(cell.length, index), context)
@@ -182,6 +185,7 @@ def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: s
             "small": tasks.small,
             "haystack": _described(tasks.haystack) if tasks.haystack else None,
             "data": _described(tasks.data) if tasks.data else None,
+            "prompt_tokens": tasks.prompt_tokens,
             # Left out where it is one, as it was not there once.
             **({"questions_per_document": tasks.questions_per_document} if tasks.questions_per_document > 1 else {}),
         },

@@ -5,20 +5,33 @@ Nothing is left out of a denominator, and nothing is ranked that the questions d
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 from memagent_graph.evaluation.comparisons import accuracy, comparison_parts
+from memagent_graph.evaluation.cost_tables import cost_parts, costs_as_json
 from memagent_graph.evaluation.failures import Loss
-from memagent_graph.evaluation.markdown_tables import SCORES, grouped, length_label, markdown
+from memagent_graph.evaluation.markdown_tables import (
+    SCORES,
+    grouped,
+    interval,
+    is_prose,
+    length_label,
+    markdown,
+    scores_shown,
+)
+from memagent_graph.evaluation.prices import Prices
+from memagent_graph.evaluation.repeated_samples import REPEATS_LEGEND, repeated, repeated_table
 from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be_pooled
 from memagent_graph.evaluation.standings import STANDINGS_LEGEND, standings, standings_table
 from memagent_graph.evaluation.statistics import Estimate
+from memagent_graph.evaluation.suites import suite_parts
 from memagent_graph.plain_text import in_one_line
 
 _LEGEND: Final = (
@@ -26,30 +39,30 @@ _LEGEND: Final = (
     "Lenient: it holds the gold one as whole words. String match: as RULER counts. A question without an answer is "
     "wrong in all of them; why it has none is counted apart."
 )
-_COST_LEGEND: Final = (
-    "Means over the questions that did not fail. Seconds are wall time with many questions at once, waiting for the "
-    "server included. FLOPs are estimated from tokens and the model's size, where that is known; beside them, what one "
-    "call with the whole document would take."
-)
 _COUNTED_APART: Final = {
     Outcome.NO_ANSWER: "no answer",
     Outcome.UNFINISHED: "unfinished",
     Outcome.FAILED: "failed",
     Outcome.DOES_NOT_FIT: "does not fit",
 }
-_COSTS: Final = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 1, "seconds": 2}
-"""Columns of costs, with the digits that tables show of their means."""
+_PLACE: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
+"""Where an error says that it happened; see `MemAgentError`."""
+_HEADLINE: Final = ("strict", "lenient", "string_match")
+"""Scores in the overview: ours, and RULER's."""
 _SHOWN_FAILURES: Final = 12
 _SHOWN_CHARACTERS: Final = 60
 
 
-def render_report(results: Results, *, plots: Sequence[Path] = (), log: Path | None = None) -> str:
+def render_report(
+    results: Results, *, plots: Sequence[Path] = (), log: Path | None = None, prices: Prices | None = None
+) -> str:
     """All tables of an evaluation.
 
     Args:
         results: what was measured.
         plots: image files to show, named as the report's reader finds them.
         log: the run log, for the command that opens a run.
+        prices: of tokens, where they are known.
     """
     rows = results.rows
     if not rows:
@@ -57,21 +70,24 @@ def render_report(results: Results, *, plots: Sequence[Path] = (), log: Path | N
     parts = ["# Evaluation", _introduction(results)]
     parts += [f"![{path.stem.replace('_', ' ')}]({path.name})" for path in plots]
     parts += ["## Systems side by side", STANDINGS_LEGEND, standings_table(standings(results))]
-    if judged := [row for row in rows if not row.scripted]:
-        parts += ["## Accuracy", _LEGEND, *filter(None, [_overview(judged)])]
-    for (task, unit), group in grouped(judged, lambda row: (row.task, row.unit)):
+    if scored := [row for row in rows if not row.scripted]:
+        parts += ["## Accuracy", _legend(scored), *suite_parts(scored), *filter(None, [_overview(scored)])]
+    for (task, unit), group in grouped(scored, lambda row: (row.task, row.unit)):
         parts += [f"### {task}", _accuracy_table(group, unit)]
-    parts += ["## Cost per question", _COST_LEGEND, _cost_table(rows)]
-    if len({row.system for row in judged}) > 1:
+    if samples := repeated(scored):
+        parts += ["## Repeated samples", REPEATS_LEGEND, repeated_table(samples)]
+    parts += ["## Cost per question", *cost_parts(rows, prices)]
+    if len({row.system for row in scored}) > 1:
         parts += ["## Comparison", *comparison_parts(results)]
     parts += _failures(rows, log)
     return "\n\n".join(parts) + "\n"
 
 
-def summary(results: Results) -> list[dict[str, Any]]:
+def summary(results: Results, prices: Prices | None = None) -> list[dict[str, Any]]:
     """Accuracy and costs by system, task and length, JSON-ready.
 
-    Means are over the questions that neither failed nor were too long to be asked; None where there are none.
+    Means are over the questions that neither failed nor were too long to be asked; None where there are none. So are
+    scores where nothing fitted: there was nothing to score.
     """
     return [
         {
@@ -80,14 +96,32 @@ def summary(results: Results) -> list[dict[str, Any]]:
             "length": length,
             "unit": unit,
             "n": len(rows),
-            "scores": {name: asdict(accuracy(rows, name)) for name in SCORES},
+            "scores": {name: _accuracy(rows, name) for name in scores_shown(rows)},
+            "pass_at": {each.score: {k: asdict(one) for k, one in each.pass_at.items()} for each in repeated(rows)},
             "outcomes": dict(Counter(row.outcome for row in rows)),
-            "means": {name: fmean(values) if (values := _costs(rows, name)) else None for name in _COSTS},
+            **costs_as_json(rows, prices),
         }
         for (system, task, unit, length), rows in grouped(
             results.rows, lambda row: (row.system, row.task, row.unit, row.length)
         )
     ]
+
+
+def _accuracy(rows: Sequence[Row], score: str) -> dict[str, Any] | None:
+    return None if (found := _scored(rows, score)) is None else asdict(found)
+
+
+def _scored(rows: Sequence[Row], score: str) -> Estimate | None:
+    """None where nothing fitted, or not all rows have that score, as before a judge has graded them all."""
+    if all(row.outcome is Outcome.DOES_NOT_FIT for row in rows) or any(getattr(row, score) is None for row in rows):
+        return None
+    return accuracy(rows, score)
+
+
+def _legend(rows: Sequence[Row]) -> str:
+    graders = sorted({row.judge for row in rows if row.judge})
+    judged = f" Judge: the mean grade of {', '.join(graders)}." if graders else ""
+    return _LEGEND + (" ROUGE-L: F1 over the longest common subsequence of words." if is_prose(rows) else "") + judged
 
 
 def _introduction(results: Results) -> str:
@@ -106,7 +140,7 @@ def _introduction(results: Results) -> str:
 
 
 def _overview(rows: Sequence[Row]) -> str:
-    """Strict and lenient accuracy of each system at each length, over all tasks where they are the same everywhere.
+    """Three scores of each system at each length, over all tasks where they are the same everywhere.
 
     That is, for every system and at every length: systems are compared on the same tasks.
     """
@@ -116,59 +150,37 @@ def _overview(rows: Sequence[Row]) -> str:
             continue
         lengths = sorted({row.length for row in group})
         cells = {key: each for key, each in grouped(group, lambda row: (row.system, row.length))}  # noqa: C416
-        table = [["strict / lenient", *(f"{length_label(each, unit)} {unit}" for each in lengths)]]
+        table = [
+            [
+                " / ".join(SCORES[name] for name in _HEADLINE),
+                *(f"{length_label(each, unit)} {unit}" for each in lengths),
+            ]
+        ]
         for system in dict.fromkeys(row.system for row in group):
-            table.append([system, *(_both(cells.get((system, each), [])) for each in lengths)])
+            table.append([system, *(_headline(cells.get((system, each), [])) for each in lengths)])
         parts.append(markdown(table))
     return "\n\n".join(parts)
 
 
-def _both(rows: Sequence[Row]) -> str:
+def _headline(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     if all(row.outcome is Outcome.DOES_NOT_FIT for row in rows):
         return "does not fit"
-    return " / ".join(f"{100 * fmean(getattr(row, name) for row in rows):.1f}" for name in ("strict", "lenient"))
+    return " / ".join(f"{100 * fmean(getattr(row, name) for row in rows):.1f}" for name in _HEADLINE)
 
 
 def _accuracy_table(rows: Sequence[Row], unit: str) -> str:
     apart = [each for each in _COUNTED_APART if any(row.outcome is each for row in rows)]
-    table = [[unit, "system", "n", *SCORES.values(), *(_COUNTED_APART[each] for each in apart)]]
+    shown = scores_shown(rows)
+    table = [[unit, "system", "n", *shown.values(), *(_COUNTED_APART[each] for each in apart)]]
     for (length, system), group in grouped(rows, lambda row: (row.length, row.system)):
         counts = Counter(row.outcome for row in group)
-        if counts[Outcome.DOES_NOT_FIT] == len(group):
-            scores = ["–"] * len(SCORES)
-        else:
-            scores = [_interval(accuracy(group, name)) for name in SCORES]
+        scores = ["–" if (one := _scored(group, name)) is None else interval(one) for name in shown]
         table.append(
             [length_label(length, unit), system, f"{len(group)}", *scores, *(f"{counts[each]}" for each in apart)]
         )
     return markdown(table)
-
-
-def _interval(value: Estimate) -> str:
-    return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
-
-
-def _cost_table(rows: Sequence[Row]) -> str:
-    """Means over the questions that a system was asked and that did not fail: a failure's tokens are not known."""
-    asked = sorted((row for row in rows if row.has_costs), key=lambda row: (row.unit, row.length))
-    heads = ["tokens in", "cached", "tokens out", "calls", "seconds", "FLOPs", "one call with all, FLOPs"]
-    table = [["length", "system", *heads]]
-    for (unit, length, system), group in grouped(asked, lambda row: (row.unit, row.length, row.system)):
-        counts = (f"{fmean(_costs(group, name)):,.{digits}f}" for name, digits in _COSTS.items())
-        estimates = (_mean_flops(group, name) for name in ("flops", "full_context_flops"))
-        table.append([f"{length_label(length, unit)} {unit}", system, *counts, *estimates])
-    return markdown(table)
-
-
-def _costs(rows: Iterable[Row], name: str) -> list[float]:
-    return [getattr(row, name) for row in rows if row.has_costs]
-
-
-def _mean_flops(rows: Iterable[Row], name: str) -> str:
-    known = [value for row in rows if (value := getattr(row, name)) is not None]
-    return f"{fmean(known):.2e}" if known else "–"
 
 
 def _failures(rows: Sequence[Row], log: Path | None) -> list[str]:
@@ -195,7 +207,7 @@ def _failures(rows: Sequence[Row], log: Path | None) -> list[str]:
             markdown(table),
         ]
     if failed:
-        reasons = Counter(_short(row.error or "", 200) for row in failed)
+        reasons = Counter(_short(_without_place(row.error or ""), 200) for row in failed)
         lines = "\n".join(f"- {count}: {reason}" for reason, count in reasons.most_common(_SHOWN_FAILURES))
         told = (
             "1 question failed twice, and counts"
@@ -204,6 +216,11 @@ def _failures(rows: Sequence[Row], log: Path | None) -> list[str]:
         )
         parts += ["## Failures", f"{told} as wrong:\n\n{lines}"]
     return parts
+
+
+def _without_place(error: str) -> str:
+    """A message without the run, branch and chunk that it names: they are others at every question."""
+    return _PLACE.sub("", error)
 
 
 def _losses(row: Row) -> str:

@@ -7,9 +7,15 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.baselines.excerpts import words_around
+from memagent_graph.evaluation.grading import Grader
 from memagent_graph.evaluation.harness import Ended, Evaluation, EvaluationLimits, evaluate
+from memagent_graph.evaluation.judged_rows import judge_rows
 from memagent_graph.evaluation.output_folder import CHECKPOINTS, KEPT_DOCUMENTS, OPEN_DOCUMENTS, RUNS
+from memagent_graph.evaluation.planned_costs import PlannedCost, planned_costs
 from memagent_graph.evaluation.planning import check_plan, data_that_counts, load_tasks, plan_of, settings_that_count
 from memagent_graph.evaluation.progress_display import ProgressDisplay
 from memagent_graph.evaluation.result_journal import Journal, open_journal
@@ -48,6 +54,11 @@ class EvaluationRequest:
     haystack: Path | None = None
     data: Path | None = None
     questions_per_document: int = 1
+    repeats: int = 1
+    """How often each system is asked each question."""
+    judge: ReaderSettings | None = None
+    """The policy that grades answers, if any; of its settings only those of the policy count."""
+    judge_key: str | None = None
     retrieved_chunks: int | None = None
     limits: EvaluationLimits = field(default_factory=EvaluationLimits)
     log: Path | None = None
@@ -86,42 +97,87 @@ async def carry_out(request: EvaluationRequest) -> Ended:
     """
     # The log is opened once all is checked: what is refused leaves nothing behind.
     async with request.reader.make_reader(api_key=request.api_key, store=request.documents, run_log=False) as reader:
-        context = await reader.aprepare()
-        identities = [(name, await request.system(name, reader).identity()) for name in request.systems]
-        task_settings = TaskSettings(
-            context.tokenizer,
-            request.seed,
-            request.small,
-            request.haystack,
-            request.data,
-            request.questions_per_document,
-        )
-        tasks = load_tasks(request.tasks, task_settings)
-        plan = plan_of(request.systems, tasks, request.lengths, request.count)
-        check_plan(plan, tasks, context)
-        plan = replace(plan, data=data_that_counts(request.tasks, task_settings), identities=tuple(identities))
-        settings = settings_that_count(context, task_settings)
-        with open_journal(request.out, settings, resume=request.resume) as journal:
-            journal.plan(plan)
+        checked = await _check(request, reader)
+        with open_journal(request.out, checked.settings, resume=request.resume) as journal:
+            journal.plan(checked.plan)
             try:
-                return await _measure(request, journal, plan, tasks, task_settings, reader)
+                ended = await _measure(request, journal, checked, reader)
+                if request.judge is not None:
+                    await _judge(request.judge, request.judge_key, journal)
+                return ended
             finally:
                 if journal.rows:
                     write_table(journal.results, request.out / TABLE)
                 shutil.rmtree(request.out / OPEN_DOCUMENTS, ignore_errors=True)
 
 
+async def planned(request: EvaluationRequest) -> tuple[Plan, list[PlannedCost]]:
+    """Check everything, and count what would be asked; nothing is read, and nothing is written.
+
+    Raises:
+        EvaluationError, MissingExtraError, PolicyError, TokenizerError, BudgetError, ProfileError, PromptError: as
+            `carry_out` before its first question.
+    """
+    # A store makes its folder only when a document is put there.
+    async with request.reader.make_reader(api_key=request.api_key, store=request.documents, run_log=False) as reader:
+        checked = await _check(request, reader)
+        strategies = {name: request.system(name, reader).strategy for name in request.systems}
+        return checked.plan, planned_costs(checked.plan, checked.tasks, strategies, await reader.aprepare())
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What was asked for, found to be possible."""
+
+    plan: Plan
+    tasks: Mapping[str, Task]
+    task_settings: TaskSettings
+    settings: Mapping[str, Any]
+    """Those that decide on a row."""
+
+
+async def _check(request: EvaluationRequest, reader: MemAgent) -> _Checked:
+    context = await reader.aprepare()
+    if request.repeats > 1 and not context.sampling.temperature:
+        raise EvaluationError(
+            "at temperature 0 all samples of an answer are alike", hint="Give a --temperature, or leave out --repeats."
+        )
+    identities = [(name, await request.system(name, reader).identity()) for name in request.systems]
+    task_settings = TaskSettings(
+        context.tokenizer,
+        request.seed,
+        request.small,
+        request.haystack,
+        request.data,
+        request.questions_per_document,
+        words_around(context),
+    )
+    tasks = load_tasks(request.tasks, task_settings)
+    plan = plan_of(request.systems, tasks, request.lengths, request.count, request.repeats)
+    check_plan(plan, tasks, context, seed=request.seed)
+    plan = replace(plan, data=data_that_counts(request.tasks, task_settings), identities=tuple(identities))
+    return _Checked(plan, tasks, task_settings, settings_that_count(context, task_settings))
+
+
+async def _judge(settings: ReaderSettings, api_key: str | None, journal: Journal) -> None:
+    policy = settings.make_policy(api_key)
+    try:
+        await judge_rows(journal, Grader(policy), concurrency=settings.concurrency)
+    finally:
+        if hasattr(policy, "aclose"):
+            await policy.aclose()
+
+
 async def _measure(
     request: EvaluationRequest,
     journal: Journal,
-    plan: Plan,
-    tasks: Mapping[str, Task],
-    task_settings: TaskSettings,
+    checked: _Checked,
     reader: MemAgent,
 ) -> Ended:
+    plan, tasks, task_settings = checked.plan, checked.tasks, checked.task_settings
     journal.command(request.command)
     context = await reader.aprepare()
-    maker: Maker = ThreadMaker(tasks, context.store)
+    maker: Maker = ThreadMaker(tasks, context.store, task_settings.seed)
     if sum(cell.length * cell.count for cell in plan.cells) >= MUCH:
         maker = ProcessMaker(list(dict.fromkeys(request.tasks)), task_settings, tasks, context.store)
     with closing(RunLog(request.log_path)) as log, ProgressDisplay(quiet=request.quiet) as display:

@@ -27,8 +27,8 @@ FORMAT: Final = "memagent-evaluation"
 FORMAT_VERSION: Final = 1
 _METADATA: Final = "memagent."
 
-Key: TypeAlias = tuple[str, str, int, int]
-"""System, task, length, index."""
+Key: TypeAlias = tuple[str, str, int, int, int]
+"""System, task, length, index, repeat."""
 
 
 class Outcome(StrEnum):
@@ -124,10 +124,25 @@ class Row:
     could_save: float | None = None
     """The share that stands behind the chunk with the last evidence: a reader that stops there saves so much."""
 
+    repeat: int = 0
+    """Which of several samples of the same system's answer this is, from 0."""
+
+    rouge_l: float | None = None
+    """ROUGE-L, 0 to 1; rows of older evaluations have none."""
+    judged: float | None = None
+    """A language model's grade, 0 to 1; None where none has graded it."""
+    judge: str = ""
+    """Which one."""
+
     @property
     def key(self) -> Key:
         """What no two rows have in common."""
-        return self.system, self.task, self.length, self.index
+        return self.system, self.task, self.length, self.index, self.repeat
+
+    @property
+    def attempt(self) -> tuple[str, int]:
+        """What it shares with one row of each other system: the question, and which sample of the answer it is."""
+        return self.sample_id, self.repeat
 
     @property
     def has_costs(self) -> bool:
@@ -159,11 +174,16 @@ class Plan:
     """For each task that reads data files, its name and a description of these; none may change in between."""
     identities: tuple[tuple[str, str], ...] = ()
     """For each system, its name and what it is (`ReaderSystem.identity`); none may change in between."""
+    repeats: int = 1
+    """How often each system is asked each question."""
 
     @classmethod
-    def grid(cls, systems: Sequence[str], tasks: Sequence[str], lengths: Sequence[int], count: int) -> Plan:
+    def grid(
+        cls, systems: Sequence[str], tasks: Sequence[str], lengths: Sequence[int], count: int, repeats: int = 1
+    ) -> Plan:
         """So many questions of each task at each length."""
-        return cls(tuple(systems), tuple(Cell(task, length, count) for task in tasks for length in lengths))
+        cells = tuple(Cell(task, length, count) for task in tasks for length in lengths)
+        return cls(tuple(systems), cells, repeats=repeats)
 
     def keys(self) -> Iterator[Key]:
         """The keys of its rows. The longest documents come first, so that none is left over when all else is done.
@@ -176,7 +196,8 @@ class Plan:
                 for cell in cells:
                     if index < cell.count:
                         for system in self.systems:
-                            yield system, cell.task, length, index
+                            for repeat in range(self.repeats):
+                                yield system, cell.task, length, index, repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +322,9 @@ def table_of(
         name: place for place, name in enumerate(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
     }
     systems = {name: place for place, name in enumerate(dict.fromkeys(each for plan in plans for each in plan.systems))}
-    ordered = sorted(by_key.values(), key=lambda row: (tasks[row.task], row.length, row.index, systems[row.system]))
+    ordered = sorted(
+        by_key.values(), key=lambda row: (tasks[row.task], row.length, row.index, systems[row.system], row.repeat)
+    )
     return Results(tuple(ordered), settings, evaluation, len(asked - by_key.keys()), tuple(commands))
 
 

@@ -44,7 +44,7 @@ class Made(NamedTuple):
 
 
 class SampleError(EvaluationError):
-    """A task has no such sample, as where a length is too small for it; others can be made."""
+    """A task has no such sample, as where a length is too small for it, or its code failed; others can be made."""
 
 
 class Maker:
@@ -97,11 +97,12 @@ class ThreadMaker(Maker):
     Args:
         tasks: what they are made by, by name.
         store: where they are put.
+        seed: what the tasks were made with, for messages.
     """
 
-    def __init__(self, tasks: Mapping[str, Task], store: DocumentStore) -> None:
+    def __init__(self, tasks: Mapping[str, Task], store: DocumentStore, seed: int | None = None) -> None:
         def make(task: str, length: int, index: int) -> _Told:
-            return _made(tasks[task], length, index, store, self._given_up.is_set)
+            return _made(tasks[task], length, index, store, self._given_up.is_set, seed)
 
         super().__init__(tasks, ThreadPoolExecutor(2, "sample"), 2, make)
 
@@ -215,7 +216,8 @@ def _start(names: Mapping[str, str], settings: TaskSettings, store: Path) -> Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _here.update(task=functools.cache(lambda task: load_task(names[task], settings)), store=DocumentStore(store))
+    task = functools.cache(lambda task: load_task(names[task], settings))
+    _here.update(task=task, store=DocumentStore(store), seed=settings.seed)
 
 
 def _end_with(parent: BaseProcess) -> None:
@@ -224,20 +226,51 @@ def _end_with(parent: BaseProcess) -> None:
 
 
 def _made_in_process(task: str, length: int, index: int) -> _Told:
-    return _made(_here["task"](task), length, index, _here["store"], lambda: False)
+    return _made(_here["task"](task), length, index, _here["store"], lambda: False, _here["seed"])
 
 
 _here: dict[str, Any] = {}
 """In a process that makes documents: what it makes them with."""
 
 
-def _made(task: Task, length: int, index: int, store: DocumentStore, given_up: Callable[[], bool]) -> _Told:
+def sample_of(task: Task, length: int, index: int, seed: int | None = None) -> Sample:
+    """A task's sample; `seed` is what the task was made with, for the message.
+
+    Raises:
+        SampleError: the task does not have it, or the task's own code failed.
+    """
     try:
-        sample = task.sample(length, index)
-    except EvaluationError as error:
-        raise SampleError(error.message, hint=error.hint) from error
+        return task.sample(length, index)
+    except Exception as error:
+        raise _failed(error, "sample", task, length, index, seed) from error
+
+
+def _failed(error: Exception, method: str, task: Task, length: int, index: int, seed: int | None) -> SampleError:
+    if isinstance(error, EvaluationError):
+        return SampleError(error.message, hint=error.hint)
+    of = f"length {length}, index {index}" + ("" if seed is None else f", seed {seed}")
+    return SampleError(
+        f"{method}() of the task {task.name} failed at {of}: {type(error).__name__}: {error}",
+        hint="Mend the task's code; the same call in Python shows where it failed. --resume then continues.",
+    )
+
+
+def _made(
+    task: Task, length: int, index: int, store: DocumentStore, given_up: Callable[[], bool], seed: int | None
+) -> _Told:
+    sample = sample_of(task, length, index, seed)
+
+    def text() -> Iterator[str]:
+        try:
+            for piece in sample.text():
+                if not isinstance(piece, str):
+                    raise TypeError(f"it gave {type(piece).__name__} where text was expected")
+                yield piece
+        except Exception as error:
+            raise _failed(error, "text", task, length, index, seed) from error
+
     try:
-        pieces = _AsFile(sample.text(), given_up)
+        pieces = _AsFile(text(), given_up)
         document = store.add(Document.from_file(pieces, name=sample.id))  # type: ignore[arg-type]
     except OSError as error:
         raise EvaluationError(

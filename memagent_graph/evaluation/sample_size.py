@@ -78,6 +78,24 @@ def questions_needed(
     return QuestionsNeeded(_paired(difference, differing, power, alpha), max(unpaired, 2))
 
 
+def smallest_difference(questions: int) -> float:
+    """The smallest difference of two accuracies, in steps of a point, that so many questions show with power 0.8.
+
+    Paired, at level 0.05, around an accuracy of one half, where it is hardest; 1 where none is shown.
+
+    Raises:
+        MissingExtraError: SciPy is not installed.
+    """
+    low, high = 1, 100
+    while low < high:
+        middle = (low + high) // 2
+        if questions_needed(0.5 + middle / 200, 0.5 - middle / 200).paired <= questions:
+            high = middle
+        else:
+            low = middle + 1
+    return low / 100
+
+
 def two_sided_quantile(confidence: float) -> float:
     """How many standard deviations to each side hold that share of a normal distribution."""
     if not 0 < confidence < 1:

@@ -48,7 +48,8 @@ class LengthUnit(StrEnum):
     """What a task's lengths count."""
 
     TOKENS = "tokens"
-    """The policy's tokens of document, question and answer together, as RULER counts."""
+    """The policy's tokens of document, question and answer together, and of the prompt around them
+    (`TaskSettings.prompt_tokens`), as RULER counts."""
     PASSAGES = "passages"
 
 
@@ -150,3 +151,6 @@ class TaskSettings:
     """A data file, or a folder of data files under their published names; `evaluation` in the data folder if None."""
     questions_per_document: int = 1
     """How many samples that follow each other ask about one document: 0 to K - 1, K to 2 K - 1, and so on."""
+    prompt_tokens: int = 0
+    """What a length counts besides document, question and answer: the words around them in one call with the whole
+    document, so that a document as long as the window fits such a call, as in RULER."""

@@ -9,8 +9,9 @@ from typing import Final
 
 from memagent_graph.evaluation.comparisons import accuracy, paired, rows_by_system, shared_rows
 from memagent_graph.evaluation.markdown_tables import grouped, labelled, markdown
+from memagent_graph.evaluation.paired_tests import MARGIN, Comparison, corrected
 from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be_pooled
-from memagent_graph.evaluation.statistics import MARGIN, Comparison, Estimate, corrected
+from memagent_graph.evaluation.statistics import Estimate
 
 STANDINGS_LEGEND: Final = (
     "Lenient accuracy with its 95 % interval, clustered by document where questions share one. Difference: to the "
@@ -78,7 +79,12 @@ def standings(results: Results) -> list[Standing]:
 
 
 def standings_table(found: Sequence[Standing]) -> str:
-    """Standings in Markdown; columns that say nothing of any system are left out."""
+    """Standings in Markdown."""
+    return markdown(standings_cells(found))
+
+
+def standings_cells(found: Sequence[Standing]) -> list[list[str]]:
+    """Standings as rows of cells, the first of them the head; columns that say nothing of any system are left out."""
     columns: dict[str, Callable[[Standing], str]] = {
         "task": lambda each: each.task,
         "length": lambda each: each.length,
@@ -100,7 +106,7 @@ def standings_table(found: Sequence[Standing]) -> str:
     }
     cells = {name: [told(each) for each in found] for name, told in columns.items()}
     shown = [name for name, column in cells.items() if any(each not in {"", "–"} for each in column)]
-    return markdown([shown, *([cells[name][at] for name in shown] for at in range(len(found)))])
+    return [shown, *([cells[name][at] for name in shown] for at in range(len(found)))]
 
 
 def _standings(task: str, length: str, rows: Sequence[Row], first: str) -> Iterable[Standing]:
@@ -116,7 +122,7 @@ def _standings(task: str, length: str, rows: Sequence[Row], first: str) -> Itera
             system=system,
             task=task,
             length=length,
-            n=len(own),
+            n=len({row.sample_id for row in own}),
             documents=len({row.cluster for row in own}),
             scripted=scripted,
             accuracy=accuracy(own, "lenient") if fits and not scripted else None,

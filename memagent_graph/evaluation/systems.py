@@ -34,6 +34,8 @@ from memagent_graph.strategies import Strategy, is_strategy, load_strategy, stra
 from memagent_graph.trace import Trace
 
 READER: Final = "memagent"
+_SEEDS_APART: Final = 1_000
+"""Between the seeds of a question's samples: attempts within a read take the seeds that follow."""
 _BASELINES: Final = {each.name: each for each in (FullContext, MiddleTruncation, Retrieval)}
 
 
@@ -69,13 +71,25 @@ class System(Protocol):
         """What it is called on the command line and in results."""
         ...
 
-    async def attempt(self, document: DocumentRef, question: str, *, answer_tokens: int, run_id: str) -> Attempt:
+    async def attempt(
+        self,
+        document: DocumentRef,
+        question: str,
+        *,
+        answer_tokens: int,
+        run_id: str,
+        least_answer_tokens: int = 0,
+        repeat: int = 0,
+    ) -> Attempt:
         """Answer one question.
 
         Args:
             document: a document in the reader's store.
             question: the question.
             answer_tokens: how many tokens a completion with an answer may have; the same for every system.
+            least_answer_tokens: what the task sets aside for it: a system that shows all of the document may bound its
+                answer by what the window leaves, down to this. 0 leaves `answer_tokens` as it is.
+            repeat: which of several samples of the same question this is, from 0; each is drawn with a seed of its own.
             run_id: the caller's name for this attempt, unique to sample and system. A system that saves its progress
                 continues from there when it is called with the same name again.
 
@@ -83,6 +97,15 @@ class System(Protocol):
             MemAgentError: the attempt failed: the policy, the document, or a budget that leaves no room.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What one attempt's reader is made for."""
+
+    answer_tokens: int
+    least_answer_tokens: int
+    repeat: int
 
 
 class ReaderSystem:
@@ -98,7 +121,7 @@ class ReaderSystem:
         self.name = name
         self.strategy = strategy or reader.strategy
         self._reader = reader
-        self._readers: dict[int, MemAgent] = {}
+        self._readers: dict[_Asking, MemAgent] = {}
 
     async def identity(self) -> str:
         """Its strategy's name, and hashes of what the strategy is and of the words that it asks in.
@@ -109,14 +132,24 @@ class ReaderSystem:
         context = (await self._reader.copy(strategy=self.strategy).agraph()).reader_context
         return f"{context.strategy.name} {context.strategy.fingerprint} {context.prompts.fingerprint}"
 
-    async def attempt(self, document: DocumentRef, question: str, *, answer_tokens: int, run_id: str) -> Attempt:
+    async def attempt(
+        self,
+        document: DocumentRef,
+        question: str,
+        *,
+        answer_tokens: int,
+        run_id: str,
+        least_answer_tokens: int = 0,
+        repeat: int = 0,
+    ) -> Attempt:
         """Read the document, or continue where an earlier attempt of that name has checkpoints.
 
         Raises:
             MemAgentError: as `MemAgent.aread` and `MemAgent.aresume`; also where `run_id` is the name of a run with
                 another document or question.
         """
-        reader, began = await self._with_answers_of(answer_tokens), time.monotonic()
+        reader = await self._reader_for(_Asking(answer_tokens, least_answer_tokens, repeat))
+        began = time.monotonic()
         try:
             if (result := await self._resumed(reader, document, question, run_id)) is None:
                 result = await reader.aread(document, question, run_id=run_id)
@@ -127,22 +160,30 @@ class ReaderSystem:
             return await self._does_not_fit(reader, error)
         return _attempt(result, logged=reader.run_log is not None)
 
-    async def _with_answers_of(self, tokens: int) -> MemAgent:
+    async def _reader_for(self, asking: _Asking) -> MemAgent:
         checkpointer = await self._reader.acheckpointer()
-        if tokens not in self._readers:
-            settings: dict[str, object] = {"answer_tokens": tokens}
+        if asking not in self._readers:
+            strategy, settings = self.strategy, dict[str, object](answer_tokens=asking.answer_tokens)
             if self.name != READER:  # so that `memagent resume` makes the same reader
-                kind = type(self.strategy)
+                kind = type(strategy)
                 settings["strategy"] = (
                     f"{kind.__module__}:{kind.__qualname__}" if self.name in _BASELINES else self.name
                 )
-            self._readers[tokens] = self._reader.copy(
-                strategy=self.strategy,
-                budget_changes={"answer_tokens": tokens},
+            if isinstance(strategy, FullContext) and asking.least_answer_tokens:
+                strategy = replace(strategy, least_answer_tokens=asking.least_answer_tokens)
+                settings["strategy"] = f"{settings['strategy']}:least_answer_tokens={asking.least_answer_tokens}"
+            sampling = (await self._reader.aprepare()).sampling if asking.repeat else None
+            if sampling is not None and sampling.seed is not None:
+                sampling = replace(sampling, seed=sampling.seed + asking.repeat * _SEEDS_APART)
+                settings["seed"] = sampling.seed
+            self._readers[asking] = self._reader.copy(
+                strategy=strategy,
+                sampling=sampling,
+                budget_changes={"answer_tokens": asking.answer_tokens},
                 checkpoints=checkpointer,
                 settings=settings,
             )
-        return self._readers[tokens]
+        return self._readers[asking]
 
     async def _resumed(self, reader: MemAgent, document: DocumentRef, question: str, run_id: str) -> ReadResult | None:
         """The result of an earlier attempt, continued; None where there was none."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar, Final, TypeVar
 
 from langgraph.graph import END
@@ -26,14 +27,16 @@ from memagent_graph.errors import BudgetError
 from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.reading.nodes import Change, StepContext
-from memagent_graph.reading.state import ChunkSpan, ReaderState
+from memagent_graph.reading.state import ChunkSpan, ReaderContext, ReaderState
 from memagent_graph.reading.steps import answer_from, answered
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, UPDATE, Role, shipped
+from memagent_graph.roles import ANSWER, UPDATE, Role, prompts_for, shipped
 from memagent_graph.trace import Writes
 
 _STEP_TOKENS: Final = 1024
 """Tokens per chunk where a document is only counted."""
+SEAM_TOKENS: Final = 16
+"""A text in its prompt may have a few tokens more or fewer than alone, where it meets the words around it."""
 T = TypeVar("T")
 
 
@@ -67,6 +70,8 @@ class Call:
         self.asks_once = self.context.prompts.has(QUESTION.name)
         self.role = QUESTION if self.asks_once else UPDATE
         self.window = self.context.window or self.context.budget.context_window
+        self.reply_tokens = self.role.tokens(self.context.budget)
+        """The bound of the reply; a strategy may lower it before it is asked."""
         self.separator = "\n\n[...]\n\n" if self.asks_once else "\n\n"
         self.room = self.window - self.needs("")
         """The tokens of text that there is room for."""
@@ -75,7 +80,7 @@ class Call:
         """How much of the window it takes to ask about a text: prompt and reply."""
         messages = self.context.prompts.messages(self.role.name, self.question, chunk=text)
         prompt = sum(self.context.tokenizer.count(message["content"]) for message in messages)
-        return prompt + CHAT_TEMPLATE_TOKENS + self.role.tokens(self.context.budget)
+        return prompt + CHAT_TEMPLATE_TOKENS + self.reply_tokens
 
     def text(self, spans: Sequence[ChunkSpan]) -> str:
         """The text of spans in order; those that follow each other are one part."""
@@ -131,10 +136,23 @@ class Excerpt(Strategy):
             raise
         text = call.text(spans)
         step.count_document(tokens)
+        role = call.role
+        if call.reply_tokens < role.tokens(step.context.budget):
+            role = replace(role, bound=call.reply_tokens)
         if call.asks_once:
-            return answered(await step.ask(QUESTION, chunk=text, reads=spans, slot=0), "", step)
-        memory = await step.ask(UPDATE, memory="", chunk=text, reads=spans, slot=0)
+            return answered(await step.ask(role, chunk=text, reads=spans, slot=0), "", step)
+        memory = await step.ask(role, memory="", chunk=text, reads=spans, slot=0)
         return await answer_from(memory.text, step)
+
+
+def words_around(context: ReaderContext) -> int:
+    """The tokens that one call has beside text, question and reply: its template's, the chat template's, at the seams.
+
+    Documents that are to fit a window together with these are so much shorter.
+    """
+    prompts = prompts_for(Excerpt.roles, context.prompts, own_words_only=context.own_words_only)
+    template = prompts.template(QUESTION.name if prompts.has(QUESTION.name) else UPDATE.name)
+    return context.tokenizer.count(template.literal) + CHAT_TEMPLATE_TOKENS + SEAM_TOKENS
 
 
 class DocumentEnds:

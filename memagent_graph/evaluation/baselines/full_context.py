@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
-from memagent_graph.evaluation.baselines.excerpts import Call, DocumentEnds, DoesNotFitError, Excerpt
+from memagent_graph.evaluation.baselines.excerpts import SEAM_TOKENS, Call, DocumentEnds, DoesNotFitError, Excerpt
 from memagent_graph.reading.state import ChunkSpan
-
-_SLACK_TOKENS: Final = 16
-"""A text in its prompt may have a few tokens fewer than alone, where it meets the words around it."""
 
 
 @dataclass(frozen=True)
 class FullContext(Excerpt):
     """What a model with a long window would do. Its arithmetic grows with the square of the length."""
+
+    least_answer_tokens: int = 0
+    """Where the document leaves no more of the window than that, the reply is bounded by what it leaves, down to this;
+    0 asks with the whole bound or not at all. An evaluation gives what the task sets aside for its answer, so that a
+    document as long as the window fits, as in RULER."""
 
     name: ClassVar[str] = "full_context"
 
@@ -25,14 +27,16 @@ class FullContext(Excerpt):
         Raises:
             DoesNotFitError: it does not fit; nothing was asked.
         """
-        return await asyncio.to_thread(_choose, call)
+        return await asyncio.to_thread(_choose, call, self.least_answer_tokens)
 
 
-def _choose(call: Call) -> tuple[list[ChunkSpan], int]:
+def _choose(call: Call, least: int) -> tuple[list[ChunkSpan], int]:
     ends = DocumentEnds(call.chunker, 0)
+    may_give = max(0, call.reply_tokens - least) if least else 0
     needed = call.window - call.room + ends.tokens
-    if ends.tokens <= call.room + _SLACK_TOKENS:
+    if ends.tokens <= call.room + may_give + SEAM_TOKENS:
         needed = call.needs(call.text([ends.whole()]))
-    if needed > call.window:
-        raise DoesNotFitError(needed, call.window, ends.tokens)
+    if needed - may_give > call.window:
+        raise DoesNotFitError(needed - may_give, call.window, ends.tokens)
+    call.reply_tokens -= max(0, needed - call.window)
     return [ends.whole()], ends.tokens

@@ -18,6 +18,7 @@ from memagent_graph.evaluation.data_files.file_task import FileTask
 from memagent_graph.evaluation.data_files.longbench import load_longbench
 from memagent_graph.evaluation.data_files.mrcr import load_mrcr
 from memagent_graph.evaluation.data_files.published import data_paths
+from memagent_graph.evaluation.data_files.qa_files import load_qa_files
 from memagent_graph.evaluation.data_files.qa_records import read_records
 from memagent_graph.evaluation.data_files.record_tasks import load_records
 from memagent_graph.evaluation.data_files.ruler_files import load_ruler_files
@@ -29,6 +30,7 @@ __all__ = ["FileTask", "data_paths", "data_task_names", "load_data_task", "read_
 _LOADERS: Final[Mapping[str, Callable[[Sequence[Path], TaskSettings], FileTask]]] = {
     "hotpotqa": partial(load_records, "hotpotqa"),
     "squad": partial(load_records, "squad"),
+    "qa_files": load_qa_files,
     "longbench": load_longbench,
     "mrcr": load_mrcr,
     "ruler_files": load_ruler_files,

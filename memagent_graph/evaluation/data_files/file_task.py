@@ -146,6 +146,19 @@ def estimated_tokens(text: str, tokenizer: Tokenizer) -> int:
     return max(1, round(sum(map(tokenizer.count, pieces)) * len(text) / sum(map(len, pieces))))
 
 
+def estimated_lengths(examples: RowExamples, tokenizer: Tokenizer) -> array[int]:
+    """About how many tokens document and question of each example have.
+
+    Raises:
+        EvaluationError: a row is damaged; the file and line are named.
+    """
+
+    def tokens(_: Row, example: Example) -> int:
+        return estimated_tokens(example.document, tokenizer) + tokenizer.count(example.question)
+
+    return array("Q", examples.measured(tokens))
+
+
 def text_of(row: Row, name: str, *, empty: bool = False) -> str:
     """A field that must be text."""
     value = row.get(name)

@@ -2,13 +2,12 @@
 
 An example's own length is its document's and question's tokens, estimated with the policy's tokenizer; the file's
 `length` counts words, or characters in Chinese. LongBench scores its data sets by rules of their own: F1 for the
-questions, which `token_f1` is for those in English; ROUGE-L for summaries and edit similarity for code, which are not
-among the scores here. All data sets can be read; the scores of summaries and code say little.
+questions, which `token_f1` is for those in English; ROUGE-L for summaries, which is among the scores here for answers
+that are sentences; edit similarity for code, which is not. All data sets can be read; the scores of code say little.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,7 @@ from memagent_graph.evaluation.data_files.file_task import (
     Example,
     FileTask,
     RowExamples,
-    estimated_tokens,
+    estimated_lengths,
     text_of,
     texts_of,
 )
@@ -49,13 +48,8 @@ INSTRUCTIONS: Final = {
 
 def load_longbench(paths: Sequence[Path], settings: TaskSettings) -> FileTask:
     """The examples of LongBench files."""
-    tokenizer = settings.tokenizer
     examples = RowExamples(open_rows(paths), example_of, "LongBench's rows have input, context, answers and dataset.")
-
-    def tokens(_: Row, example: Example) -> int:
-        return estimated_tokens(example.document, tokenizer) + tokenizer.count(example.question)
-
-    own_lengths = array("Q", examples.measured(tokens))
+    own_lengths = estimated_lengths(examples, settings.tokenizer)
     source = ", ".join(map(str, paths))
     return FileTask("longbench", Metric.ANY, LengthUnit.TOKENS, ANSWER_TOKENS, examples, own_lengths, source)
 

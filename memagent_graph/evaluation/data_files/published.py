@@ -31,6 +31,7 @@ PUBLISHED: Final = {
         "dev-v2.0.json from SQuAD's home page, or the dataset squad on Hugging Face",
         ("dev-v2*.json", "dev-v1*.json", "train-v2*.json", "train-v1*.json", "squad*.json*", "squad*.parquet"),
     ),
+    "qa_files": Published("a file of your own: JSON lines with question, context and answers", _ANY_ROWS),
     "longbench": Published(
         "a file of data.zip from the dataset THUDM/LongBench on Hugging Face, such as hotpotqa.jsonl", _ANY_ROWS
     ),

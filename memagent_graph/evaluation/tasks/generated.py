@@ -72,7 +72,7 @@ class GeneratedTask(ABC):
 
     def room(self, length: int, question: str) -> int:
         """How many tokens are left for the document; less than none where not even the question fits."""
-        return length - self.settings.tokenizer.count(question) - self.answer_tokens
+        return length - self.settings.tokenizer.count(question) - self.answer_tokens - self.settings.prompt_tokens
 
     def too_short(self, length: int, missing: int) -> EvaluationError:
         """The error for a length that does not hold what the task consists of.
@@ -81,7 +81,10 @@ class GeneratedTask(ABC):
         """
         least, counted = length + missing, "of the document"
         if self.unit is LengthUnit.TOKENS:
-            least, counted = 10 * math.ceil(self.margin * least / 10), "of document, question and answer together"
+            least, counted = (
+                10 * math.ceil(self.margin * least / 10),
+                "of document, question, prompt and answer together",
+            )
         return EvaluationError(
             f"a length of {length:,} {self.unit} is too small for {self.name}",
             hint=f"Ask for at least {least:,}, {counted}.",

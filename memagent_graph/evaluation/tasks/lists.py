@@ -55,20 +55,22 @@ class CommonWordsTask(GeneratedTask):
             EvaluationError: The length is too small for the common words and as many others.
             MissingExtraError: The word lists are not installed.
         """
+        room, missing = self.room(length, self.question), list[int]()
         for size, word in _vocabularies():
             words = _Words(size, word, self.chance(length, index))
-            ranks = iter(range(len(words)))
-            example = self._example([words[next(ranks)] for _ in range(2 * self.common)])
-            gold = tuple(words[next(ranks)] for _ in range(self.common))
-            drafts = _CommonWordsDrafts(self, length, index, words, gold, example)
-            room = self.room(length, self.question)
-            if drafts.least > room:
-                raise self.too_short(length, drafts.least - room)
-            found = longest(room, drafts.draft, self.settings.tokenizer, gold)
-            if found is not None:
-                text, needles = found
-                return Sample(self, length, index, self.question, gold, text.pieces, needles)
-        raise self.too_short(length, self.common)
+            for shown, often, rarely in self._examples(length):
+                ranks = iter(range(len(words)))
+                example = self._example([words[next(ranks)] for _ in range(shown)], often, rarely)
+                gold = tuple(words[next(ranks)] for _ in range(self.common))
+                drafts = _CommonWordsDrafts(self, length, index, words, gold, example, first_rank=shown + self.common)
+                if drafts.least > room:
+                    missing.append(drafts.least - room)
+                    continue
+                found = longest(room, drafts.draft, self.settings.tokenizer, gold)
+                if found is not None:
+                    text, needles = found
+                    return Sample(self, length, index, self.question, gold, text.pieces, needles)
+        raise self.too_short(length, min(missing, default=self.common))
 
     @property
     def question(self) -> str:
@@ -78,11 +80,23 @@ class CommonWordsTask(GeneratedTask):
 
     def times(self, length: int) -> tuple[int, int]:
         """How often common words and the others occur."""
-        return (6, 1) if length < _SHORT_LENGTH or self.settings.small else (30, 3)
+        return (6, 1) if self._is_short(length) else (30, 3)
 
-    def _example(self, words: list[str]) -> str:
+    def _examples(self, length: int) -> list[tuple[int, int, int]]:
+        """How many words the worked example has, and how often its common ones and its others occur; the first that
+        there is room for is taken.
+
+        As RULER's: 190 entries, or 40 in lists below 4096 tokens, and here where a tokenizer needs more for the longer.
+        """
+        short = (2 * self.common, 3, 1)
+        return [short] if self._is_short(length) else [(4 * self.common, 10, 3), short]
+
+    def _is_short(self, length: int) -> bool:
+        return length < _SHORT_LENGTH or self.settings.small
+
+    def _example(self, words: list[str], often: int, rarely: int) -> str:
         frequent, rare = words[: self.common], words[self.common :]
-        entries = [*frequent * 3, *rare]
+        entries = [*frequent * often, *rare * rarely]
         random.Random(" ".join(words)).shuffle(entries)
         listed = " ".join(f"{place}. {word}" for place, word in enumerate(entries, 1))
         answer = ", ".join(frequent)
@@ -126,6 +140,7 @@ class _CommonWordsDrafts:
         words: _Words,
         gold: tuple[str, ...],
         header: str,
+        first_rank: int,
     ) -> None:
         self._words = words
         self._gold = gold
@@ -133,7 +148,7 @@ class _CommonWordsDrafts:
         self._order = f"{task.settings.seed}/{task.name}/{length}/{index}/order"
         self._count = task.settings.tokenizer.count
         self._often, self._rarely = task.times(length)
-        self._first_rank = 3 * task.common
+        self._first_rank = first_rank
         self._least_words = task.common
         places = range(1, len(gold) * self._often + 1)
         self._fixed = self._count(header) + sum(self._numbering(place) for place in places)

@@ -72,7 +72,7 @@ def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(task, tmp_pa
         done = memagent("eval", task, *options, "--systems", "memagent,middle_truncation", "--api-key", "sk-secret")
     report = (out / "report.md").read_text()
     for words in (
-        "| memagent | 100.0 / 100.0 | 100.0 / 100.0 |",
+        "| memagent | 100.0 / 100.0 / 100.0 | 100.0 / 100.0 / 100.0 |",
         "## Cost per question",
         "## Comparison",
         "| 600 | memagent | 4 |",
@@ -332,7 +332,7 @@ def test_a_report_is_made_anew_and_two_evaluations_are_compared(task, tmp_path, 
     for name in ("report.md", "results.parquet"):
         (tmp_path / "good" / name).unlink()
     anew = memagent("eval-report", tmp_path / "good")
-    assert "| memagent | 100.0 / 100.0 | 100.0 / 100.0 |" in anew.stdout
+    assert "| memagent | 100.0 / 100.0 / 100.0 | 100.0 / 100.0 / 100.0 |" in anew.stdout
     assert (tmp_path / "good" / "report.md").read_text().startswith("# Evaluation")
     assert (tmp_path / "good" / "accuracy.svg").exists()
     compared = memagent("eval-report", tmp_path / "good", tmp_path / "bad")
@@ -449,3 +449,60 @@ def test_much_text_is_made_by_other_processes_and_is_the_same(task, tmp_path, mo
         memagent("eval", task, "niah_single_1", *options, "--out", tmp_path / "processes")
     assert table(tmp_path / "processes") == table(tmp_path / "threads")
     assert len(table(tmp_path / "processes")) == 6
+
+
+def test_a_plan_counts_what_would_be_asked_and_asks_and_writes_nothing(task, tmp_path) -> None:
+    with FakeServer(respond) as server:
+        options = ["--base-url", server.base_url, *SMALL, "--lengths", "200,20k", "-n", 4, "--out", tmp_path / "out",
+                   "--systems", "memagent,full_context", "--plan", "--tokens-per-second", 100]  # fmt: skip
+        told = json.loads(memagent("eval", task, *options, "--price-in", 1, "--price-out", 2, "--json").stdout)
+        done = memagent("eval", task, *options)
+        assert server.requests == []
+    assert not (tmp_path / "out").exists()
+    found = {(each["system"], each["length"]): each for each in told["plan"]}
+    assert found["memagent", 200]["chunks"] == 4 * 2
+    assert found["full_context", 20480]["calls"] == 0
+    total = told["total"]
+    assert told["price"] == pytest.approx((total["prompt_tokens"] + 2 * total["completion_tokens"]) / 1e6)
+    assert "| keys | 20K tokens | full_context | 4 | 0 | 0 | 0 | 0 | 0 | 0:00:00 |" in done.stdout
+    refused = memagent("eval", task, *options, "--price-in", 1, code=7)
+    assert "Give both, --price-in and --price-out" in refused.stderr
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_samples_are_drawn_repeatedly_graded_by_another_model_and_priced(task, tmp_path) -> None:
+    out = tmp_path / "out"
+    graded: list[str] = []
+
+    def judge(body: dict[str, Any], number: int) -> str:
+        assert body["model"] == "grader"
+        graded.append(body["messages"][-1]["content"])
+        return "\\boxed{8}"
+
+    with FakeServer(respond, key="sk-policy") as server, FakeServer(judge, model="grader", key="sk-judge") as other:
+        options = ["--base-url", server.base_url, "--api-key", "sk-policy", *SMALL, "--lengths", 200, "-n", 3,
+                   "--out", out, "--judge-base-url", other.base_url, "--judge-model", "grader", "--judge-api-key",
+                   "sk-judge", "--price-in", 1, "--price-out", 2]  # fmt: skip
+        refused = memagent("eval", task, *options, "--repeats", 2, code=7)
+        assert "at temperature 0 all samples of an answer are alike" in refused.stderr
+        done = memagent("eval", task, *options, "--repeats", 2, "--temperature", 0.7, "--json")
+        seeds = {body["seed"] for body in server.requests}
+    assert len(seeds) >= 2
+    values = json.loads(done.stdout)
+    (cell,) = values["results"]
+    assert (values["rows"], len(graded)) == (6, 6)
+    assert cell["scores"]["judged"]["mean"] == pytest.approx(0.8)
+    assert cell["pass_at"]["lenient"]["2"]["mean"] == 1.0
+    assert cell["price"] > 0
+    assert {row.judge for row in read_table(out / "results.parquet").rows} == {"grader"}
+    assert "| judge |" in (out / "report.md").read_text()
+    assert (out / "standings.csv").read_text().startswith("system,task,")
+    assert not any(b"sk-judge" in path.read_bytes() for path in out.rglob("*") if path.is_file())
+
+
+def test_suites_are_named_and_stand_for_their_tasks() -> None:
+    listed = json.loads(memagent("eval", "--list", "--json").stdout)
+    assert len(listed["suites"]["ruler"]) == 13
+    assert "  ruler: niah_single_1, " in memagent("eval", "--list").stdout
+    refused = memagent("eval", "ruler", "--model", "embedded", "--plan", "--data", "nowhere.json", code=7)
+    assert "nowhere.json" in refused.stderr

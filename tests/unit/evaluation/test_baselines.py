@@ -24,10 +24,12 @@ from memagent_graph.errors import (
     RetrievalError,
     RunMismatchError,
 )
+from memagent_graph.evaluation.baselines.excerpts import words_around
 from memagent_graph.evaluation.baselines.full_context import FullContext
 from memagent_graph.evaluation.baselines.retrieval import Retrieval
 from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.evaluation.systems import ReaderSystem, load_system
+from memagent_graph.evaluation.tasks import TaskSettings, load_task
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
@@ -61,6 +63,7 @@ class Reader(ScriptedPolicy):
     def __init__(self, script=answerer, **options) -> None:
         super().__init__(script, **options)
         self.most = self.at_once = 0
+        self.bounds: list[int] = []
 
     async def describe(self) -> ModelInfo:
         return ModelInfo(context_window=self.window, shape=SHAPE)
@@ -70,6 +73,7 @@ class Reader(ScriptedPolicy):
         self.most = max(self.most, self.at_once)
         try:
             await asyncio.sleep(0)
+            self.bounds.append(sampling.max_tokens)
             return await super().complete(prompt, sampling)
         finally:
             self.at_once -= 1
@@ -472,3 +476,54 @@ async def test_refining_in_the_policy_s_words_carries_the_draft_as_memory(ask) -
     assert len(policy.prompts) == len(updates) + 1
     assert part(updates[0], "memory") == "none"
     assert "harbor 4711" in part(updates[-1], "memory")
+
+
+# A document as long as the window, RULER's usual setting
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["instructions", "own words"])
+@pytest.mark.parametrize("name", ["niah_single_1", "niah_multiquery", "vt", "fwe"])
+async def test_a_length_that_is_the_window_fits_one_call_with_all_of_the_document(make_reader, name, own) -> None:
+    """It never did: the length counted neither the prompt's words nor the whole bound of the answer."""
+    policy = Reader(lambda prompt: "\\boxed{?}")
+    policy.window = 2000
+    options = {"profile": load_profile("embedded"), "prompts": None} if own else {}
+    small = Budget(context_window=2000, question_tokens=96, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
+    reader = make_reader(policy, budget=small, **options)
+    context = await reader.aprepare()
+    task = load_task(name, TaskSettings(context.tokenizer, prompt_tokens=words_around(context)))
+    system, bound = load_system("full_context", reader), 400
+    for index in range(4):
+        sample = task.sample(2000, index)
+        document = reader.store.add(Document.of("".join(sample.text())))
+        attempt = await system.attempt(
+            document, sample.question, answer_tokens=bound, least_answer_tokens=task.answer_tokens, run_id=f"{index}"
+        )
+        assert attempt.outcome is Outcome.ANSWERED, attempt.detail
+        shown, given = policy.prompts[-2 if own else -1], policy.bounds[-2 if own else -1]
+        assert tokens(shown) + CHAT_TEMPLATE_TOKENS + given <= policy.window
+        assert given >= min(task.answer_tokens, context.budget.memory_tokens if own else bound)
+        if not own:  # a policy that writes a memory first has a short reply
+            whole = await system.attempt(document, sample.question, answer_tokens=bound, run_id=f"all {index}")
+            assert whole.outcome is Outcome.DOES_NOT_FIT
+
+
+async def test_an_answer_has_its_whole_bound_where_the_window_has_room(make_reader) -> None:
+    policy = Reader()
+    reader = make_reader(policy)
+    document = reader.store.add(Document.of(SHORT))
+    await load_system("full_context", reader).attempt(
+        document, QUESTION, answer_tokens=60, least_answer_tokens=30, run_id="r"
+    )
+    assert policy.bounds == [60]
+
+
+@pytest.mark.parametrize("name", ["refine", "map_reduce"])
+async def test_what_is_handed_on_is_all_that_was_written_not_only_what_stands_in_the_box(ask, name) -> None:
+    """Once the box's content alone was, and the reasons for it were lost."""
+    policy = Reader(lambda prompt: "The key was told on the second page. \\boxed{4711}")
+    attempt = await ask(name, SHORT, policy)
+    assert attempt.answer == "4711"
+    handed = [prompt for prompt in policy.prompts if "told on the second page" in prompt]
+    assert handed
+    assert "second page" in policy.prompts[-1]

@@ -230,6 +230,30 @@ def test_a_records_own_length_is_near_its_documents_tokens(tmp_path) -> None:
         assert own == pytest.approx(SETTINGS.tokenizer.count(example.document + example.question), abs=4)
 
 
+def test_questions_of_ones_own_are_rows_of_question_context_and_answers(tmp_path) -> None:
+    rows = [
+        {
+            "question": " Who built it? ",
+            "context": "Rosa Brandt built the pier. " * 40,
+            "answers": ["Rosa Brandt", "R. B."],
+        },
+        {"question": "When?", "context": "It was in 1911.", "answers": "1911", "id": 7, "more": None},
+    ]
+    task = load_data_task("qa_files", write_lines(tmp_path / "mine.jsonl", rows), SETTINGS)
+    assert (task.name, task.metric, sum(map(task.count, task.lengths))) == ("qa_files", Metric.ANY, 2)
+    short, long = (task.sample(length, 0) for length in (min(task.lengths), max(task.lengths)))
+    assert (long.question, long.gold) == ("Who built it?", ("Rosa Brandt", "R. B."))
+    assert "".join(long.text()) == rows[0]["context"]
+    assert short.gold == ("1911",)
+    assert task.own_lengths[1] == SETTINGS.tokenizer.count("It was in 1911.") + SETTINGS.tokenizer.count("When?")
+    assert score(long, "R. B.", "\\boxed{R. B.}").strict == 1.0
+    damaged = write_lines(
+        tmp_path / "damaged.jsonl", [*rows, {"question": "Why?", "context": "Because.", "answers": []}]
+    )
+    with pytest.raises(EvaluationError, match=r'line 3.*"answers" has no text.*question, its context and its answers'):
+        load_data_task("qa_files", damaged, SETTINGS)
+
+
 def test_longbench_asks_what_its_data_sets_mean(tmp_path) -> None:
     rows = [
         longbench_row(),

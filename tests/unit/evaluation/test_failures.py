@@ -67,6 +67,46 @@ def test_a_fact_that_was_written_and_refused_by_a_rule_was_not_taken() -> None:
     assert told == (NeedleLoss(NEEDLE, Loss.NOT_TAKEN, 0),)
 
 
+CHUNKS = ["So far nothing. ", "The key is 4711. And more. ", "And the rest of it."]
+SPLIT = ["So far nothing. The key is", " 4711. And more. ", "And the rest of it."]
+
+
+def read_view(chunks: list[str], *, cut: int | None = None, depth: float = 0.3) -> tuple[Sample, RunView]:
+    """A question and a read that never wrote the fact, with the texts that it read."""
+    run = view("nothing", "nothing", "nothing", cut=cut)
+    events = {} if cut is None else {cut: ReadEvent(EventKind.TRUNCATED, cut, "cut off")}
+    trace = line(["nothing"] * 3, chunks, events=events)
+    needle = Needle("The key is 4711.", "4711", depth)
+    return sample(needle), replace(run, trace=trace, chunk_text=lambda update: chunks[update.chunk_index])
+
+
+LONG = Needle("The key is 47112305.", "47112305", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (view("x", "4711 2305"), (Loss.REFORMATTED, 1, 1)),
+        (view("47112305", "4711 2305 kg"), (Loss.REFORMATTED, 1, 0)),
+        (view("47112305", answer="(4711) 2305"), (Loss.REFORMATTED, None, 0)),
+        (view("x", "4711 2305", "gone"), (Loss.OVERWRITTEN, 2, 1)),
+        (view("4711 2305", "47112305"), (Loss.IN_MEMORY, None, 0)),
+        (view("x", "14711 23059"), (Loss.NEVER_WRITTEN, None, None)),
+    ],
+    ids=["never exact", "changed later", "changed in the answer", "then lost", "exact again", "another number"],
+)
+def test_a_value_whose_form_was_changed_was_not_lost(run, expected) -> None:
+    assert analyse(sample(LONG), run) == (NeedleLoss(LONG, *expected),)
+
+
+@pytest.mark.parametrize(("chunks", "loss", "at"), [(CHUNKS, Loss.CUT_BY_CAP, 1), (SPLIT, Loss.CUT_BY_CHUNK, 0)])
+def test_without_the_texts_a_needles_place_says_which_chunk_held_it(chunks, loss, at) -> None:
+    """As for documents that are gone."""
+    asked, run = read_view(chunks, cut=1, depth="".join(chunks).index("The key") / len("".join(chunks)))
+    (told,) = analyse(asked, replace(run, chunk_text=lambda update: None))
+    assert (told.loss, told.chunk_index) == (loss, at)
+
+
 def test_every_needle_is_told_by_itself() -> None:
     needles = NEEDLE, Needle("x", "12", 0.1), Needle("y", "99", 0.9)
     told = analyse(sample(*needles), view("12", "12 4711", "4711", answer="4711"))
@@ -87,19 +127,6 @@ def test_the_loss_follows_from_the_memories_that_held_the_fact(held) -> None:
         assert held[told.chunk_index - 1]
         assert not any(held[told.chunk_index :])
     assert told.written_at == (held.index(True) if any(held) else None)
-
-
-CHUNKS = ["So far nothing. ", "The key is 4711. And more. ", "And the rest of it."]
-SPLIT = ["So far nothing. The key is", " 4711. And more. ", "And the rest of it."]
-
-
-def read_view(chunks: list[str], *, cut: int | None = None, depth: float = 0.3) -> tuple[Sample, RunView]:
-    """A question and a read that never wrote the fact, with the texts that it read."""
-    run = view("nothing", "nothing", "nothing", cut=cut)
-    events = {} if cut is None else {cut: ReadEvent(EventKind.TRUNCATED, cut, "cut off")}
-    trace = line(["nothing"] * 3, chunks, events=events)
-    needle = Needle("The key is 4711.", "4711", depth)
-    return sample(needle), replace(run, trace=trace, chunk_text=lambda update: chunks[update.chunk_index])
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])

@@ -25,10 +25,11 @@ from memagent_graph.errors import (
     PolicyRequestError,
     PolicyUnreachableError,
 )
-from memagent_graph.evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate, run_id_of
+from memagent_graph.evaluation.attempt_rows import run_id_of
+from memagent_graph.evaluation.harness import ATTEMPTS, Ended, Evaluation, EvaluationLimits, evaluate
 from memagent_graph.evaluation.progress_display import ProgressDisplay
 from memagent_graph.evaluation.result_journal import Journal, open_journal
-from memagent_graph.evaluation.result_table import Outcome, Plan, Row
+from memagent_graph.evaluation.result_table import Cell, Outcome, Plan, Row
 from memagent_graph.evaluation.sample_documents import ProcessMaker
 from memagent_graph.evaluation.samples import Needle, Sample, Task
 from memagent_graph.evaluation.systems import Attempt, load_system
@@ -52,7 +53,7 @@ class Oracle:
         self.asked: list[str] = []
         self.at_once = self.most_at_once = 0
 
-    async def attempt(self, document: Any, question: str, *, answer_tokens: int, run_id: str) -> Attempt:
+    async def attempt(self, document: Any, question: str, *, run_id: str, **asking: Any) -> Attempt:
         self.asked.append(run_id)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -332,9 +333,9 @@ async def test_an_attempt_tells_its_chunks_and_an_answer_has_the_room_that_the_r
     allowed: list[int] = []
 
     class Counting(Oracle):
-        async def attempt(self, document: Any, question: str, *, answer_tokens: int, run_id: str) -> Attempt:
-            allowed.append(answer_tokens)
-            return await super().attempt(document, question, answer_tokens=answer_tokens, run_id=run_id)
+        async def attempt(self, document: Any, question: str, *, run_id: str, **asking: Any) -> Attempt:
+            allowed.append(asking["answer_tokens"])
+            return await super().attempt(document, question, run_id=run_id, **asking)
 
     plan = Plan.grid((), ("keys",), (100,), 1)
     _, rows = await run(tmp_path, store, Counting(store, chunks=7), plan=plan, answer_tokens=400)
@@ -526,3 +527,52 @@ def test_without_a_terminal_progress_is_a_line_a_minute_and_nothing_when_quiet(m
                 clock[0] += 25.0
                 display.has(row(index=index))
         assert shown.getvalue().count("of 6: 1K 100%") == lines
+
+
+class Broken(Keys):
+    """Fails in `sample` at some indices, and in the text of index 5."""
+
+    def __init__(self, *fails: int) -> None:
+        self.fails = fails
+
+    def sample(self, length: int, index: int) -> Sample:
+        if index in self.fails:
+            raise KeyError("no such word")
+        sample = super().sample(length, index)
+
+        def text():
+            yield "The beginning. "
+            raise ZeroDivisionError("of the words")
+
+        return replace(sample, task=self, text=text) if index == 5 else sample
+
+
+async def test_a_task_whose_own_code_fails_is_named_with_its_sample_and_seed_and_all_else_is_done(
+    tmp_path, store
+) -> None:
+    """It was a bare ExceptionGroup."""
+    with pytest.raises(EvaluationError) as caught:
+        await run(tmp_path, store, Oracle(store), task=Broken(2), plan=Plan.grid((), ("keys",), (100,), 8), seed=7)
+    assert "all is done but 2 samples" in caught.value.message
+    assert "sample() of the task keys failed at length 100, index 2, seed 7: KeyError: 'no such word'" in str(
+        caught.value
+    )
+    assert "Mend the task's code" in str(caught.value)
+    with open_journal(tmp_path / "out", {"a": 1}, resume=True) as journal:
+        assert {row.index for row in journal.results.rows} == {0, 1, 3, 4, 6, 7}
+    with pytest.raises(EvaluationError, match=r"text\(\) of the task keys failed at length 100, index 5, seed 7: Zero"):
+        await run(tmp_path, store, Oracle(store), task=Broken(), plan=Plan(("x",), (Cell("keys", 100, 6),)), seed=7)
+
+
+async def test_each_question_is_asked_so_many_times_and_more_samples_may_be_asked_for_later(tmp_path, store) -> None:
+    oracle = Oracle(store)
+    _, rows = await run(tmp_path, store, oracle, plan=Plan.grid((), ("keys",), (100,), 3))
+    assert [(each.index, each.repeat) for each in rows] == [(0, 0), (1, 0), (2, 0)]
+    again = Oracle(store)
+    ended, rows = await run(tmp_path, store, again, plan=Plan.grid((), ("keys",), (100,), 3, repeats=3))
+    assert ended is Ended.DONE
+    assert [(each.index, each.repeat) for each in rows] == [
+        (index, repeat) for index in range(3) for repeat in range(3)
+    ]
+    assert len(again.asked) == len({*oracle.asked, *again.asked}) - 3 == 6, "each sample has a run of its own"
+    assert not list((tmp_path / "documents").rglob("*.txt"))

@@ -33,14 +33,14 @@ def test_failed_and_unfinished_questions_are_wrong_and_counted_apart() -> None:
 
 def test_strict_and_lenient_stand_side_by_side() -> None:
     rows = [replace(row(index=index), strict=float(index > 0)) for index in range(4)]
-    assert line(render_report(results(*rows)), "memagent") == "| memagent | 75.0 / 100.0 |"
+    assert line(render_report(results(*rows)), "memagent") == "| memagent | 75.0 / 100.0 / 100.0 |"
 
 
 def test_systems_are_shown_together_only_over_the_same_tasks() -> None:
     both = [row(), row("refine")]
-    assert "| strict / lenient |" in render_report(results(*both))
-    assert "| strict / lenient |" not in render_report(results(*both, row(task="vt", right=False)))
-    assert "| strict / lenient |" in render_report(results(*both, row(length=4096))), (
+    assert "| strict / lenient / string match |" in render_report(results(*both))
+    assert "| strict / lenient / string match |" not in render_report(results(*both, row(task="vt", right=False)))
+    assert "| strict / lenient / string match |" in render_report(results(*both, row(length=4096))), (
         "one may be asked longer ones, too"
     )
 
@@ -63,7 +63,7 @@ def test_costs_are_means_over_all_questions_that_were_asked_and_did_not_fail() -
         "prompt_tokens": 2000, "completion_tokens": 10, "cached_tokens": 0, "calls": 2, "seconds": 1.5
     }  # fmt: skip
     report = render_report(results(*rows))
-    assert line(report, "1K tokens", "memagent", "2,000", "0", "10", "2.0", "1.50", "1.00e+12")
+    assert line(report, "1K tokens", "memagent", "2,000", "0", "10", "2.0", "1.50", "1.00", "2.00", "2.00", "1.00e+12")
 
 
 def test_systems_that_differ_by_chance_are_not_ranked() -> None:
@@ -122,8 +122,8 @@ def test_tasks_and_units_are_kept_apart() -> None:
     report = render_report(results(*rows))
     assert "### keys" in report
     assert "### hqa" in report
-    assert "| strict / lenient | 50 passages | 3,200 passages |" in report
-    assert "| strict / lenient | 1K tokens |" in report
+    assert "| strict / lenient / string match | 50 passages | 3,200 passages |" in report
+    assert "| strict / lenient / string match | 1K tokens |" in report
 
 
 def test_what_is_not_finished_says_so() -> None:
@@ -153,6 +153,34 @@ def test_a_summary_holds_scores_with_intervals_outcomes_and_means() -> None:
     assert (cell["outcomes"], cell["n"]) == ({"answered": 1, "failed": 1}, 2)
     (nothing,) = summary(results(failed()))
     assert set(nothing["means"].values()) == {None}
+
+
+def test_a_summary_says_nothing_of_the_scores_where_nothing_fitted() -> None:
+    (cell,) = summary(results(failed(outcome="does_not_fit"), failed(index=1, outcome="does_not_fit")))
+    assert set(cell["scores"].values()) == {None}
+    (partly,) = summary(results(failed(outcome="does_not_fit"), row(index=1)))
+    assert partly["scores"]["lenient"]["mean"] == 0.5
+
+
+def test_failures_are_grouped_by_what_happened_though_each_names_its_run() -> None:
+    error = "the server is on fire (run e-memagent-keys-1024-{}, chunk {}). Put it out"
+    rows = [replace(failed(index=index), error=error.format(index, 2 * index)) for index in range(3)]
+    assert "- 3: the server is on fire. Put it out" in render_report(results(*rows))
+
+
+def test_the_overview_has_rulers_string_match() -> None:
+    rows = [row(index=0), row(index=1, right=False, string_match=0.5), row("refine"), row("refine", index=1)]
+    report = render_report(results(*rows))
+    assert "| strict / lenient / string match | 1K tokens |" in report
+    assert "| memagent | 50.0 / 50.0 / 75.0 |" in report
+
+
+def test_systems_that_share_a_question_are_no_question_asked_at_several_lengths() -> None:
+    """The note on such questions stood below every comparison of two evaluations of several systems."""
+    rows = [row(system, index=index, question="Q") for system in ("memagent", "refine") for index in range(10)]
+    assert "counts once" not in render_comparison(results(*rows), results(*rows), ("a", "b"))
+    both = [*rows, *(replace(each, length=2048, sample_id=each.sample_id + "2") for each in rows)]
+    assert "counts once" in render_comparison(results(*both), results(*both), ("a", "b"))
 
 
 def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:

@@ -15,18 +15,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from memagent_graph.errors import EvaluationError, MissingExtraError
-from memagent_graph.evaluation.statistics import (
-    Test,
-    compare,
-    estimate,
-    holm,
-    mcnemar,
-    mean_interval,
-    newcombe,
-    questions_needed,
-    ranked,
-    wilson,
-)
+from memagent_graph.evaluation.paired_tests import Test, compare, holm, mcnemar, newcombe
+from memagent_graph.evaluation.rankings import ranked
+from memagent_graph.evaluation.sample_size import questions_needed
+from memagent_graph.evaluation.statistics import estimate, mean_interval, wilson
 
 FEW = 499
 """Resamples where a test needs no more."""

@@ -11,11 +11,13 @@ from support.strategies import EXAMPLE, reads_perfectly
 
 from memagent_graph import ANSWER, Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
+from memagent_graph.evaluation.baselines.full_context import FullContext
 from memagent_graph.evaluation.result_table import Outcome
 from memagent_graph.evaluation.systems import load_system, system_names
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
+from memagent_graph.policy import SamplingParams
 from memagent_graph.run_log import RunLog
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.strategies import load_strategy
@@ -190,3 +192,29 @@ async def test_a_read_without_an_answer_says_why(make_reader, document) -> None:
     assert (attempt.outcome, attempt.answer) == (Outcome.NO_ANSWER, None)
     assert attempt.memory == "a note"
     assert attempt.detail == "empty: 3, resampled: 2"
+
+
+async def test_each_sample_of_an_answer_is_drawn_with_a_seed_of_its_own_and_so_is_its_resumption(
+    make_reader, document, tmp_path
+) -> None:
+    class Seeds(DescribedPolicy):
+        async def complete(self, prompt, sampling):
+            seeds.add(sampling.seed)
+            return await super().complete(prompt, sampling)
+
+    log, drawn = RunLog(tmp_path / "runs.sqlite"), []
+    system = memagent(make_reader, Seeds(perfect_reader), run_log=log, sampling=SamplingParams(temperature=0.7, seed=5))
+    for repeat in range(3):
+        seeds: set[int] = set()
+        await system.attempt(document, QUESTION, answer_tokens=60, run_id=f"r{repeat}", repeat=repeat)
+        drawn.append(min(seeds))
+    assert len(set(drawn)) == 3
+    assert drawn[0] == 5
+    assert [log.get(f"r{repeat}").settings.get("seed") for repeat in (1, 2)] == drawn[1:]
+
+
+async def test_a_full_context_run_is_resumed_with_the_bound_it_was_asked_with(make_reader, document, tmp_path) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+    system = load_system("full_context", make_reader(DescribedPolicy(perfect_reader), run_log=log))
+    await system.attempt(document, QUESTION, answer_tokens=60, run_id="r", least_answer_tokens=30)
+    assert load_strategy(log.get("r").settings["strategy"]) == FullContext(least_answer_tokens=30)

@@ -92,7 +92,7 @@ def test_memory_does_not_grow_with_length(name):
         tracemalloc.start()
         try:
             longest = max(map(len, task.sample(length, 0).text()))
-            assert longest < 2000
+            assert longest < 4000, "a worked example is one piece"
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

@@ -101,6 +101,7 @@ def test_needles_stand_where_they_say_at_distinct_depths_of_forty(name, book):
             assert text.index(needle.text) == round(needle.depth * len(text))
         assert [needle.depth for needle in sample.needles] == sorted(needle.depth for needle in sample.needles)
         if TABLE.get(name, ("",))[0] != "needles":
+            text = text.rpartition("The text in question:\n")[2]  # behind the worked example
             starts = [match.start() / len(text) for match in hidden.finditer(text)]
             steps = [min(range(40), key=lambda step, start=start: abs(DEPTHS[step] - start)) for start in starts]
             assert len(set(steps)) == len(steps)
@@ -127,15 +128,27 @@ def test_only_needles_that_the_answer_rests_on_are_recorded():
     assert sorted(needle.gold for needle in sample.needles) == sorted(sample.gold)
 
 
-def test_a_variable_is_handed_on_four_times_in_order():
-    sample, text = made("vt")
+CHAIN = re.compile(r"^VAR ([A-Z]{5}) = (?:VAR )?([A-Z]{5}|\d{5})$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("length", [2000, 8000])
+def test_a_variable_is_handed_on_four_times_in_order_and_an_example_shows_how(length):
+    sample, whole = made("vt", length)
     (value,) = re.findall(r"\d{5}", sample.question)
-    chain = re.findall(r"^VAR ([A-Z]{5}) = (?:VAR )?([A-Z]{5}|\d{5})$", text, re.MULTILINE)
+    example, text = whole.split("The text in question:\n")
+    chain = CHAIN.findall(text)
     assert len(chain) == text.count("VAR ") - 4 == 5
     assert [source for _, source in chain] == [value, *(name for name, _ in chain[:-1])]
     assert sample.gold == tuple(name for name, _ in chain)
     assert {line for line in text.split("\n") if "VAR" not in line} == set(NOISE)
     assert (sample.task.metric, sample.task.answer_tokens) == (Metric.ALL, 30)
+    shown = CHAIN.findall(example)
+    told = re.search(r"The variables that have the value (\d{5}) in the example are: (.*)\.", example)
+    assert [source for _, source in shown] == [told[1], *(name for name, _ in shown[:-1])]
+    assert told[2].split(", ") == [name for name, _ in shown]
+    assert not {told[1], *told[2].split(", ")} & {value, *sample.gold}
+    tokens = TOKENIZER.count(example)
+    assert 400 <= tokens <= 600 if length == 8000 else tokens <= 300
 
 
 @pytest.mark.parametrize(("length", "often", "rarely"), [(4095, 6, 1), (4096, 30, 3), (20_000, 30, 3)])
@@ -152,8 +165,11 @@ def test_ten_words_are_common_and_all_others_equally_rare(length, often, rarely)
     shown = Counter(re.findall(r"\d+\. ([a-z]+)", example))
     answer = re.search(r"example are: (.*)\.", example)[1].split(", ")
     assert [word for word, _ in shown.most_common(10)] != list(sample.gold)
-    assert {word for word, number in shown.items() if number == 3} == set(answer)
-    assert Counter(shown.values()) == {3: 10, 1: 10}
+    # RULER's example has 190 entries, or 40 where the list is short.
+    common, others, size = (3, 1, 10) if length < 4096 else (10, 3, 30)
+    assert {word for word, number in shown.items() if number == common} == set(answer)
+    assert Counter(shown.values()) == {common: 10, others: size}
+    assert shown.total() == (40 if length < 4096 else 190)
     assert not set(shown) & set(counts)
     assert (sample.task.metric, sample.task.answer_tokens) == (Metric.ALL, 120)
 

@@ -1,0 +1,132 @@
+"""From one attempt at a question to its row: scores, costs, the read beside the evidence, where facts were lost."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import asdict, dataclass, replace
+
+from memagent_graph.documents import DocumentStore
+from memagent_graph.errors import RunError
+from memagent_graph.evaluation.failures import analyse, logged_read
+from memagent_graph.evaluation.result_table import Outcome, Row
+from memagent_graph.evaluation.rouge import rouge_l
+from memagent_graph.evaluation.sample_documents import Prepared
+from memagent_graph.evaluation.samples import Needle, Sample
+from memagent_graph.evaluation.scorers import contains, score
+from memagent_graph.evaluation.stopping import stop_of, tokens_read
+from memagent_graph.evaluation.systems import Attempt
+from memagent_graph.prompts import AnswerFormat
+from memagent_graph.run_log import RunLog
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What one system is to be asked."""
+
+    system: str
+    repeat: int
+    """Which of several samples of its answer this is, from 0."""
+    prepared: Prepared
+
+
+def run_id_of(evaluation: str, system: str, sample_id: str, repeat: int = 0) -> str:
+    """The id of a question's run: the same whenever it is asked within one evaluation, and in no other."""
+    name = f"{evaluation}-{system}-{sample_id}" + (f"-repeat-{repeat}" if repeat else "")
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
+def row_of(
+    question: Question,
+    attempt: Attempt,
+    *,
+    attempts: int,
+    seed: int,
+    answer_format: AnswerFormat,
+    scripted: bool = False,
+    error: str | None = None,
+) -> Row:
+    """The row of an attempt, without what the run log says of lost facts (`with_losses`).
+
+    Args:
+        question: what was asked.
+        attempt: what became of it.
+        attempts: how often it was asked.
+        seed: what the task was made with.
+        answer_format: how the prompts ask for the answer.
+        scripted: whether a script answered.
+        error: what made it fail.
+    """
+    prepared, usage = question.prepared, attempt.usage
+    sample, answered = prepared.sample, attempt.outcome is Outcome.ANSWERED
+    stop = None
+    if attempt.chunks and attempt.outcome in {Outcome.ANSWERED, Outcome.NO_ANSWER}:
+        stop = stop_of(attempt.trace, sample.evidence, prepared.characters)
+    scores = score(sample, attempt.answer, attempt.raw_answer, outcome=attempt.outcome, answer_format=answer_format)
+    return Row(
+        system=question.system,
+        task=sample.task.name,
+        length=sample.length,
+        unit=sample.task.unit.value,
+        index=sample.index,
+        repeat=question.repeat,
+        sample_id=sample.id,
+        question=sample.question,
+        gold=sample.gold,
+        answer=attempt.answer,
+        raw_answer=attempt.raw_answer,
+        outcome=attempt.outcome,
+        error=error,
+        detail=attempt.detail,
+        **asdict(scores),
+        rouge_l=rouge_l(attempt.answer or "", sample.gold) if answered else 0.0,
+        run_id=attempt.run_id,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        calls=usage.turns,
+        seconds=usage.seconds,
+        flops=usage.flops,
+        full_context_flops=usage.full_context_flops,
+        chunks=attempt.chunks,
+        document_bytes=prepared.document["size"] or 0,
+        needle_depths=tuple(needle.depth for needle in sample.needles),
+        needles_found=tuple(answered and _found(each, sample, attempt.answer or "") for each in sample.needles),
+        where_lost=(),
+        lost_at=(),
+        attempts=attempts,
+        seed=seed,
+        document=prepared.document["key"],
+        scripted=scripted,
+        turns=attempt.trace.turns or None,
+        read_tokens=tokens_read(attempt.trace) if attempt.trace.steps else None,
+        **(asdict(stop) if stop is not None else {}),
+    )
+
+
+async def with_losses(row: Row, sample: Sample, log: RunLog | None, store: DocumentStore) -> Row:
+    """The row, if its answer is wrong with what the run log says of it: where facts were lost.
+
+    What the log does not hold is a run that failed, or lost its log, at the start.
+    """
+    run_id = row.run_id
+    if log is None or run_id is None:
+        return replace(row, run_id=None)
+    try:
+        if row.lenient == 1.0:
+            await asyncio.to_thread(log.get, run_id)
+            return row
+        view, completions = await asyncio.to_thread(logged_read, log, run_id, store)
+    except RunError:
+        return replace(row, run_id=None)
+    losses = await asyncio.to_thread(analyse, sample, view, completions)
+    return replace(
+        row,
+        where_lost=tuple(each.loss.value for each in losses),
+        lost_at=tuple(each.chunk_index for each in losses),
+    )
+
+
+def _found(needle: Needle, sample: Sample, answer: str) -> bool:
+    """Whether an answer holds what a needle carries, or, of one that only leads to it, any of what was to be found."""
+    return any(contains(answer, gold) for gold in ((needle.gold,) if needle.gold in sample.gold else sample.gold))

@@ -1,0 +1,37 @@
+"""What tokens cost, from prices that the user gives: no price is built in, as they change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memagent_graph.errors import EvaluationError
+
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices of a million tokens, in any currency. Cached prompt tokens count in full: an upper bound."""
+
+    prompt: float
+    completion: float
+
+    def of(self, prompt_tokens: float, completion_tokens: float) -> float:
+        """The price of so many tokens."""
+        return (self.prompt * prompt_tokens + self.completion * completion_tokens) / _MILLION
+
+
+def prices_of(prompt: float | None, completion: float | None) -> Prices | None:
+    """Prices as they are given; None where neither is.
+
+    Raises:
+        EvaluationError: only one is given.
+    """
+    if prompt is None and completion is None:
+        return None
+    if prompt is None or completion is None:
+        raise EvaluationError(
+            "only one of the prices of prompt and completion tokens is given",
+            hint="Give both, --price-in and --price-out, per million tokens; 0 is a price.",
+        )
+    return Prices(prompt, completion)

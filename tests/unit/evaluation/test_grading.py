@@ -1,0 +1,77 @@
+"""A language model that grades the answers of an evaluation. How it reads a grade is tested with the reward."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.evaluation import failed, results, row
+
+from memagent_graph import ScriptedPolicy
+from memagent_graph.errors import EvaluationError, PolicyError
+from memagent_graph.evaluation.grading import Grader
+from memagent_graph.evaluation.judged_rows import judge_rows
+from memagent_graph.evaluation.report import render_report, summary
+from memagent_graph.evaluation.result_journal import Journal, open_journal
+from memagent_graph.evaluation.result_table import Plan
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with open_journal(tmp_path / "out", {"a": 1}) as opened:
+        opened.plan(Plan.grid(("memagent",), ("keys",), (1024,), 6))
+        for index in range(5):
+            opened.add(row(index=index, answer=f"answer {index}"))
+        opened.add(failed(index=5))
+        yield opened
+
+
+def graded(journal: Journal) -> dict[int, float | None]:
+    return {each.index: each.judged for each in journal.rows.values()}
+
+
+async def test_every_answer_is_graded_once_and_no_answer_is_worth_nothing_unasked(journal) -> None:
+    policy = ScriptedPolicy(lambda prompt: "\\boxed{3}" if "answer 2" in prompt else "\\boxed{10}")
+    await judge_rows(journal, Grader(policy))
+    assert graded(journal) == {0: 1.0, 1: 1.0, 2: 0.3, 3: 1.0, 4: 1.0, 5: 0.0}
+    assert len(policy.prompts) == 5
+    assert all("<expected> 4711 </expected>" in prompt for prompt in policy.prompts)
+    await judge_rows(journal, Grader(policy))
+    assert len(policy.prompts) == 5
+    (cell,) = summary(journal.results)
+    assert cell["scores"]["judged"]["mean"] == pytest.approx(4.3 / 6)
+    report = render_report(journal.results)
+    assert "Judge: the mean grade of scripted." in report
+    assert "| judge |" in report
+
+
+async def test_a_judge_that_is_gone_leaves_what_it_has_graded_and_is_asked_for_the_rest_later(journal) -> None:
+    asked = []
+
+    def script(prompt: str) -> str:
+        asked.append(prompt)
+        if len(asked) > 2:
+            raise PolicyError("gone")
+        return "\\boxed{10}"
+
+    with pytest.raises(PolicyError, match="gone"):
+        await judge_rows(journal, Grader(ScriptedPolicy(script)), concurrency=1)
+    assert [value for value in graded(journal).values() if value is not None] == [1.0, 1.0]
+    assert "judged" not in render_report(journal.results)
+    assert summary(journal.results)[0]["scores"]["judged"] is None, "not all have a grade"
+    await judge_rows(journal, Grader(ScriptedPolicy(lambda prompt: "\\boxed{0}")))
+    assert graded(journal) == {0: 1.0, 1: 1.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 0.0}
+
+
+async def test_a_reply_without_a_grade_is_reported_when_all_others_are_graded(journal) -> None:
+    policy = ScriptedPolicy(lambda prompt: "hm" if "answer 1" in prompt else "\\boxed{yes}")
+    with pytest.raises(EvaluationError, match=r"all is done but an answer without a grade: the judge scripted gave no"):
+        await judge_rows(journal, Grader(policy))
+    assert graded(journal)[1] is None
+    assert [value for value in graded(journal).values() if value == 1.0] == [1.0] * 4
+
+
+def test_the_judge_of_a_row_is_in_the_journal(journal) -> None:
+    assert results(row(judged=0.5, judge="m")).rows[0].judge == "m"
+    line = journal.path.read_text().splitlines()[-1]
+    assert json.loads(line)["judge"] == ""

@@ -1,0 +1,76 @@
+"""Several samples of each answer: pass@k, and intervals that rest on questions, not on samples."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.evaluation import failed, results, row
+
+from memagent_graph.errors import EvaluationError
+from memagent_graph.evaluation.comparisons import accuracy
+from memagent_graph.evaluation.repeated_samples import pass_at_k, repeated
+from memagent_graph.evaluation.report import render_report, summary
+from memagent_graph.evaluation.standings import standings
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
+def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_that_hold_a_right_one(samples, data) -> None:
+    k = data.draw(st.integers(1, len(samples)))
+    choices = list(combinations(samples, k))
+    assert pass_at_k(sum(samples), len(samples), k) == pytest.approx(sum(map(any, choices)) / len(choices))
+
+
+@pytest.mark.parametrize(("right", "samples", "k"), [(0, 3, 0), (0, 3, 4), (4, 3, 1), (-1, 3, 1)])
+def test_what_cannot_be_is_refused(right, samples, k) -> None:
+    with pytest.raises(EvaluationError, match="no pass@"):
+        pass_at_k(right, samples, k)
+
+
+def sampled(right: dict[int, list[bool]], system: str = "memagent"):
+    """Rows of questions, by index, whose samples are right or wrong."""
+    return [
+        row(system, index=index, repeat=repeat, right=each, question=f"Q{index}", document=f"d{index}")
+        for index, samples in right.items()
+        for repeat, each in enumerate(samples)
+    ]
+
+
+ROWS = sampled({index: [True, index % 2 == 0, False, index % 4 == 0] for index in range(12)})
+
+
+def test_the_mean_and_pass_at_k_rest_on_questions() -> None:
+    strict, lenient = repeated(ROWS)
+    assert (strict.score, lenient.score, lenient.questions, lenient.samples) == ("strict", "lenient", 12, 4)
+    assert lenient.mean.n == lenient.pass_at[2].n == 12
+    assert list(lenient.pass_at) == [1, 2, 4]
+    assert lenient.pass_at[1].mean == lenient.mean.mean == pytest.approx((3 * 3 + 3 * 2 + 6) / 48)
+    assert lenient.pass_at[4].mean == 1.0
+    # As 48 independent trials the interval would be narrower by far where the samples of a question agree.
+    alike = sampled({index: [index < 6] * 4 for index in range(12)})
+    assert accuracy(alike, "lenient").low == pytest.approx(accuracy(alike[::4], "lenient").low, abs=0.05)
+
+
+def test_the_report_and_the_summary_have_them_and_leave_them_out_where_each_answer_has_one_sample() -> None:
+    report = render_report(results(*ROWS))
+    assert "## Repeated samples" in report
+    assert "| keys | 1K tokens | memagent | lenient | 12 | 4 | 43.8 [" in report
+    assert "pass@2 | pass@4 |" in report
+    (cell,) = summary(results(*ROWS))
+    assert cell["pass_at"]["lenient"][4]["mean"] == 1.0
+    assert "counts once" not in report, "several samples are not several lengths"
+    assert standings(results(*ROWS))[0].n == 12
+    once = results(*ROWS[::4])
+    assert "Repeated samples" not in render_report(once)
+    assert summary(once)[0]["pass_at"] == {}
+    assert repeated([failed(index=index, outcome="does_not_fit") for index in (0, 0)]) == []
+
+
+def test_systems_are_compared_by_question_whatever_the_number_of_samples() -> None:
+    better = sampled({index: [True] * 4 for index in range(12)}, "refine")
+    (one,) = [each for each in standings(results(*ROWS, *better)) if each.system == "refine"]
+    assert one.against_first is not None
+    assert one.against_first.n == 12
+    assert one.against_first.difference == pytest.approx(1 - 21 / 48)

@@ -1,0 +1,62 @@
+"""Suites by one name, and the numbers that are published of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.evaluation import failed, results, row
+
+from memagent_graph.evaluation.report import render_report
+from memagent_graph.evaluation.suites import SUITES, suite_scores, suites_as_json, with_suites
+from memagent_graph.evaluation.tasks import task_names
+
+THIRTEEN, TEN = "RULER, mean of 13 tasks", "RULER as MemAgent reports it, mean of 10 tasks"
+
+
+def measured(*, lengths=(4096, 8192), tasks=SUITES["ruler"], system="memagent", match=lambda task, length: 1.0):
+    return [
+        row(system, length, index, task=task, string_match=match(task, length), question=f"{task} {index}")
+        for task in tasks
+        for length in lengths
+        for index in range(4)
+    ]
+
+
+def test_a_suite_stands_for_its_tasks() -> None:
+    assert with_suites(["vt", "ruler", "keys"]) == (
+        "vt", *(each for each in SUITES["ruler"] if each != "vt"), "keys"
+    )  # fmt: skip
+    assert len(SUITES["ruler"]) == 13
+    assert len(SUITES["ruler_memagent"]) == 11
+    assert {each for tasks in SUITES.values() for each in tasks} <= {*task_names()}
+
+
+def test_rulers_number_is_the_mean_over_tasks_of_string_match_by_length_and_over_lengths() -> None:
+    rows = measured(match=lambda task, length: 0.0 if task == "cwe" else 1.0 if length == 4096 else 0.5)
+    found = {(each.aggregate, each.length): each.score.mean for each in suite_scores(rows)}
+    assert found == pytest.approx(
+        {(THIRTEEN, 4096): 12 / 13, (THIRTEEN, 8192): 6 / 13, (TEN, 4096): 1.0, (TEN, 8192): 0.5}
+    )
+    report = render_report(results(*rows))
+    assert f"**{THIRTEEN}**" in report
+    (line,) = [line for line in report.splitlines() if line.endswith("| 69.2 | 61.5 | 76.9 |")]
+    assert line.startswith("| memagent | 92.3 [")
+
+
+def test_where_a_task_is_missing_or_not_all_were_asked_equally_often_there_is_no_number() -> None:
+    rows = measured(lengths=(4096,))
+    assert [each.aggregate for each in suite_scores([each for each in rows if each.task != "qa_2"])] == [TEN]
+    assert suite_scores([each for each in rows if each.task != "vt"]) == []
+    unfinished = [each.score for each in suite_scores(rows[:-1])]
+    assert unfinished == [None, pytest.approx(unfinished[1])]
+    other = [failed("full_context", 4096, each.index, outcome="does_not_fit") for each in rows]
+    other = [replace(each, task=one.task, sample_id=one.sample_id)
+             for each, one in zip(other, rows, strict=True)]  # fmt: skip
+    told = {each["system"]: each["score"] for each in suites_as_json([*rows, *other]) if each["aggregate"] == THIRTEEN}
+    assert told["full_context"] is None
+    assert told["memagent"]["mean"] == 1.0
+
+
+def test_scores_of_a_script_are_no_scores() -> None:
+    assert suite_scores([row(task=task, scripted=True) for task in SUITES["ruler"]]) == []
