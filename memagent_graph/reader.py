@@ -507,9 +507,7 @@ class MemAgent:
     async def _reference(self, document: DocumentSource | DocumentRef) -> DocumentRef:
         if isinstance(document, dict):
             return cast("DocumentRef", document)
-        return await asyncio.to_thread(
-            self.store.add, Document.of(document), replace_undecodable=self._choices.replace_undecodable
-        )
+        return await self.store.add_async(Document.of(document), replace_undecodable=self._choices.replace_undecodable)
 
     async def _read_each(
         self,
@@ -617,11 +615,8 @@ class MemAgent:
         if document is None:
             return
         try:
-            await asyncio.to_thread(
-                self.store.reattach,
-                state["document"],
-                Document.of(document),
-                replace_undecodable=self._choices.replace_undecodable,
+            await self.store.reattach_async(
+                state["document"], Document.of(document), replace_undecodable=self._choices.replace_undecodable
             )
         except DocumentMismatchError as error:
             raise RunMismatchError(
