@@ -22,6 +22,7 @@ _ALPHABETS: Final = {
         "áéëèêïíóöúü",  # Dutch
         "áðéíóúýþæö",  # Icelandic
         "áéíóúàèìòù",  # Irish, Scottish Gaelic
+        "àçèéêïñöûü",  # English, with words from its neighbours
     ),
     "cp1250": (
         "ąćęłńóśźż",  # Polish

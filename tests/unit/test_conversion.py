@@ -9,13 +9,13 @@ import threading
 import zipfile
 
 import pytest
+from test_loaders import docx, pdf
 
 from memagent_graph.documents import ConversionBounds, Document, DocumentStore, conversion
 from memagent_graph.documents.conversion import Cancellation
 from memagent_graph.errors import DocumentError, MemAgentError
 from memagent_graph.policies import ScriptedPolicy
 from memagent_graph.reader import MemAgent
-from tests.unit.test_loaders import docx, pdf
 
 _LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the operating system holds this bound on Linux")
 
