@@ -95,7 +95,8 @@ class Read(ReaderOptions, RunOptions):
             )
             name = self.run_id or new_run_id()
             # The document comes first: that it cannot be read is found out at once, and a policy may take seconds.
-            reference = DocumentStore(default_store()).add(source, replace_undecodable=self.replace_undecodable)
+            store = DocumentStore(default_store())
+            reference = await store.add_async(source, replace_undecodable=self.replace_undecodable)
             settings = self.settings()
             console.policy(settings.policy_told)
             async with self.make_reader(settings, is_logged=not self.no_log) as reader:
