@@ -264,7 +264,9 @@ class OpenAICompatiblePolicy:
             allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
             raise self._silence(error, allowed) from None
         except aiohttp.ClientError as error:
-            raise self._unreachable(str(_root_cause(error))) from None
+            cause = _root_cause(error)
+            refused = isinstance(cause, ConnectionRefusedError)  # its words differ from one system to the other
+            raise self._unreachable("All connection attempts failed" if refused else str(cause)) from None
 
     def _choose_model(self, models: list[dict[str, Any]]) -> dict[str, Any]:
         names = [model["id"] for model in models]

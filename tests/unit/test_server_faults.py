@@ -53,9 +53,11 @@ async def test_what_a_repetition_can_help_is_repeated(name) -> None:
 @pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
 async def test_what_no_repetition_helped_is_an_error_that_says_so(name) -> None:
     fault = (MALFORMED | TOO_LONG | BUSY)[name]
-    with FakeServer(lambda body, number: fault()) as server:
-        with pytest.raises(PolicyError, match=f"after {RETRIES} retries|no connection to") as caught:
-            await ask(server)
+    with (
+        FakeServer(lambda body, number: fault()) as server,
+        pytest.raises(PolicyError, match=f"after {RETRIES} retries|no connection to") as caught,
+    ):
+        await ask(server)
     assert len(server.requests) == RETRIES + 1
     assert caught.value.hint
     assert len(str(caught.value)) < 1200
@@ -67,18 +69,19 @@ async def test_what_no_repetition_helped_is_an_error_that_says_so(name) -> None:
 
 @pytest.mark.parametrize("name", FINAL)
 async def test_what_stays_as_it_is_is_asked_for_once(name) -> None:
-    with FakeServer(lambda body, number: FINAL[name]()) as server:
-        with pytest.raises((PolicyRequestError, PolicyResponseError, PolicyAuthenticationError)) as caught:
-            await ask(server)
+    with (
+        FakeServer(lambda body, number: FINAL[name]()) as server,
+        pytest.raises((PolicyRequestError, PolicyResponseError, PolicyAuthenticationError)) as caught,
+    ):
+        await ask(server)
     assert caught.value.hint
     assert len(server.requests) == (6 if name == "307 to itself" else 1)
 
 
 @pytest.mark.parametrize("name", [each for each in FINAL if "another" in each])
 async def test_a_redirect_to_another_server_names_the_base_url_to_use(name) -> None:
-    with FakeServer(lambda body, number: FINAL[name]()) as server:
-        with pytest.raises(PolicyResponseError) as caught:
-            await ask(server)
+    with FakeServer(lambda body, number: FINAL[name]()) as server, pytest.raises(PolicyResponseError) as caught:
+        await ask(server)
     assert f"redirects to another server, {ELSEWHERE}; the request was not sent there" in caught.value.message
     assert caught.value.hint.endswith("--base-url http://elsewhere.example:8000/v1")
 
@@ -94,9 +97,11 @@ async def test_no_other_server_gets_the_prompt_by_a_redirect_nor_by_a_change_of_
         ]
         for target in targets:
             reply = {"Location": target}
-            with FakeServer(lambda body, number, reply=reply: web.Response(status=307, headers=reply)) as server:
-                with pytest.raises(PolicyResponseError, match="another server") as caught:
-                    await ask(server)
+            with (
+                FakeServer(lambda body, number, reply=reply: web.Response(status=307, headers=reply)) as server,
+                pytest.raises(PolicyResponseError, match="another server") as caught,
+            ):
+                await ask(server)
             assert "secret" not in str(caught.value)
         with FakeServer() as server:
             server.moved_to = other.base_url
@@ -133,9 +138,11 @@ def undisturbed() -> Iterator[tuple[str, int]]:
 @pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
 def test_one_fault_in_the_middle_of_a_read_changes_nothing_but_is_told(name, undisturbed) -> None:
     fault, good = (MALFORMED | TOO_LONG | BUSY)[name], FakeServer().respond
-    with FakeServer(lambda body, number: fault() if number == 2 else good(body, number)) as server:
-        with reader(server, run_log=False) as agent:
-            result = agent.read(TEXT, QUESTION)
+    with (
+        FakeServer(lambda body, number: fault() if number == 2 else good(body, number)) as server,
+        reader(server, run_log=False) as agent,
+    ):
+        result = agent.read(TEXT, QUESTION)
     assert (result.answer, len(server.requests)) == (undisturbed[0], undisturbed[1] + 1)
     assert [(event.kind, event.chunk_index) for event in result.events] == [(EventKind.REQUEST_RETRIED, 2)]
 
@@ -143,9 +150,11 @@ def test_one_fault_in_the_middle_of_a_read_changes_nothing_but_is_told(name, und
 @pytest.mark.parametrize("name", EMPTY)
 def test_a_completion_without_a_text_keeps_the_memory_and_says_by_which_rule(name, undisturbed) -> None:
     good = FakeServer().respond
-    with FakeServer(lambda body, number: EMPTY[name]() if number == 2 else good(body, number)) as server:
-        with reader(server, run_log=False) as agent:
-            result = agent.read(TEXT, QUESTION)
+    with (
+        FakeServer(lambda body, number: EMPTY[name]() if number == 2 else good(body, number)) as server,
+        reader(server, run_log=False) as agent,
+    ):
+        result = agent.read(TEXT, QUESTION)
     (event,) = result.events
     assert event.kind is (EventKind.REFUSED if "refused" in name or "filter" in name else EventKind.EMPTY)
     assert (event.chunk_index, event.rule) == (2, UpdateRule.KEEP_PREVIOUS)
@@ -155,9 +164,11 @@ def test_a_completion_without_a_text_keeps_the_memory_and_says_by_which_rule(nam
 def test_a_memory_that_was_cut_off_is_taken_and_said_to_be_so() -> None:
     cut = choice(message={"content": "harbor 4711"}, finish_reason="length")
     good = FakeServer().respond
-    with FakeServer(lambda body, number: cut() if number == 2 else good(body, number)) as server:
-        with reader(server, run_log=False) as agent:
-            result = agent.read(TEXT, QUESTION)
+    with (
+        FakeServer(lambda body, number: cut() if number == 2 else good(body, number)) as server,
+        reader(server, run_log=False) as agent,
+    ):
+        result = agent.read(TEXT, QUESTION)
     (event,) = result.events
     assert (event.kind, event.chunk_index, event.rule) == (EventKind.TRUNCATED, 2, UpdateRule.ACCEPT)
 
