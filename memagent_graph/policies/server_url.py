@@ -9,6 +9,8 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from memagent_graph.errors import PolicyRequestError
 
 _PORTS = {"http": 80, "https": 443}
+_USER = re.compile(r"(?:(?<=://)|^(?!\w+://)).*@", re.DOTALL)
+"""User name and password, in whatever else is wrong with an address."""
 
 
 def checked_url(url: str) -> str:
@@ -62,7 +64,7 @@ def _parts(url: str) -> SplitResult:
         is_address = False
     if not is_address:
         raise PolicyRequestError(
-            f"{re.sub('//.*@', '//', url, flags=re.DOTALL)} is not the address of a server",
+            f"{_USER.sub('', url)} is not the address of a server",
             hint="Write it as http://HOST:PORT/v1; an IPv6 address stands in brackets, as in http://[::1]:8000/v1. In "
             "a user name or password, write %2F for /, %40 for @, %3A for : and %23 for #.",
         )
