@@ -78,7 +78,7 @@ class ChatModelPolicy:
                 model, options = self._with(sampling)
                 messages = [(message["role"], message["content"]) for message in prompt]  # type: ignore[index]
                 reply = await model.ainvoke(messages, **options)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  whatever the model raises
                 redacted = Redaction(each.get_secret_value() for each in _secrets(self._model))
                 whole = "".join(traceback.format_exception(error))
                 raise PolicyError(

@@ -31,6 +31,8 @@ class FakeServer:
         authorization: str | None = None,
         window: int | None = 8192,
         vllm: bool = False,
+        root: str | None = None,
+        tokenizer_info: dict[str, Any] | None = None,
     ) -> None:
         self.respond = respond or (lambda body, number: perfect_reader(body["messages"][-1]["content"]))
         self.delay = delay
@@ -38,6 +40,8 @@ class FakeServer:
         self.authorization = f"Bearer {key}" if key else authorization
         self.window = window
         self.vllm = vllm
+        self.root = root
+        self.tokenizer_info = tokenizer_info
         self.moved_to: str | None = None
         """Where the model list redirects to."""
         self.adapters: list[str] = []
@@ -73,6 +77,8 @@ class FakeServer:
     async def _start(self) -> None:
         app = web.Application(client_max_size=2**26)
         app.router.add_get("/v1/models", self._models)
+        if self.tokenizer_info is not None:
+            app.router.add_get("/tokenizer_info", self._tokenizer_info)
         app.router.add_post("/v1/chat/completions", self._complete)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -91,10 +97,15 @@ class FakeServer:
         if self.moved_to:
             return web.Response(status=307, headers={"Location": f"{self.moved_to}/models"})
         entry = {"id": self.model, "object": "model", "owned_by": "vllm" if self.vllm else "fake"}
+        if self.root:
+            entry["root"] = self.root
         if self.window:
             entry["max_model_len"] = self.window  # type: ignore[assignment]
         adapters = [{**entry, "id": name, "parent": self.model, "max_model_len": None} for name in self.adapters]
         return web.json_response({"object": "list", "data": [entry, *adapters]})
+
+    async def _tokenizer_info(self, request: web.Request) -> web.Response:
+        return web.json_response(self.tokenizer_info)
 
     async def _complete(self, request: web.Request) -> web.Response:
         if refusal := self._refusal(request):

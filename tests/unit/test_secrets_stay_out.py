@@ -1,4 +1,4 @@
-"""What authenticates is in requests and nowhere else: not in files, errors, traces or output, whatever a server says."""
+"""What authenticates is in requests alone: not in files, errors, traces or output, whatever a server says."""
 
 from __future__ import annotations
 
