@@ -212,7 +212,8 @@ class OpenAICompatiblePolicy:
         """What vLLM says at an address beside the API; empty where a server has no such address."""
         url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{path}"
         try:
-            content, _ = await self._send(url, body and msgspec.json.encode(body), bytes, largest=_LARGEST_LIST)
+            sent = None if body is None else msgspec.json.encode(body)
+            content, _ = await self._send(url, sent, bytes, largest=_LARGEST_LIST)
             told = msgspec.json.decode(content)
         except (PolicyRequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return {}

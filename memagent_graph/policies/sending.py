@@ -131,7 +131,7 @@ class Sender:
             body: JSON, which is sent by POST; None for a GET.
             decode: turns the reply's body into what is wanted, or raises `MalformedReplyError`.
             largest: how many bytes a reply may have; no more than that is ever held.
-            seconds: for one attempt as a whole, where it is not as for all.
+            seconds: for the reply to one attempt once there is a connection, where it is not as for all.
 
         Raises:
             StatusError: the server refused, finally.
@@ -141,13 +141,15 @@ class Sender:
             TimeoutError: no connection, or no whole reply, in time.
         """
         retries = redirects = 0
-        target, last = url, self._max_retries
-        options = {"timeout": aiohttp.ClientTimeout(seconds)} if seconds is not None else {}
+        target = url
+        timeout = self._session.timeout
+        if seconds is not None:
+            timeout = aiohttp.ClientTimeout(self._timeouts.connect + seconds, sock_connect=self._timeouts.connect)
         while True:
             wait = None
             try:
                 async with self._session.request(
-                    "GET" if body is None else "POST", target, data=body, allow_redirects=False, **options
+                    "GET" if body is None else "POST", target, data=body, allow_redirects=False, timeout=timeout
                 ) as reply:
                     if reply.status < 300:
                         return decode(await _body(reply, largest)), retries
@@ -157,12 +159,12 @@ class Sender:
                     error = StatusError(reply.status, await _error_body(reply), _wait_asked_for(reply.headers))
                 wait = error.wait
                 # A server that wants to be left alone for longer than a completion may take is not waited for.
-                if retries == last or not error.worth_repeating or (wait or 0) > self._timeouts.read:
+                if retries == self._max_retries or not error.worth_repeating or (wait or 0) > self._timeouts.read:
                     raise error
             except (aiohttp.InvalidURL, aiohttp.ClientSSLError):
                 raise
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError):
-                if retries == last:
+                if retries == self._max_retries:
                     raise
             await asyncio.sleep(_pause(retries) if wait is None else wait)
             retries += 1
@@ -192,8 +194,9 @@ async def _error_body(reply: aiohttp.ClientResponse) -> bytes:
 
 def _redirected(url: str, location: str) -> str:
     """Where a redirect leads, if that is the same server."""
-    target = urljoin(url, location)
-    with suppress(PolicyRequestError):  # it is not an address
+    target = location
+    with suppress(PolicyRequestError, ValueError):  # it is not an address
+        target = urljoin(url, location)
         if origin(target) == origin(url):
             return without_password(target)
     raise RedirectError(target)

@@ -87,6 +87,7 @@ FINAL: dict[str, Fault] = {str(status): error(status) for status in (400, 401, 4
     "308 to another server": says("", 308, Location=ELSEWHERE),
     "302 to another server": says("", 302, Location=ELSEWHERE),
     "301 to no address": says("", 301, Location="file:///etc/passwd"),
+    "302 to half an address": says("", 302, Location="http://[::1/v1"),
     "307 without saying where": says("", 307),
     "307 to itself": says("", 307, Location="/v1/chat/completions"),
 }
