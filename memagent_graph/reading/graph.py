@@ -142,7 +142,8 @@ def check_question(question: str, context: ReaderContext) -> None:
     if not question.strip():
         raise MemAgentError("the question is empty", hint="Ask something, with -q on the command line.")
     budget = context.budget.question_tokens
-    if len(question.encode("utf-8", "replace")) > budget and (tokens := context.tokenizer.count(question)) > budget:
+    shown = context.prompts.neutralise(question)
+    if len(shown.encode("utf-8", "replace")) > budget and (tokens := context.tokenizer.count(shown)) > budget:
         raise BudgetError(
             f"the question has {tokens} tokens and its budget is {budget}",
             hint="Shorten it, or raise question_tokens (--question-tokens) and lower chunk_tokens by as much.",
