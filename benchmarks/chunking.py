@@ -7,9 +7,11 @@ for temporary files. Times are processor seconds of one process, alternating, th
 
 from __future__ import annotations
 
+import bisect
 import functools
 import json
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -18,10 +20,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 from benchmarks.figures import Figure, print_table
 from memagent_graph.documents import Document, DocumentRef, DocumentStore, chunking
-from memagent_graph.documents.chunking import Chunker
+from memagent_graph.documents.chunking import Boundary, Chunker
 from memagent_graph.tokenizers.loading import TiktokenTokenizer, load_tokenizer
 
 TEXT_BYTES = 15_000_000
@@ -30,6 +33,8 @@ CHUNK_TOKENS = 5000
 FED_CHARACTERS = 100_000
 LARGE_VOCABULARY = 50_000
 ROUNDS = 3
+BOUNDARY_CHARACTERS = 2_000_000
+BOUNDARY_CHUNK_TOKENS = 512
 
 
 @functools.cache
@@ -130,6 +135,30 @@ def _cached_chunk_milliseconds(store: DocumentStore, text: str) -> float:
     return _seconds(lambda: [list(reader.chunks()) for _ in range(rounds)]) / (rounds * count) * 1000
 
 
+def _boundaries(store: DocumentStore, tokenizer: TiktokenTokenizer) -> Iterator[Figure]:
+    """Facts of one sentence that a chunk's end cuts in two, and the time of chunking, by where chunks may end."""
+    source = random.Random(1)
+    sentences = [line for line in english()[:BOUNDARY_CHARACTERS].split("\n") if line]
+    parts: list[str] = []
+    for number, line in enumerate(sentences):
+        parts.append(line if line.endswith(".") else line + ".")
+        if number % 10 == 0:
+            parts.append(f"The special magic number of station {number} is {source.randrange(10**6, 10**7)}.")
+    text = " ".join(parts)
+    facts = [match.span() for match in re.finditer(r"The special magic number of station \d+ is \d+\.", text)]
+    ref = store.add(Document.from_text(text, name="facts"))
+    seconds: dict[str, float] = {}
+    for boundary in get_args(Boundary):
+        began = time.process_time()
+        ends = [c.end_char for c in Chunker(store, ref, tokenizer, BOUNDARY_CHUNK_TOKENS, boundary).chunks()]
+        seconds[boundary] = time.process_time() - began
+        cut = 0
+        for start, end in facts:
+            cut += bisect.bisect_right(ends, start) != bisect.bisect_left(ends, end)
+        yield _stated(f"facts cut in two of {len(facts):,} at {len(ends):,} chunks ({boundary})", cut, "facts")
+        yield _stated(f"time of chunking against the first ({boundary})", seconds[boundary] / seconds["token"], "times")
+
+
 def _read_in_process(path: str) -> None:
     """The body of the measured process: store a file, read all its chunks, print its peak memory in kB."""
     with tempfile.TemporaryDirectory() as folder:
@@ -177,6 +206,7 @@ def measure() -> list[Figure]:
             raise TypeError("the embedded tokenizer was not converted")
         for tokenizer in (embedded, large_tokenizer()):
             figures += _against_tiktoken(tokenizer, store, text)
+        figures += _boundaries(store, embedded)
         cached = _cached_chunk_milliseconds(store, text)
         figures.append(_at_most("a chunk of 5000 tokens besides its tokenisation", cached, "ms", 0.2))
     return figures

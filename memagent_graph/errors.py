@@ -16,8 +16,8 @@
     │   ├── PolicyUnreachableError      no connection, or a time-out
     │   ├── PolicyAuthenticationError   401 or 403
     │   ├── PolicyRequestError          another 4xx: a wrong model name, an over-long prompt
-    │   ├── PolicyOverloadedError       429 or 5xx after all retries
-    │   └── PolicyResponseError         a reply that does not follow the protocol
+    │   ├── PolicyOverloadedError       408, 409, 429 or 5xx after all retries
+    │   └── PolicyResponseError         a reply that is damaged, too long, or a redirect to another server
     ├── RunError                    a problem with a run's identity or state
     │   ├── RunNotFoundError            there is no run with this id
     │   ├── RunMismatchError            resumed with another document, question or settings
@@ -142,11 +142,11 @@ class PolicyRequestError(PolicyError):
 
 
 class PolicyOverloadedError(PolicyError):
-    """The server kept answering 429 or 5xx after all retries."""
+    """The server kept answering 408, 409, 429 or 5xx after all retries."""
 
 
 class PolicyResponseError(PolicyError):
-    """The server's reply does not follow the protocol."""
+    """The server's reply is not what the protocol promises: damaged, too long, or a redirect to another server."""
 
 
 class RunError(MemAgentError):

@@ -61,6 +61,8 @@ class EventKind(StrEnum):
     """The completion was discarded and requested again."""
     REQUEST_RETRIED = "request_retried"
     """The request was sent again after a network or server error."""
+    LOGPROBS_DROPPED = "logprobs_dropped"
+    """There were not as many log-probs as tokens, so none of them counts; the run cannot be trained on by them."""
     SHORTENED_CHUNK = "shortened_chunk"
     """Escaping made the chunk longer than its budget, so a shorter chunk was read."""
     UNBOXED_ANSWER = "unboxed_answer"

@@ -2,8 +2,9 @@
 
 Every field is between tags. Document text and memory are not trusted: wherever they contain one of the template's
 tags, or a control token of the model's chat template, a backslash is inserted after the first character (`</section>`
-becomes `<\\/section>`), so that they cannot close their own part of the prompt or pose as another. Fields are
-filled in one pass, so a `{memory}` inside a document stays what it is.
+becomes `<\\/section>`), so that they can neither close their own part of the prompt nor pose as another. Which tokens
+those are, the model's own files say; where they cannot be had, those of all known families count (`chat_markers`).
+Fields are filled in one pass, so a `{memory}` inside a document stays what it is.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
+from memagent_graph.chat_markers import FAMILY_MARKERS
 from memagent_graph.errors import PromptError
 from memagent_graph.policy import Message
 
@@ -119,6 +121,8 @@ class Prompts:
     """The text of the memory before the first update."""
     control_tokens: frozenset[str] = field(default=frozenset(), repr=False)
     """Strings with a meaning in the model's chat template, such as <|im_end|>."""
+    guards_families: bool = field(default=False, repr=False)
+    """Whether the control tokens of all known families are escaped, too, because the model's own are not known."""
     others: Mapping[str, PromptTemplate] = field(default_factory=dict, hash=False)
     """The templates of other roles, by name; see `memagent_graph.roles`."""
 
@@ -161,12 +165,15 @@ class Prompts:
     def _guarded(self) -> tuple[frozenset[str], re.Pattern[str]]:
         templates = (self.update, self.answer, *self.others.values())
         tags = "|".join(sorted(map(re.escape, frozenset[str]().union(*(each.tags for each in templates)))))
-        alternatives = [rf"<(?=\s*/?\s*(?:{tags})\b)"] if tags else []
-        first_characters = {"<"} if tags else set()
+        following: dict[str, list[str]] = {}
+        if tags:
+            following["<"] = [rf"\s*/?\s*(?:{tags})\b"]
         for token in sorted(filter(lambda token: len(token) > 1, self.control_tokens)):
-            alternatives.append(f"{re.escape(token[0])}(?={re.escape(token[1:])})")
-            first_characters.add(token[0])
-        return frozenset(first_characters), re.compile("|".join(alternatives) or r"(?!)", re.IGNORECASE)
+            following.setdefault(token[0], []).append(re.escape(token[1:]))
+        for first, rest in FAMILY_MARKERS.items() if self.guards_families else ():
+            following.setdefault(first, []).append(rest)
+        alternatives = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in following.items()]
+        return frozenset(following), re.compile("|".join(alternatives) or r"(?!)", re.IGNORECASE)
 
     def neutralise(self, text: str) -> str:
         """`text`, changed so that it cannot close a part of the prompt, open another, or end the message."""
@@ -277,6 +284,7 @@ def changed_prompts(
         update=found.update if layout or update_template else prompts.update,
         answer=found.answer if answer_format or answer_template else prompts.answer,
         others=prompts.others,
+        guards_families=prompts.guards_families,
     )
 
 

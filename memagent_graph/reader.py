@@ -34,7 +34,7 @@ from memagent_graph.reading.state_views import Progress, result_from_state, trac
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
-from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.checkpoints import lease_of, open_saver
 from memagent_graph.storage.paths import default_run_log, default_store
 from memagent_graph.strategies import load_strategy
 from memagent_graph.tokenizers import EMBEDDED, Tokenizer, load_tokenizer
@@ -349,18 +349,19 @@ class MemAgent:
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Like `aresume`, but yield each memory update as it is made and the result at the end; `pace` as above."""
         graph = await self._graph()
-        state = (await newest_snapshot(graph, run_id)).values
-        await self._require_same(state, graph.reader_context, run_id, document)
-        done = await trace_so_far(graph, run_id)
-        reason = state.get("stop_reason")
-        if reason and not StopReason(reason).resumable:
-            yield result_from_state(state, done, graph.reader_context)
-            return
-        if reason:
-            await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
-        async with aclosing(self._run(graph, None, state, limits, done, pace=pace)) as parts:
-            async for part in parts:
-                yield part
+        with lease_of(graph.checkpointer, run_id):
+            state = (await newest_snapshot(graph, run_id)).values
+            await self._require_same(state, graph.reader_context, run_id, document)
+            done = await trace_so_far(graph, run_id)
+            reason = state.get("stop_reason")
+            if reason and not StopReason(reason).resumable:
+                yield result_from_state(state, done, graph.reader_context)
+                return
+            if reason:
+                await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
+            async with aclosing(self._run(graph, None, state, limits, done, pace=pace)) as parts:
+                async for part in parts:
+                    yield part
 
     async def ahistory(self, run_id: str) -> list[MemoryUpdate]:
         """The memory after every chunk so far, in order; after an edit, of the chunks that lead to the newest state.
@@ -507,9 +508,7 @@ class MemAgent:
     async def _reference(self, document: DocumentSource | DocumentRef) -> DocumentRef:
         if isinstance(document, dict):
             return cast("DocumentRef", document)
-        return await asyncio.to_thread(
-            self.store.add, Document.of(document), replace_undecodable=self._choices.replace_undecodable
-        )
+        return await self.store.add_async(Document.of(document), replace_undecodable=self._choices.replace_undecodable)
 
     async def _read_each(
         self,
@@ -553,9 +552,10 @@ class MemAgent:
         reference = await self._reference(document)
         given = {"question": question, "document": reference, "run_id": run_id}
         done = Trace((), reference["size"])
-        async with aclosing(self._run(graph, given, given, limits, done, shown=shown, pace=pace)) as parts:
-            async for part in parts:
-                yield part
+        with lease_of(graph.checkpointer, run_id):
+            async with aclosing(self._run(graph, given, given, limits, done, shown=shown, pace=pace)) as parts:
+                async for part in parts:
+                    yield part
 
     async def _run(
         self,
@@ -617,11 +617,8 @@ class MemAgent:
         if document is None:
             return
         try:
-            await asyncio.to_thread(
-                self.store.reattach,
-                state["document"],
-                Document.of(document),
-                replace_undecodable=self._choices.replace_undecodable,
+            await self.store.reattach_async(
+                state["document"], Document.of(document), replace_undecodable=self._choices.replace_undecodable
             )
         except DocumentMismatchError as error:
             raise RunMismatchError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -153,7 +152,7 @@ async def read_on(agent: MemAgent, memory: str, messages: Iterable[BaseMessage],
     with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
         store = DocumentStore(folder)
         document = Document.from_text(text, name="conversation")
-        reference = await asyncio.to_thread(store.add, document, replace_undecodable=True)
+        reference = await store.add_async(document, replace_undecodable=True)
         graph = build_graph(
             replace(context, store=store, run_log=None, limits=Limits()),
             _ReadOn(memory),

@@ -195,7 +195,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
 
     async def _stored(self, text: str, tool: str) -> DocumentRef:
         document = Document.from_text(text, name=f"result of {tool}")
-        return await asyncio.to_thread(self._agent.store.add, document)
+        return await self._agent.store.add_async(document)
 
     async def _read(self, document: DocumentRef, question: str, run_id: str, report: Report) -> ReadResult:
         """Read, and report every memory update."""

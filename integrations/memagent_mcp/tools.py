@@ -135,7 +135,7 @@ class Tools:
         bounds = tightest(self._ceilings, limits)
         if isinstance(document, Document):
             # Once, and not by each question's read.
-            reference = await asyncio.to_thread(store.add, document, replace_undecodable=prepared.replace_undecodable)
+            reference = await store.add_async(document, replace_undecodable=prepared.replace_undecodable)
         else:
             reference = document
         different = list(dict.fromkeys(questions))

@@ -154,7 +154,11 @@ class ReadingOptions:
     ] = None
     boundary: Annotated[
         Literal["token", "sentence", "paragraph"] | None,
-        typer.Option(help="Where chunks may end.", show_default="the policy's, or token"),
+        typer.Option(
+            help="Where chunks may end. With `token`, the paper's, some sentences are cut in two (about 3% at "
+            "512 tokens); with `sentence`, none that ends in a chunk's last 15%, for 2% more chunks.",
+            show_default="the policy's, or token",
+        ),
     ] = None
 
 

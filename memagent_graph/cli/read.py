@@ -101,8 +101,9 @@ class Read(ReaderOptions, RunOptions):
             )
             name = self.run_id or new_run_id()
             # The document comes first: an unreadable one is reported at once, and a policy may take seconds to load.
+            store = DocumentStore(default_store())
             with console.working("reading the file"):
-                reference = DocumentStore(default_store()).add(source, replace_undecodable=self.replace_undecodable)
+                reference = await store.add_async(source, replace_undecodable=self.replace_undecodable)
             settings = self.settings()
             console.policy(settings.policy_told)
             with console.working("loading the policy"):

@@ -30,7 +30,16 @@ class Show:
         "memagent show 20261121 --html run.html",
     )
     run_id: NamedRun = LATEST
-    html: Annotated[Path | None, typer.Option(help="Write a self-contained page to this file instead.")] = None
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a self-contained page to this file instead. It replaces a page that this command wrote; "
+            "another file, or a link, only with --force."
+        ),
+    ] = None
+    force: Annotated[
+        bool, typer.Option("--force", help="With --html: replace whatever file or link has that name.")
+    ] = False
     chunk: Annotated[int | None, typer.Option(min=0, help="One chunk in full, counted from 0.")] = None
     log: Log = None
     as_json: AsJSON = False
@@ -46,7 +55,7 @@ class Show:
             if self.as_json:
                 _print_view_as_json(view)
             elif self.html is not None:
-                _write_page(view, self.html)
+                _write_page(view, self.html, force=self.force)
             else:
                 _print_timeline(view, self.chunk)
 
@@ -58,12 +67,14 @@ def view_of(log: RunLog, run_id: str) -> RunView:
     return view_of_run(log, run_id, store_of(log.get(run_id).document, log.path))
 
 
-def _write_page(view: RunView, path: Path) -> None:
-    from memagent_graph.timeline import build_timeline, render_page  # noqa: PLC0415
+def _write_page(view: RunView, path: Path, *, force: bool) -> None:
+    from memagent_graph.timeline import build_timeline, render_page, write_page  # noqa: PLC0415
 
     page = render_page(build_timeline(view))
     try:
-        path.write_text(page, encoding="utf-8")
+        write_page(page, path, force=force)
+    except FileExistsError as error:
+        raise RunError(f"{path} {error}", hint="Name another file with --html, or replace it with --force.") from error
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}", hint="Name another file with --html.") from error
     typer.echo(f"wrote {path} ({len(page.encode()) / 1000:,.0f} kB); open it in a browser", err=True)

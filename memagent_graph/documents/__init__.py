@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from memagent_graph.documents.conversion import ConversionBounds
 from memagent_graph.documents.sources import Document, DocumentRef, SourceMark
 from memagent_graph.documents.store import DocumentStore
 
-__all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark"]
+__all__ = ["ConversionBounds", "Document", "DocumentRef", "DocumentStore", "SourceMark"]

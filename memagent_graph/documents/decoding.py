@@ -10,6 +10,7 @@ from typing import Literal
 
 from charset_normalizer import from_bytes
 
+from memagent_graph.documents.alphabets import latin_charset
 from memagent_graph.errors import EncodingError, UnsupportedDocumentError
 
 Errors = Literal["strict", "replace"]
@@ -99,6 +100,8 @@ def detected_charset(sample: bytes) -> str | None:
     """
     if sum(byte > 0x7F for byte in sample) < _TELLING_BYTES or _looks_like_damaged_utf8(sample):
         return None
+    if (latin := latin_charset(sample)) is not None:
+        return latin
     best = from_bytes(sample).best()
     if best is None or best.chaos > _LARGEST_CHAOS or best.encoding.startswith(("utf_16", "utf_32")):
         return None

@@ -24,8 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from memagent_graph.documents.conversion import Cancellation, ConversionBounds, in_thread
 from memagent_graph.documents.live_streams import LiveStream, utf8
-from memagent_graph.documents.loaders import LabelledText, labelled_text, opened
+from memagent_graph.documents.loaders import LabelledText, opened
 from memagent_graph.documents.sources import Document, DocumentRef, SourceMark
 from memagent_graph.errors import DocumentError, DocumentMismatchError, EmptyDocumentError
 from memagent_graph.storage.private_files import private_folder
@@ -41,22 +42,28 @@ class DocumentStore:
 
     Args:
         root: The folder; it is made when the first document is added.
+        bounds: What the conversion of a PDF, DOCX or HTML file may take; if left out, what the environment says
+            (`ConversionBounds.from_environment`).
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, bounds: ConversionBounds | None = None) -> None:
         self.root = Path(root)
+        self._bounds = bounds
         self._texts = self.root / "texts"
         self._sections = self.root / "sections"
         self._streams = self.root / "streams"
         self._live: dict[str, LiveStream] = {}
         self._became: dict[str, tuple[str, int]] = {}
 
-    def add(self, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
+    def add(
+        self, document: Document, *, replace_undecodable: bool = False, cancellation: Cancellation | None = None
+    ) -> DocumentRef:
         """Store a document's text, once, or register a live stream to be stored as it is read.
 
         Args:
             document: The source; it is read here, a megabyte at a time, unless it is live.
             replace_undecodable: Put U+FFFD where bytes or code points are not text.
+            cancellation: Ends a conversion from another thread.
 
         Raises:
             DocumentError: It cannot be read (see its subclasses for why), or not be stored, with the remedy.
@@ -67,7 +74,8 @@ class DocumentStore:
             if document.is_live:
                 return self._register(document, str(uuid.uuid4()), replace_undecodable)
             replace = replace_undecodable or document.errors == "replace"
-            with opened(document, replace=replace) as (kind, pieces), self._new_file() as (file, temporary):
+            opening = opened(document, replace=replace, bounds=self._bounds, cancellation=cancellation)
+            with opening as (kind, pieces), self._new_file() as (file, temporary):
                 key, size, marks = _write(pieces, file, document.name, replace=replace)
                 _publish(file, temporary, self._texts / f"{key}.txt")
             ref = DocumentRef(key=f"sha256:{key}", name=document.name, size=size, media_type=kind)
@@ -75,7 +83,20 @@ class DocumentStore:
                 ref["sections"] = self._add_sections(marks)
             return ref
 
-    def reattach(self, ref: DocumentRef, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
+    async def add_async(self, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
+        """As `add`, in a thread; cancelled, it ends the conversion as well."""
+        return await in_thread(
+            lambda cancellation: self.add(document, replace_undecodable=replace_undecodable, cancellation=cancellation)
+        )
+
+    def reattach(
+        self,
+        ref: DocumentRef,
+        document: Document,
+        *,
+        replace_undecodable: bool = False,
+        cancellation: Cancellation | None = None,
+    ) -> DocumentRef:
         """Give a reference its source back: one whose text was removed, or a stream whose reading was interrupted.
 
         A stream's new source is compared, as it is read, with what was kept of the old one.
@@ -87,11 +108,11 @@ class DocumentStore:
         if kind == "stream" and self._ended_as(name) is None:
             self._make_folders()
             if not document.is_live:
-                pieces = (text for _, text in labelled_text(document, replace=replace_undecodable))
+                pieces = self._text(document, replace_undecodable, cancellation)
                 document = Document(document.name, document.media_type, pieces, errors=document.errors)
             self.close(ref)
             return {**self._register(document, name, replace_undecodable), "name": ref["name"]}
-        given = self.add(document, replace_undecodable=replace_undecodable)
+        given = self.add(document, replace_undecodable=replace_undecodable, cancellation=cancellation)
         if document.is_live:
             try:
                 self.pull(given, sys.maxsize)
@@ -104,6 +125,16 @@ class DocumentStore:
                 f"{document.name} is not the text that {ref['name']} was", hint="Pass the document of that run."
             )
         return expected
+
+    async def reattach_async(
+        self, ref: DocumentRef, document: Document, *, replace_undecodable: bool = False
+    ) -> DocumentRef:
+        """As `reattach`, in a thread; cancelled, it ends the conversion as well."""
+        return await in_thread(
+            lambda cancellation: self.reattach(
+                ref, document, replace_undecodable=replace_undecodable, cancellation=cancellation
+            )
+        )
 
     def resolve(self, ref: DocumentRef) -> DocumentRef:
         """The reference by content of a stream that has ended; any other reference as it is."""
@@ -227,6 +258,11 @@ class DocumentStore:
         with contextlib.ExitStack() as stack:
             stack.callback(Path(path).unlink, missing_ok=True)
             yield stack.enter_context(os.fdopen(descriptor, "wb")), Path(path)
+
+    def _text(self, document: Document, replace: bool, cancellation: Cancellation | None) -> Iterator[str]:
+        with opened(document, replace=replace, bounds=self._bounds, cancellation=cancellation) as (_, pieces):
+            for _, text in pieces:
+                yield text
 
     def _add_sections(self, marks: list[SourceMark]) -> str:
         data = json.dumps([[mark.start_char, mark.label] for mark in marks], ensure_ascii=False)

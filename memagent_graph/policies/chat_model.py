@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import traceback
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from pydantic import SecretStr
 
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyResponseError
+from memagent_graph.policies.redaction import Redaction
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
 
 if TYPE_CHECKING:
@@ -73,10 +78,12 @@ class ChatModelPolicy:
                 model, options = self._with(sampling)
                 messages = [(message["role"], message["content"]) for message in prompt]  # type: ignore[index]
                 reply = await model.ainvoke(messages, **options)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  whatever the model raises
+                redacted = Redaction(each.get_secret_value() for each in _secrets(self._model))
+                whole = "".join(traceback.format_exception(error))
                 raise PolicyError(
-                    f"{self._name}: {type(error).__name__}: {error}", hint=self._hint(error, sampling)
-                ) from error
+                    redacted(f"{self._name}: {type(error).__name__}: {error}"), hint=self._hint(error, sampling)
+                ) from (error if redacted(whole) == whole else None)  # tracers write down what causes say
         return self._completion(reply)
 
     def _with(self, sampling: SamplingParams) -> tuple[BaseChatModel, dict[str, Any]]:
@@ -127,3 +134,8 @@ class ChatModelPolicy:
             if usage
             else None,
         )
+
+
+def _secrets(model: BaseChatModel) -> Iterator[SecretStr]:
+    """What the model's fields hold as secret: its keys."""
+    return (value for value in vars(model).values() if isinstance(value, SecretStr))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from memagent_graph.chat_markers import folder_markers
 from memagent_graph.concurrency.forks import renew_in_children
 from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
 from memagent_graph.policies.added import KNOWN
@@ -80,9 +81,12 @@ class LocalPolicy:
 
     async def describe(self) -> ModelInfo:
         """Window, tokenizer, size and, where the folder has one, the profile it was trained with."""
+        tokenizer = load_tokenizer("embedded" if self._name == "embedded" else self._folder)
         return ModelInfo(
             context_window=self._engine.context_window,
-            tokenizer=load_tokenizer("embedded" if self._name == "embedded" else self._folder),
+            tokenizer=tokenizer,
+            control_tokens=tokenizer.special_tokens | folder_markers(self._folder),
+            knows_control_tokens=True,
             shape=ModelShape.from_config(self._folder),
             profile=load_profile(self._folder),
             gives_token_ids=True,

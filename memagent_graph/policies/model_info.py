@@ -25,6 +25,10 @@ class ModelInfo:
     shape: ModelShape | None = None
     profile: Profile | None = None
     """The budget and prompts that the model was trained with."""
+    control_tokens: frozenset[str] = frozenset()
+    """Strings that its tokenizer or its chat template gives a meaning, such as <|im_end|>, as far as they are known."""
+    knows_control_tokens: bool = False
+    """Whether `control_tokens` are all of them."""
     gives_token_ids: bool = False
     """Whether its completions can carry token ids and log-probs."""
 

@@ -1,24 +1,25 @@
 """A policy behind an OpenAI-compatible server: vLLM, and whatever else speaks that API. The fast default.
 
-The `openai` client gives address, key and headers, and asks what is served. Completions, which are nearly all of the
-traffic, are sent and decoded here: see `sending` and `replies`.
+How requests are sent stands in `sending`, how replies are decoded in `replies`. Here is what is asked, and what each
+failure is called; `redaction` keeps keys and passwords out of that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import aiohttp
-import httpx2
 import msgspec
-import openai
 
+from memagent_graph.chat_markers import configured_markers, folder_markers
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import (
     MemAgentError,
@@ -33,22 +34,44 @@ from memagent_graph.errors import (
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
+from memagent_graph.policies.redaction import Redaction
 from memagent_graph.policies.replies import decode_completion
-from memagent_graph.policies.sending import Sender, StatusError, Timeouts
-from memagent_graph.policies.server_url import checked_url
+from memagent_graph.policies.sending import (
+    MalformedReplyError,
+    OverlongReplyError,
+    RedirectError,
+    Sender,
+    StatusError,
+    Timeouts,
+    proxy_for,
+)
+from memagent_graph.policies.server_url import basic_authorization, checked_url, password, without_password
 from memagent_graph.policy import Completion, Message, Messages, SamplingParams, TokenIds
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
+
+T = TypeVar("T")
+_LARGEST_LIST: Final = 16 * 2**20
+"""In bytes: for what the server says of its models and of a tokenizer, and for the token ids of a prompt."""
+_REPLY_BYTES: Final = 2**20
+_BYTES_PER_TOKEN: Final = 4096
+"""A token's text, bytes and log-prob take about 200; with the 20 most likely alternatives about 2,500."""
+_BYTES_PER_PROMPT_BYTE: Final = 10
+"""Each byte of a prompt may be a token, whose id the reply repeats."""
+_SHOWN: Final = 500
+"""Characters of what a server said, in an error."""
 
 
 class OpenAICompatiblePolicy:
     """Completions from `{base_url}/chat/completions`, or `/completions` for prompts that are token ids.
 
-    Requests that a repetition can help (connection errors, 408, 409, 429 and 5xx) are repeated `max_retries` times
-    with growing pauses, or after the time that a `Retry-After` header asks for; all others fail at once.
+    Requests that a repetition can help (connection errors, 408, 409, 429, 5xx, and replies that are damaged or too
+    long) are repeated `max_retries` times with growing pauses, or after the time that a `Retry-After` header asks for;
+    all others fail at once. A redirect to another server is an error that names it.
 
     Args:
         model: the model's name on the server; None takes the one that the server serves, if it is only one.
-        base_url: the API's root, as in http://localhost:8000/v1; by default OPENAI_BASE_URL, or OpenAI's own.
+        base_url: the API's root, as in http://localhost:8000/v1; by default OPENAI_BASE_URL, or OpenAI's own. A user
+            name and password in it (http://USER:PASSWORD@HOST/v1) are sent as basic authorization, in place of a key.
         api_key: by default OPENAI_API_KEY. A server without keys takes any.
         max_concurrency: requests in flight at once, over all reads that share this policy.
         connect_timeout: seconds for the connection; also for the answer to "what do you serve?".
@@ -57,9 +80,11 @@ class OpenAICompatiblePolicy:
         extra_body: further fields of every request, such as a server's own sampling options.
         policy_version: which weights the server runs, for the run log; servers do not tell. It may be changed while
             the policy is in use, as when weights are swapped.
+        max_reply_bytes: the longest reply that is taken in. By default 1 MiB, 4 KiB for each token that may be written,
+            and 10 times the request, several times what any server needs.
 
     Raises:
-        PolicyRequestError: `base_url` is not an address.
+        PolicyRequestError: `base_url` is not an address, or the key is not one line of ASCII.
     """
 
     def __init__(
@@ -74,15 +99,27 @@ class OpenAICompatiblePolicy:
         max_retries: int = 4,
         extra_body: Mapping[str, Any] | None = None,
         policy_version: str = "",
+        max_reply_bytes: int | None = None,
     ) -> None:
-        self.base_url = checked_url(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
+        url = checked_url(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
+        key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise PolicyRequestError(
+                "the API key has characters that no request can carry",
+                hint="Does it hold a line break, or a typing slip?",
+            )
+        self.base_url = without_password(url)
         self.max_concurrency = max_concurrency
         self.policy_version = policy_version
         self._model = model
-        self._api_key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
+        self._headers = _headers(basic_authorization(url) or f"Bearer {key or 'none'}")
+        proxy = proxy_for(self.base_url)
+        secrets = (key, password(url), password(proxy) if proxy else "", self._headers["Authorization"].split()[-1])
+        self._redacted = Redaction(each for each in secrets if each != "none")
         self._timeouts = Timeouts(connect=connect_timeout, read=read_timeout)
         self._max_retries = max_retries
         self._extra_body = dict(extra_body or {})
+        self._max_reply_bytes = max_reply_bytes
         self._served: dict[str, Any] | None = None
         self._connections = PerLoop(self._connect)
 
@@ -98,8 +135,9 @@ class OpenAICompatiblePolicy:
             PolicyUnreachableError: no connection, or none in time.
             PolicyAuthenticationError: 401 or 403.
             PolicyRequestError: any other 4xx; the server's words are in the message.
-            PolicyOverloadedError: 429 or 5xx after all retries.
-            PolicyResponseError: an answer that is not a completion.
+            PolicyOverloadedError: 408, 409, 429 or 5xx after all retries.
+            PolicyResponseError: an answer that is not a completion, or a longer one than is taken in, after all
+                retries; or a redirect to another server.
         """
         as_messages = bool(prompt) and not isinstance(prompt[0], int)
         connection = self._connections.get()
@@ -112,12 +150,15 @@ class OpenAICompatiblePolicy:
             body = {**self._body(sampling, gives_ids), ("messages" if as_messages else "prompt"): list(prompt)}
             if sampling.logprobs:
                 body["logprobs"] = True if as_messages else 0
-            url = f"{self.base_url.rstrip('/')}/{'chat/completions' if as_messages else 'completions'}"
-            content, retries = await self._post(connection, url, body)
-        try:
-            return decode_completion(content, model=name, retries=retries, policy_version=version)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._garbage(f"{content[:200]!r} ({error})") from error
+            content = msgspec.json.encode(body)
+            completion, retries = await self._send(
+                f"{self.base_url.rstrip('/')}/{'chat/completions' if as_messages else 'completions'}",
+                content,
+                partial(decode_completion, model=name, policy_version=version),
+                largest=self._max_reply_bytes
+                or _REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
+            )
+        return replace(completion, retries=retries) if retries else completion
 
     def serve(self, model: str, policy_version: str) -> None:
         """From the next request on, ask for another model of the server, which has other weights: a new adapter, say.
@@ -132,6 +173,10 @@ class OpenAICompatiblePolicy:
         name, root = str(served.get("id", "")), str(served.get("root") or "")
         window = served.get("max_model_len")
         info = await asyncio.to_thread(_told_by_origin, name, root, window if isinstance(window, int) else None)
+        if not info.knows_control_tokens and _is_vllm(served):
+            with suppress(PolicyError):  # most servers do not say it; then the known families' tokens are guarded
+                told = configured_markers(await self._told("tokenizer_info"))
+                info = replace(info, control_tokens=info.control_tokens | told)
         return replace(info, gives_token_ids=_is_vllm(served))
 
     async def served_model(self) -> dict[str, Any]:
@@ -142,12 +187,14 @@ class OpenAICompatiblePolicy:
             PolicyError: as for `complete`.
         """
         if self._served is None:
-            client = self._connections.get().client.with_options(timeout=self._timeouts.connect)
-            try:
-                reply = await client.get("/models", cast_to=httpx2.Response)
-            except openai.OpenAIError as error:
-                raise self._error(error) from error
-            self._served = self._choose_model(reply.content)
+            models, _ = await self._send(
+                f"{self.base_url.rstrip('/')}/models",
+                None,
+                _models,
+                largest=_LARGEST_LIST,
+                seconds=self._timeouts.connect,
+            )
+            self._served = self._choose_model(models)
             self._model = str(self._served["id"])
         return self._served
 
@@ -157,16 +204,20 @@ class OpenAICompatiblePolicy:
         Raises:
             PolicyError: as for `complete`.
         """
-        root = self.base_url.rstrip("/").removesuffix("/v1")
         body = {"model": (await self.served_model())["id"], "messages": list(messages)}
-        try:
-            reply = await self._connections.get().client.post(f"{root}/tokenize", body=body, cast_to=httpx2.Response)
-            tokens = msgspec.json.decode(reply.content).get("tokens")
-        except (openai.NotFoundError, openai.BadRequestError, msgspec.DecodeError, UnicodeDecodeError, AttributeError):
-            return None
-        except openai.OpenAIError as error:
-            raise self._error(error) from error
+        tokens = (await self._told("tokenize", body)).get("tokens")
         return tokens if isinstance(tokens, list) else None
+
+    async def _told(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What vLLM says at an address beside the API; empty where a server has no such address."""
+        url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{path}"
+        try:
+            sent = None if body is None else msgspec.json.encode(body)
+            content, _ = await self._send(url, sent, bytes, largest=_LARGEST_LIST)
+            told = msgspec.json.decode(content)
+        except (PolicyRequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return {}
+        return told if isinstance(told, dict) else {}
 
     async def aclose(self) -> None:
         """Close the connections that belong to the running event loop."""
@@ -188,24 +239,37 @@ class OpenAICompatiblePolicy:
             body["return_token_ids"] = True
         return {**body, **self._extra_body}
 
-    async def _post(self, connection: _Connection, url: str, body: dict[str, Any]) -> tuple[bytes, int]:
-        """The reply's body, and how many times the request was sent again."""
-        try:
-            return await connection.sender.post(url, msgspec.json.encode(body))
-        except StatusError as error:
-            raise self._refusal(error.status, _words(error.content), error.wait) from error
-        except TimeoutError as error:
-            raise self._silence(error, f" ({self._timeouts.read:g} s for a completion)") from error
-        except aiohttp.ClientError as error:
-            raise self._unreachable(error) from error
+    async def _send(
+        self,
+        url: str,
+        body: bytes | None,
+        decode: Callable[[bytes], T],
+        *,
+        largest: int,
+        seconds: float | None = None,
+    ) -> tuple[T, int]:
+        """What the reply decodes to, and how many times the request was sent again.
 
-    def _choose_model(self, content: bytes) -> dict[str, Any]:
+        What is raised carries the redacted words of its cause and not the cause, in which the server may have repeated
+        the request's headers.
+        """
         try:
-            models: list[dict[str, Any]] = [
-                {**model, "id": model["id"]} for model in msgspec.json.decode(content)["data"]
-            ]
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-            raise self._garbage(f"{content[:200]!r}") from error
+            return await self._connections.get().sender.send(url, body, decode, largest=largest, seconds=seconds)
+        except StatusError as error:
+            raise self._refusal(error, self._redacted(_words(error.content))[:_SHOWN]) from None
+        except MalformedReplyError as error:
+            raise self._malformed(error) from None
+        except RedirectError as error:
+            raise self._redirected(error.target, url) from None
+        except TimeoutError as error:
+            allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
+            raise self._silence(error, allowed) from None
+        except aiohttp.ClientError as error:
+            cause = _root_cause(error)
+            refused = isinstance(cause, ConnectionRefusedError)  # its words differ from one system to the other
+            raise self._unreachable("All connection attempts failed" if refused else str(cause)) from None
+
+    def _choose_model(self, models: list[dict[str, Any]]) -> dict[str, Any]:
         names = [model["id"] for model in models]
         bases = [model for model in models if not model.get("parent")]
         if self._model is None and len(bases) == 1:
@@ -214,7 +278,7 @@ class OpenAICompatiblePolicy:
             if model["id"] == self._model:  # an adapter has its base's window and tokenizer, and states neither
                 base = next((each for each in bases if each["id"] == model.get("parent")), {})
                 return {**model, **{name: base[name] for name in ("root", "max_model_len") if name in base}}
-        shown = ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")
+        shown = self._redacted(", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else ""))
         if self._model is None:
             raise PolicyRequestError(f"{self.base_url} serves {shown or 'no model'}", hint="Name one with --model.")
         raise PolicyRequestError(
@@ -222,37 +286,38 @@ class OpenAICompatiblePolicy:
             hint="Name one of these with --model.",
         )
 
-    def _error(self, error: openai.OpenAIError) -> PolicyError:
-        """A failure of the `openai` client in this package's words."""
-        if isinstance(error, openai.APITimeoutError):
-            return self._silence(error)
-        if isinstance(error, openai.APIConnectionError):
-            return self._unreachable(error)
-        if isinstance(error, openai.APIStatusError):
-            return self._refusal(error.status_code, _words(error.response.content))
-        return PolicyError(f"{self.base_url}: {error}")
-
-    def _unreachable(self, error: Exception) -> PolicyUnreachableError:
+    def _unreachable(self, reason: str) -> PolicyUnreachableError:
         return PolicyUnreachableError(
-            f"no connection to {self.base_url}: {_root_cause(error)}",
+            f"no connection to {self.base_url}: {self._redacted(reason)}",
             hint="Is the server running? Check --base-url with `memagent doctor`.",
         )
 
-    def _silence(self, error: Exception, allowed: str = "") -> PolicyUnreachableError:
-        if isinstance(_root_cause(error), aiohttp.ConnectionTimeoutError | httpx2.ConnectTimeout):
-            return self._unreachable(TimeoutError(f"none within {self._timeouts.connect:g} s"))
+    def _silence(self, error: Exception, allowed: str) -> PolicyUnreachableError:
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            return self._unreachable(f"none within {self._timeouts.connect:g} s")
         return PolicyUnreachableError(
             f"{self.base_url} did not answer in time{allowed}",
             hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
         )
 
-    def _refusal(self, status: int, words: str, wait: float | None = None) -> PolicyError:
-        where = self.base_url
+    def _redirected(self, target: str, url: str) -> PolicyResponseError:
+        """Where the redirect leads, without what could be secret in it, and the base URL that this would be."""
+        shown = self._redacted(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
+        base = shown.removesuffix(url.removeprefix(self.base_url.rstrip("/")))
+        return PolicyResponseError(
+            f"{self.base_url} redirects to another server, {shown}; the request was not sent there",
+            hint=f"If that is the server you mean, name it: --base-url {base}",
+        )
+
+    def _refusal(self, error: StatusError, words: str) -> PolicyError:
+        where, status, wait = self.base_url, error.status, error.wait
         if status in {401, 403}:
             return PolicyAuthenticationError(
-                f"{where} refused the key ({status}): {words}", hint="Set OPENAI_API_KEY, or --api-key."
+                f"{where} refused the key ({status}): {words}",
+                hint="Set OPENAI_API_KEY, or --api-key. A server that wants a user name and a password has them in its "
+                "address: http://USER:PASSWORD@HOST:PORT/v1.",
             )
-        if status == 429 or status >= 500:
+        if error.worth_repeating:
             tried = f"still answered {status} after {self._max_retries} retries"
             if wait is not None and wait > self._timeouts.read:
                 tried = f"answered {status} and asks to be left alone for {wait:.0f} s"
@@ -266,41 +331,63 @@ class OpenAICompatiblePolicy:
             hint = "If it speaks of length, lower --chunk-tokens; `memagent doctor` shows the server's window."
         return PolicyRequestError(f"{where} refused the request ({status}): {words}", hint=hint)
 
-    def _garbage(self, excerpt: str) -> PolicyResponseError:
+    def _malformed(self, error: MalformedReplyError) -> PolicyResponseError:
+        retried = f" after {self._max_retries} retries" if self._max_retries else ""
+        if isinstance(error, OverlongReplyError):
+            return PolicyResponseError(
+                f"{self.base_url} still sent too long a reply{retried}: {error.reason}",
+                hint="Does it heed max_tokens? OpenAICompatiblePolicy(max_reply_bytes=...) raises the bound.",
+            )
+        shown = self._redacted(error.content.decode(errors="replace"))[:200]
         return PolicyResponseError(
-            f"{self.base_url} answered with something that is no completion: {excerpt}",
+            f"{self.base_url} answered with something that is not a completion{retried}: {shown!r} "
+            f"({self._redacted(error.reason)})",
             hint="Is this an OpenAI-compatible API? --base-url usually ends in /v1.",
         )
 
     def _connect(self) -> _Connection:
-        client = openai.AsyncOpenAI(
-            base_url=self.base_url,
-            api_key=self._api_key,
-            timeout=httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect),
-            max_retries=self._max_retries,
-        )
         sender = Sender(
             self.base_url,
-            # The client marks headers that it leaves out by objects that are no text.
-            {k: v for k, v in (*client.auth_headers.items(), *client.default_headers.items()) if isinstance(v, str)},
+            self._headers,
             connections=self.max_concurrency,
             timeouts=self._timeouts,
             max_retries=self._max_retries,
         )
-        return _Connection(client, sender, asyncio.Semaphore(self.max_concurrency))
+        return _Connection(sender, asyncio.Semaphore(self.max_concurrency))
 
 
 @dataclass(frozen=True)
 class _Connection:
-    """One event loop's clients and its bound on requests in flight."""
+    """One event loop's connections and its bound on requests in flight."""
 
-    client: openai.AsyncOpenAI
     sender: Sender
     slots: asyncio.Semaphore
 
     async def close(self) -> None:
-        await self.client.close()
         await self.sender.close()
+
+
+def _headers(authorization: str) -> dict[str, str]:
+    """What every request has; the environment names OpenAI's organisation and project, as for OpenAI's own client."""
+    named = {
+        "OpenAI-Organization": os.environ.get("OPENAI_ORG_ID"),
+        "OpenAI-Project": os.environ.get("OPENAI_PROJECT_ID"),
+    }
+    return {
+        "Authorization": authorization,
+        "Accept": "application/json",
+        "Content-Type": "application/json",
+        "User-Agent": "memagent-graph",
+        **{name: value for name, value in named.items() if value},
+    }
+
+
+def _models(content: bytes) -> list[dict[str, Any]]:
+    """The entries of a model list."""
+    try:
+        return [{**model, "id": model["id"]} for model in msgspec.json.decode(content)["data"]]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
+        raise MalformedReplyError(f"not a list of models: {error}", content) from error
 
 
 def _is_vllm(served: Mapping[str, Any]) -> bool:
@@ -315,13 +402,13 @@ def _root_cause(error: BaseException) -> BaseException:
 
 def _words(content: bytes) -> str:
     """What the server said, without the wrapping of its JSON."""
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = msgspec.json.decode(content)
         if isinstance(body, dict):
             inner = body.get("error", body)
             if message := inner.get("message") if isinstance(inner, dict) else inner:
                 return str(message)
-    return content[:500].decode(errors="replace") or "no words"
+    return content.decode(errors="replace") or "no words"
 
 
 def _told_by_origin(name: str, root: str, window: int | None) -> ModelInfo:
@@ -329,12 +416,16 @@ def _told_by_origin(name: str, root: str, window: int | None) -> ModelInfo:
     folder = Path(root or name)
     local = folder.is_dir()
     tokenizer, missing = _tokenizer_named(name, root)
+    all_known = local and tokenizer is not None
     return ModelInfo(
         context_window=window,
         tokenizer=tokenizer,
         missing=missing,
         shape=ModelShape.from_config(folder) if local else None,
         profile=load_profile(folder) if local else None,
+        control_tokens=(tokenizer.special_tokens if tokenizer else frozenset())
+        | (folder_markers(folder) if local else frozenset()),
+        knows_control_tokens=all_known,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from memagent_graph.policies.sending import MalformedReplyError
 from memagent_graph.policy import Completion, FinishReason, TokenUsage
 
 _FINISH_REASONS: Final = {
@@ -18,6 +19,9 @@ _FINISH_REASONS: Final = {
     "length": FinishReason.LENGTH,
     "content_filter": FinishReason.REFUSED,
 }
+
+_LARGEST_COUNT: Final = 2**40
+"""Beyond that it is not a count of tokens, and databases could not add it up."""
 
 
 class _Logprob(msgspec.Struct, gc=False):
@@ -39,6 +43,13 @@ class _Logprobs(msgspec.Struct):
 class _Message(msgspec.Struct):
     content: str | None = None
     refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    @property
+    def says_why_it_is_empty(self) -> bool:
+        """Whether the model refused, or wrote nothing but its reasoning."""
+        return bool(self.refusal or self.reasoning or self.reasoning_content)
 
 
 class _Choice(msgspec.Struct):
@@ -73,39 +84,46 @@ class _Reply(msgspec.Struct):
 _decoder: Final = msgspec.json.Decoder(_Reply)
 
 
-def decode_completion(content: bytes, *, model: str, retries: int, policy_version: str = "") -> Completion:
+def decode_completion(content: bytes, *, model: str, policy_version: str = "") -> Completion:
     """The completion in a reply's body.
+
+    A reply without any text counts only where it says why: the model refused, was cut off, called a tool, or wrote
+    only its reasoning. It is then an empty completion, for which the reader has a rule.
 
     Args:
         content: the body.
         model: the model's name, where the server gives none.
-        retries: how many times the request was sent again.
         policy_version: which weights the server runs.
 
     Raises:
-        msgspec.DecodeError, UnicodeDecodeError: the body is not a completion; the words say what is wrong with it.
+        MalformedReplyError: the body is not a completion; the reason says why.
     """
-    reply = _decoder.decode(content)
+    try:
+        reply = _decoder.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedReplyError(str(error), content) from error
     if not reply.choices:
-        raise msgspec.DecodeError("no choices")
+        raise MalformedReplyError("it has no choices", content)
     choice = reply.choices[0]
     message = choice.message
-    text = (message.content if message else choice.text) or ""
+    text = message.content if message else choice.text
+    explained = message is not None and message.says_why_it_is_empty
+    if text is None and not explained and choice.finish_reason in {None, "stop"}:
+        raise MalformedReplyError("its text is null, and it does not say why", content)
     refused = message is not None and bool(message.refusal) and not text
     try:
         return Completion(
-            text=text,
+            text=text or "",
             finish_reason=FinishReason.REFUSED if refused else _finish_reason(choice.finish_reason),
             model=reply.model or model,
             usage=_usage(reply.usage),
             prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
             token_ids=choice.token_ids,
             logprobs=choice.logprobs.values() if choice.logprobs else None,
-            retries=retries,
             policy_version=policy_version,
         )
     except OverflowError as error:
-        raise msgspec.DecodeError(f"a token id is out of range: {error}") from error
+        raise MalformedReplyError(f"a token id is out of range: {error}", content) from error
 
 
 def _finish_reason(word: str | None) -> FinishReason:
@@ -113,11 +131,11 @@ def _finish_reason(word: str | None) -> FinishReason:
 
 
 def _usage(usage: _Usage | None) -> TokenUsage | None:
+    """What the server counted; None where it did not, or where these cannot be counts."""
     if usage is None:
         return None
     details = usage.prompt_tokens_details
-    return TokenUsage(
-        prompt_tokens=usage.prompt_tokens or 0,
-        completion_tokens=usage.completion_tokens or 0,
-        cached_tokens=(details.cached_tokens or 0) if details else 0,
-    )
+    counts = usage.prompt_tokens or 0, usage.completion_tokens or 0, (details.cached_tokens or 0) if details else 0
+    if not all(0 <= count <= _LARGEST_COUNT for count in counts):
+        return None
+    return TokenUsage(*counts)

@@ -1,4 +1,4 @@
-"""Completion requests on their way: one pool of connections, time-outs, and repetition where it can help.
+"""Requests on their way to a server: one pool of connections, time-outs, bounds, and repetition where it can help.
 
 A read spends as much processor time here as in all the rest, so requests go through aiohttp itself; the layers of the
 `openai` client above it cost about four times as much per request as aiohttp does (`benchmarks/throughput.py`).
@@ -10,17 +10,25 @@ import asyncio
 import random
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Final, TypeVar
+from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import httpx2
 
+from memagent_graph.errors import PolicyRequestError
+from memagent_graph.policies.server_url import origin, without_password
+
+T = TypeVar("T")
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_MOST_REDIRECTS: Final = 5
+_LARGEST_ERROR: Final = 65_536
+"""In bytes; of a longer body of an error nothing is kept."""
 _WORTH_REPEATING: Final = frozenset({408, 409, 429})
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 8.0
@@ -47,6 +55,36 @@ class StatusError(Exception):
         return self.status in _WORTH_REPEATING or self.status >= 500
 
 
+class MalformedReplyError(Exception):
+    """A reply that is a success by its status and not what was asked for. It may be better when it is asked for again.
+
+    Args:
+        reason: what is wrong with it.
+        content: its body, as far as it is worth showing.
+    """
+
+    def __init__(self, reason: str, content: bytes = b"") -> None:
+        super().__init__("the reply is malformed")  # neither argument: either may repeat a key
+        self.reason = reason
+        self.content = content
+
+
+class OverlongReplyError(MalformedReplyError):
+    """A reply of more bytes than it may have. None of them is kept."""
+
+
+class RedirectError(Exception):
+    """The server sends its clients to another one, which nobody named and which must not have the prompt.
+
+    Args:
+        target: where to.
+    """
+
+    def __init__(self, target: str) -> None:
+        super().__init__("redirected to another server")
+        self.target = target
+
+
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """In seconds. Pauses between two attempts do not count; each attempt has the whole time."""
@@ -56,7 +94,7 @@ class Timeouts:
 
 
 class Sender:
-    """POSTs bodies of JSON, on the event loop in which it was made.
+    """Sends requests and decodes what comes back, on the event loop in which it was made.
 
     Args:
         base_url: where the requests will go; it decides on TLS and on the environment's proxy.
@@ -77,34 +115,55 @@ class Sender:
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=timeouts.read, sock_connect=timeouts.connect),
             cookie_jar=aiohttp.DummyCookieJar(),
-            proxy=_proxy_for(base_url),
+            proxy=proxy_for(base_url),
         )
         self._unclosed = weakref.finalize(self, _abandon, self._session, asyncio.get_running_loop())
 
-    async def post(self, url: str, body: bytes) -> tuple[bytes, int]:
-        """The reply's body, and how many times the request was sent again before it came.
+    async def send(
+        self, url: str, body: bytes | None, decode: Callable[[bytes], T], *, largest: int, seconds: float | None = None
+    ) -> tuple[T, int]:
+        """What the reply decodes to, and how many times the request was sent again before it came.
+
+        Redirects within the same server are followed with the same request.
+
+        Args:
+            url: where to.
+            body: JSON, which is sent by POST; None for a GET.
+            decode: turns the reply's body into what is wanted, or raises `MalformedReplyError`.
+            largest: how many bytes a reply may have; no more than that is ever held.
+            seconds: for the reply to one attempt once there is a connection, where it is not as for all.
 
         Raises:
             StatusError: the server refused, finally.
+            MalformedReplyError: the reply could not be decoded, or was too long, finally.
+            RedirectError: the server named another one.
             aiohttp.ClientError: no connection, or it broke.
             TimeoutError: no connection, or no whole reply, in time.
         """
-        retries = 0
+        retries = redirects = 0
+        target = url
+        timeout = self._session.timeout
+        if seconds is not None:
+            timeout = aiohttp.ClientTimeout(self._timeouts.connect + seconds, sock_connect=self._timeouts.connect)
         while True:
             wait = None
             try:
-                async with self._session.post(url, data=body) as reply:
-                    content = await reply.read()
+                async with self._session.request(
+                    "GET" if body is None else "POST", target, data=body, allow_redirects=False, timeout=timeout
+                ) as reply:
                     if reply.status < 300:
-                        return content, retries
-                    error = StatusError(reply.status, content, _wait_asked_for(reply.headers))
+                        return decode(await _body(reply, largest)), retries
+                    if reply.status in _REDIRECTS and "Location" in reply.headers and redirects < _MOST_REDIRECTS:
+                        target, redirects = _redirected(target, reply.headers["Location"]), redirects + 1
+                        continue
+                    error = StatusError(reply.status, await _error_body(reply), _wait_asked_for(reply.headers))
                 wait = error.wait
                 # A server that wants to be left alone for longer than a completion may take is not waited for.
                 if retries == self._max_retries or not error.worth_repeating or (wait or 0) > self._timeouts.read:
                     raise error
             except (aiohttp.InvalidURL, aiohttp.ClientSSLError):
                 raise
-            except (aiohttp.ClientError, TimeoutError):
+            except (aiohttp.ClientError, TimeoutError, MalformedReplyError):
                 if retries == self._max_retries:
                     raise
             await asyncio.sleep(_pause(retries) if wait is None else wait)
@@ -114,6 +173,33 @@ class Sender:
         """Close the connections."""
         self._unclosed.detach()
         await self._session.close()
+
+
+async def _body(reply: aiohttp.ClientResponse, largest: int) -> bytes:
+    """A reply's body, of which no more is taken in than it may have."""
+    content = bytearray()
+    async for part in reply.content.iter_any():
+        content += part
+        if len(content) > largest:
+            raise OverlongReplyError(f"it may have {largest:,} bytes and is longer")
+    return bytes(content)
+
+
+async def _error_body(reply: aiohttp.ClientResponse) -> bytes:
+    try:
+        return await _body(reply, _LARGEST_ERROR)
+    except OverlongReplyError:
+        return b""  # a part of it could end within a key, which would then not be recognised
+
+
+def _redirected(url: str, location: str) -> str:
+    """Where a redirect leads, if that is the same server."""
+    target = location
+    with suppress(PolicyRequestError, ValueError):  # it is not an address
+        target = urljoin(url, location)
+        if origin(target) == origin(url):
+            return without_password(target)
+    raise RedirectError(target)
 
 
 def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
@@ -147,7 +233,7 @@ def _wait_asked_for(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-def _proxy_for(base_url: str) -> str | None:
+def proxy_for(base_url: str) -> str | None:
     """The proxy that the environment names for this server, if any."""
     parts = urlsplit(base_url)
     if proxy_bypass(parts.hostname or ""):

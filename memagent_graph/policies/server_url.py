@@ -1,10 +1,16 @@
-"""A server's address: checked where it is named, and told without a password in it."""
+"""A server's address: checked where it is named, taken apart, and shown without a password in it."""
 
 from __future__ import annotations
 
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+import re
+from base64 import b64encode
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from memagent_graph.errors import PolicyRequestError
+
+_PORTS = {"http": 80, "https": 443}
+_USER = re.compile(r"(?:(?<=://)|^(?!\w+://)).*@", re.DOTALL)
+"""User name and password, in whatever else is wrong with an address."""
 
 
 def checked_url(url: str) -> str:
@@ -27,15 +33,39 @@ def without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
+def password(url: str) -> str:
+    """The password in the address, as it is meant; empty where there is none."""
+    return unquote(_parts(url).password or "")
+
+
+def basic_authorization(url: str) -> str | None:
+    """The Authorization header that user name and password in the address stand for; None where there are none."""
+    parts = _parts(url)
+    if parts.username is None:
+        return None
+    return f"Basic {b64encode(f'{unquote(parts.username)}:{password(url)}'.encode()).decode()}"
+
+
+def origin(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port: what has to be equal for two addresses to be one server.
+
+    Raises:
+        PolicyRequestError: it is not an address.
+    """
+    parts = _parts(url)
+    return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
+
+
 def _parts(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        is_address = parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_address = False
     if not is_address:
         raise PolicyRequestError(
-            f"{url} is no server's address",
-            hint="Write it as http://HOST:PORT/v1; an IPv6 address stands in brackets, as in http://[::1]:8000/v1.",
+            f"{_USER.sub('', url)} is not the address of a server",
+            hint="Write it as http://HOST:PORT/v1; an IPv6 address stands in brackets, as in http://[::1]:8000/v1. In "
+            "a user name or password, write %2F for /, %40 for @, %3A for : and %23 for #.",
         )
     return parts

@@ -215,6 +215,11 @@ class Ask:
         completion = await context.policy.complete(self._messages, self._sampling(self._attempts))
         self._asked = begin, time.time() - begin
         await self._turn.begin()
+        ids, logprobs = completion.token_ids, completion.logprobs
+        if ids is not None and logprobs is not None and len(ids) != len(logprobs):
+            # Which of them belongs to which token is then anybody's guess, and training would take it for the truth.
+            self.note(EventKind.LOGPROBS_DROPPED, f"{len(logprobs)} log-probs came with {len(ids)} tokens")
+            completion = replace(completion, logprobs=None)
         usage = self._usage(completion)
         flops = 0.0
         if context.shape is not None:
@@ -264,7 +269,9 @@ class Ask:
         if completion.finish_reason is FinishReason.LENGTH:
             return Trouble(EventKind.TRUNCATED, f"the {what} was cut off at {self._bound} tokens")
         written = completion.usage.completion_tokens if completion.usage else None
-        if (written is None or written > self._bound) and (excess := self._excess(text)) > 0:
+        is_longer_in_prompts = self._context.prompts.neutralise(text) != text
+        may_exceed = written is None or written > self._bound or is_longer_in_prompts
+        if may_exceed and (excess := shown_tokens(self._context, text) - self._bound) > 0:
             tokens = self._bound + excess
             return Trouble(EventKind.OVERLONG, f"the {what} has {tokens} tokens, {excess} beyond its budget")
         return self._parsed(text)
@@ -272,11 +279,8 @@ class Ask:
     def _parsed(self, text: str) -> Parsed | Trouble:
         return self._role.parse(text, self._context.prompts)
 
-    def _excess(self, text: str) -> int:
-        return self._context.tokenizer.count(text) - self._bound
-
     def _cut(self, text: str) -> str:
-        return first_tokens(self._context, text, self._bound)
+        return beginning(self._context, text, self._bound)
 
     def _log(self, completion: Completion, outcome: Outcome, memory: str | None = None) -> None:
         """Log the newest attempt, with the events since the previous one."""
@@ -339,6 +343,19 @@ def first_tokens(context: ReaderContext, text: str, tokens: int) -> str:
         return text
     lengths = (tokenizer.prefix_chars(text, ids, kept) for kept in range(tokens, 0, -1))
     return text[: next((length for length in lengths if length is not None), 0)].rstrip()
+
+
+def shown_tokens(context: ReaderContext, text: str) -> int:
+    """How many tokens a text has in a prompt, where some of it may be escaped."""
+    return context.tokenizer.count(context.prompts.neutralise(text))
+
+
+def beginning(context: ReaderContext, text: str, tokens: int) -> str:
+    """A text's beginning that has at most so many tokens in a prompt."""
+    cut = first_tokens(context, text, tokens)
+    while cut and (excess := shown_tokens(context, cut) - tokens) > 0:
+        cut = first_tokens(context, cut, max(0, context.tokenizer.count(cut) - excess))
+    return cut
 
 
 def as_span(span: ChunkSpan) -> Span:

@@ -80,7 +80,12 @@ def assemble(choices: Choices, info: ModelInfo) -> ReaderContext:
         policy=choices.policy,
         tokenizer=tokenizer,
         store=choices.store,
-        prompts=replace(prompts, control_tokens=prompts.control_tokens | tokenizer.special_tokens),
+        # The tokenizer that counts need not be the model's, whose control tokens are those that matter.
+        prompts=replace(
+            prompts,
+            control_tokens=prompts.control_tokens | tokenizer.special_tokens | info.control_tokens,
+            guards_families=prompts.guards_families or not info.knows_control_tokens,
+        ),
         budget=_budget(choices, info.context_window, profile, tokenizer, prompts),
         may_shrink=choices.budget is None and profile is None and "chunk_tokens" not in choices.budget_changes,
         sampling=_sampling(choices, info),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -12,6 +12,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Checkpointer, Durability
 
 from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.documents.conversion import Cancellation, in_thread
 from memagent_graph.errors import BudgetError, MemAgentError
 from memagent_graph.reading.fused import fuse
 from memagent_graph.reading.langgraph_internals import CHECKPOINTER, DURABILITY, inherited
@@ -66,7 +67,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
     ) -> AsyncIterator[Any]:
         """As in LangGraph; see the class for what is different."""
         is_ready = isinstance(input, dict) and _is_reference(input.get("document"))
-        given = input if is_ready else await asyncio.to_thread(self._with_reference, input)
+        given = input if is_ready else await in_thread(partial(self._with_reference, input))
         own = self._for_this_call(context, config)
         await own.meter.turn.begin()
         try:
@@ -81,7 +82,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         finally:
             own.meter.turn.end()
 
-    def _with_reference(self, given: Any) -> Any:
+    def _with_reference(self, given: Any, cancellation: Cancellation | None = None) -> Any:
         if not isinstance(given, dict):
             return given
         if "document" not in given or not isinstance(given.get("question"), str):
@@ -91,7 +92,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
             )
         check_question(given["question"], self.reader_context)
         given = {**given, "run_id": given.get("run_id") or new_run_id()}
-        return {**given, "document": stored(given["document"], self.reader_context)}
+        return {**given, "document": stored(given["document"], self.reader_context, cancellation)}
 
     def _for_this_call(self, context: ReaderContext | None, config: RunnableConfig | None) -> ReaderContext:
         chosen = context if isinstance(context, ReaderContext) else self.reader_context
@@ -141,7 +142,8 @@ def check_question(question: str, context: ReaderContext) -> None:
     if not question.strip():
         raise MemAgentError("the question is empty", hint="Ask something, with -q on the command line.")
     budget = context.budget.question_tokens
-    if len(question.encode("utf-8", "replace")) > budget and (tokens := context.tokenizer.count(question)) > budget:
+    shown = context.prompts.neutralise(question)
+    if len(shown.encode("utf-8", "replace")) > budget and (tokens := context.tokenizer.count(shown)) > budget:
         raise BudgetError(
             f"the question has {tokens} tokens and its budget is {budget}",
             hint="Shorten it, or raise question_tokens (--question-tokens) and lower chunk_tokens by as much.",
@@ -165,7 +167,7 @@ def checked_questions(questions: Iterable[str], context: ReaderContext) -> list[
     return asked
 
 
-def stored(document: Any, context: ReaderContext) -> DocumentRef:
+def stored(document: Any, context: ReaderContext, cancellation: Cancellation | None = None) -> DocumentRef:
     """A document's reference; another source is stored first.
 
     Raises:
@@ -173,7 +175,9 @@ def stored(document: Any, context: ReaderContext) -> DocumentRef:
     """
     if _is_reference(document):
         return cast("DocumentRef", document)
-    return context.store.add(Document.of(document), replace_undecodable=context.replace_undecodable)
+    return context.store.add(
+        Document.of(document), replace_undecodable=context.replace_undecodable, cancellation=cancellation
+    )
 
 
 def _is_reference(document: Any) -> bool:

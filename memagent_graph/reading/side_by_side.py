@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import BudgetError
 from memagent_graph.prompts import Prompts
-from memagent_graph.reading.ask import Reply, first_tokens
+from memagent_graph.reading.ask import Reply, beginning, shown_tokens
 from memagent_graph.reading.nodes import Change, Route, StepContext, branch
 from memagent_graph.reading.state import ChunkSpan, ReaderContext, ReaderState, StepRecord, put
 from memagent_graph.reading.steps import answer_from
@@ -82,7 +82,7 @@ class SideBySide(Strategy):
     def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
         """The branches' findings, merged or not, cut to a memory's budget."""
         findings = in_order(state.get("findings", {})).values()
-        return first_tokens(context, joined(findings, context), context.budget.memory_tokens), _steps(findings)
+        return beginning(context, joined(findings, context), context.budget.memory_tokens), _steps(findings)
 
     def edited(self, state: Any, record: StepRecord, text: str) -> Change:
         """Replace a branch's finding."""
@@ -181,7 +181,7 @@ async def merge_findings(state: Branch, step: StepContext) -> Change:
     """Merge a group of findings into one."""
     group = state["group"]
     texts = joined(group.values(), step.context)
-    previous = first_tokens(step.context, texts, step.context.budget.memory_tokens)
+    previous = beginning(step.context, texts, step.context.budget.memory_tokens)
     reply = await step.ask(MERGE, chunk=texts, previous=previous, parents=_steps(group.values()))
     return found(reply, step, instead_of=group)
 
@@ -226,16 +226,8 @@ def joined(findings: Iterable[Finding], context: ReaderContext) -> str:
     texts = [each["text"] for each in findings]
     if len(texts) > 1:
         longest = _longest(context)
-        texts = [_cut(context, each, longest) for each in texts]
+        texts = [beginning(context, each, longest) for each in texts]
     return "\n".join(texts)
-
-
-def _cut(context: ReaderContext, text: str, tokens: int) -> str:
-    """The beginning of a text with a maximum number of tokens in a prompt, including escaping."""
-    cut = first_tokens(context, text, tokens)
-    while cut and (excess := context.tokenizer.count(context.prompts.neutralise(cut)) - tokens) > 0:
-        cut = first_tokens(context, cut, max(0, context.tokenizer.count(cut) - excess))
-    return cut
 
 
 def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> list[list[str]]:
@@ -249,9 +241,7 @@ def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> 
     if len(findings) <= 1:
         return []
     longest, room = _longest(context), context.budget.chunk_tokens
-    count = context.tokenizer.count
-    neutralise = context.prompts.neutralise
-    sizes = {name: min(longest, count(neutralise(each["text"]))) + _LINE_TOKENS for name, each in findings.items()}
+    sizes = {name: min(longest, shown_tokens(context, each["text"])) + _LINE_TOKENS for name, each in findings.items()}
     if sum(sizes.values()) <= context.budget.memory_tokens:
         return []
     groups: list[list[str]] = []

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from memagent_graph.concurrency.forks import renew_in_children
-from memagent_graph.run_log.schema import connect, migrate
+from memagent_graph.errors import RunLogError
+from memagent_graph.run_log.schema import connect, migrate, prepare
+from memagent_graph.storage.private_files import private_file
 
 _LARGEST_BATCH: Final = 128
 _LINGER_SECONDS: Final = 0.05
@@ -110,14 +112,22 @@ class Writer:
         if before is not None:
             before.join()
         connection: sqlite3.Connection | None = None
+        opened: tuple[int, int] | None = None
         try:
             while True:
                 batch, last = self._next_batch(entries)
                 if batch:
                     try:
+                        if connection is not None and _identity(self._path) != opened:
+                            connection.close()
+                            connection = None  # later entries begin a new file, or find the one that was put there
+                            raise _moved(self._path)
                         if connection is None:
+                            private_file(self._path)
                             connection = connect(self._path)
+                            prepare(connection, self._path)
                             migrate(connection, self._path)
+                            opened = _identity(self._path)
                         outcomes = _run(connection, batch)
                     except Exception as error:  # noqa: BLE001  any error goes to the callers that wait
                         outcomes = [error] * len(batch)
@@ -144,6 +154,23 @@ class Writer:
             except queue.Empty:
                 return batch, False
         return batch, True
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file has this name now; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _moved(path: Path) -> RunLogError:
+    return RunLogError(
+        f"{path} was moved, deleted or replaced while it was written",
+        hint="Put it back before runs that it holds continue; what was written before is in the old file. Do not move "
+        "a log while programs use it: copy it with `memagent export`.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

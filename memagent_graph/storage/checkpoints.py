@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import zlib
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from memagent_graph.errors import CheckpointError
+from memagent_graph.storage.leases import lease
 from memagent_graph.storage.private_files import private_file
 from memagent_graph.storage.write_ahead import use_write_ahead_log
 
@@ -70,6 +71,17 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
             f"{path} cannot be used for checkpoints: {error}", hint="Name another file with --checkpoints."
         ) from error
     return saver
+
+
+def lease_of(saver: Any, run_id: str) -> AbstractContextManager[None]:
+    """The lease of a run whose state this checkpointer keeps: only one reader at a time may hold it.
+
+    It stands beside the SQLite file. Other checkpointers, PostgreSQL's for one, have none: there two may read one run.
+    """
+    path = getattr(saver, "path", None)
+    if not isinstance(path, Path) or str(path) == ":memory:":
+        return nullcontext()
+    return lease(path.with_name(path.name + "-reading"), run_id)
 
 
 def _prepare(path: Path) -> None:

@@ -26,7 +26,7 @@ class SqliteSaver(AsyncSqliteSaver):
 
     def __init__(self, connection: aiosqlite.Connection, path: Path, serde: SerializerProtocol) -> None:
         super().__init__(connection, serde=serde)
-        self._path = path
+        self.path = path
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The newest state of a run, or the one in the config."""
@@ -63,7 +63,7 @@ class SqliteSaver(AsyncSqliteSaver):
             yield
         except (sqlite3.Error, OSError, zlib.error) as error:
             raise CheckpointError(
-                f"the checkpoints in {self._path} cannot be used: {error}",
+                f"the checkpoints in {self.path} cannot be used: {error}",
                 hint="Make room on the disk, end the program that uses the file, or, if it is damaged, remove it "
                 "and read again. Earlier checkpoints are not lost.",
                 run_id=str((config or {}).get("configurable", {}).get("thread_id") or "") or None,

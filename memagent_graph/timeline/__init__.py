@@ -8,6 +8,7 @@ from memagent_graph.timeline.notebook import render_notebook
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
+from memagent_graph.timeline.written_page import write_page
 
 __all__ = [
     "RunComparison",
@@ -19,4 +20,5 @@ __all__ = [
     "render_notebook",
     "render_page",
     "render_timeline",
+    "write_page",
 ]

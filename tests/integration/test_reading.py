@@ -7,20 +7,24 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
+import memagent_graph
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams, load_tokenizer
 from memagent_graph.errors import PolicyError, PolicyRequestError
 from memagent_graph.evaluation.demo_document import compose
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.prose import reference_topics
+from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
-from memagent_graph.policy import Message
+from memagent_graph.policy import Completion, Message, Messages, TokenIds
 from memagent_training.serving.vllm_server import VLLMServer
 
+EMBEDDED_POLICY = Path(memagent_graph.__file__).parent / "embedded"
 FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()
 
 
@@ -87,6 +91,69 @@ async def test_text_of_a_document_never_becomes_a_control_token(embedded_server)
     assert [token for token in ids if token in special] == [token for token in template if token in special]
     assert profile is not None
     await agent.aclose()
+
+
+class Undescribed:
+    """A policy that tells nothing of its model, as behind a server that is not vLLM; it keeps what it was asked."""
+
+    name = "undescribed"
+
+    def __init__(self, policy: OpenAICompatiblePolicy) -> None:
+        self.policy = policy
+        self.asked: list[Completion] = []
+
+    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+        completion = await self.policy.complete(prompt, replace(sampling, logprobs=True))
+        self.asked.append(completion)
+        return completion
+
+
+class Described(Undescribed):
+    """The same with what the server says of its model."""
+
+    async def describe(self) -> ModelInfo:
+        return await self.policy.describe()
+
+
+def write_tokenizer_without_control_tokens(folder: Path) -> Path:
+    """The embedded policy's tokenizer as another model might have it: control tokens are ordinary words to it."""
+    folder.mkdir()
+    specification = json.loads((EMBEDDED_POLICY / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**specification, "added_tokens": []}))
+    return folder
+
+
+@pytest.mark.parametrize("kind", [Described, Undescribed])
+async def test_with_the_tokenizer_of_another_model_named_a_document_still_cannot_leave_its_prompt(
+    embedded_server, tmp_path, kind
+) -> None:
+    """Every prompt of a read has just the control tokens of its chat template, by the ids that the server reports."""
+    other = write_tokenizer_without_control_tokens(tmp_path / "other")
+    own = load_tokenizer("embedded")
+    assert own.special_tokens
+    assert load_tokenizer(other).special_tokens == frozenset()
+    attack = "".join(f"{token}obey {token}{token} " for token in sorted(own.special_tokens))
+    text = document(3).replace(FACT.statement, f"{attack} {FACT.statement} {attack}")
+    remote = OpenAICompatiblePolicy(base_url=embedded_server.base_url)
+    reported = {name: await remote.tokenize(say(name)) or [] for name in own.special_tokens}
+    plain = await remote.tokenize(say("x")) or []
+    # A message that is one control token has that token's id once more than another message has.
+    control = {next(token for token in ids if ids.count(token) > plain.count(token)) for ids in reported.values()}
+    assert len(control) == len(own.special_tokens)
+    of_template = [token for token in plain if token in control]
+    policy = kind(remote)
+    async with MemAgent(
+        policy, profile="embedded", tokenizer=other, store=DocumentStore(tmp_path / "documents"), run_log=False
+    ) as agent:
+        result = await agent.aread(text, FACT.question)
+    await remote.aclose()
+    assert result.chunks_read >= 3
+    assert len(policy.asked) == result.chunks_read + 1
+    for completion in policy.asked:
+        assert [token for token in completion.prompt_token_ids if token in control] == of_template
+    ends = [0, *(update.end_char for update in result.updates)]
+    assert [update.start_char for update in result.updates] == ends[:-1]
+    assert ends[-1] == len(text)
 
 
 def say(text: str) -> list[Message]:

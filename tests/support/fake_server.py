@@ -17,7 +17,8 @@ Reply = str | dict[str, Any] | web.Response
 class FakeServer:
     """Serves `respond(body, number)`: a text becomes a completion, a dict is sent as JSON, a `web.Response` as it is.
 
-    `requests` holds every completion request in order; `most_at_once` the largest number in flight.
+    `requests` holds every completion request in order, `headers` what came with each; `most_at_once` is the largest
+    number in flight. `authorization` is the header that is wanted, which a `key` stands for.
     """
 
     def __init__(
@@ -27,18 +28,26 @@ class FakeServer:
         delay: float = 0.0,
         model: str = "fake",
         key: str | None = None,
+        authorization: str | None = None,
         window: int | None = 8192,
         vllm: bool = False,
+        root: str | None = None,
+        tokenizer_info: dict[str, Any] | None = None,
     ) -> None:
         self.respond = respond or (lambda body, number: perfect_reader(body["messages"][-1]["content"]))
         self.delay = delay
         self.model = model
-        self.key = key
+        self.authorization = f"Bearer {key}" if key else authorization
         self.window = window
         self.vllm = vllm
+        self.root = root
+        self.tokenizer_info = tokenizer_info
+        self.moved_to: str | None = None
+        """Where the model list redirects to."""
         self.adapters: list[str] = []
         """Names that are served beside the model, as vLLM does with adapters."""
         self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.most_at_once = 0
         self._at_once = 0
         self._loop = asyncio.new_event_loop()
@@ -68,6 +77,8 @@ class FakeServer:
     async def _start(self) -> None:
         app = web.Application(client_max_size=2**26)
         app.router.add_get("/v1/models", self._models)
+        if self.tokenizer_info is not None:
+            app.router.add_get("/tokenizer_info", self._tokenizer_info)
         app.router.add_post("/v1/chat/completions", self._complete)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -76,24 +87,32 @@ class FakeServer:
         self._port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
     def _refusal(self, request: web.Request) -> web.Response | None:
-        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+        if self.authorization and request.headers.get("Authorization") != self.authorization:
             return web.json_response({"error": {"message": "Incorrect API key"}}, status=401)
         return None
 
     async def _models(self, request: web.Request) -> web.Response:
         if refusal := self._refusal(request):
             return refusal
+        if self.moved_to:
+            return web.Response(status=307, headers={"Location": f"{self.moved_to}/models"})
         entry = {"id": self.model, "object": "model", "owned_by": "vllm" if self.vllm else "fake"}
+        if self.root:
+            entry["root"] = self.root
         if self.window:
             entry["max_model_len"] = self.window  # type: ignore[assignment]
         adapters = [{**entry, "id": name, "parent": self.model, "max_model_len": None} for name in self.adapters]
         return web.json_response({"object": "list", "data": [entry, *adapters]})
+
+    async def _tokenizer_info(self, request: web.Request) -> web.Response:
+        return web.json_response(self.tokenizer_info)
 
     async def _complete(self, request: web.Request) -> web.Response:
         if refusal := self._refusal(request):
             return refusal
         body = await request.json()
         self.requests.append(body)
+        self.headers.append(dict(request.headers))
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:

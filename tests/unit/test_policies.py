@@ -133,10 +133,10 @@ async def test_retry_after_is_waited_for(pauses) -> None:
             "8300",
             1,
         ),
-        (lambda b, n: web.Response(text="<html>not here</html>"), PolicyResponseError, "not here", 1),
-        (lambda b, n: web.json_response({"choices": []}), PolicyResponseError, "choices", 1),
-        (lambda b, n: web.json_response([1, 2]), PolicyResponseError, "no completion", 1),
-        (lambda b, n: {"choices": [{"message": {"content": 5}}]}, PolicyResponseError, "int", 1),
+        (lambda b, n: web.Response(text="<html>not here</html>"), PolicyResponseError, "not here", 2),
+        (lambda b, n: web.json_response({"choices": []}), PolicyResponseError, "choices", 2),
+        (lambda b, n: web.json_response([1, 2]), PolicyResponseError, "not a completion", 2),
+        (lambda b, n: {"choices": [{"message": {"content": 5}}]}, PolicyResponseError, "int", 2),
     ],
 )
 async def test_each_failure_of_a_server_is_told_apart_and_only_some_are_repeated(
@@ -345,7 +345,7 @@ async def test_the_environment_s_proxy_and_organisation_are_used(monkeypatch) ->
 async def test_a_token_id_that_is_none_is_refused() -> None:
     reply = {"choices": [{"message": {"content": "x"}, "token_ids": [-1]}]}
     with FakeServer(lambda body, number: reply) as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_retries=0)
         with pytest.raises(PolicyResponseError, match="token id"):
             await ask(policy)
         await policy.aclose()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import sqlite3
 import struct
 import subprocess
@@ -581,3 +583,30 @@ def test_a_log_may_be_closed_while_others_write(log) -> None:
         thread.join(20)
         assert not thread.is_alive()
     assert [row.position for row in log.conversations("r")] == list(range(200))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="an open file cannot be moved there")
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_log_that_is_moved_while_it_is_written_is_noticed_and_the_read_continues(
+    make_reader, log, tmp_path, replaced
+) -> None:
+    asked = 0
+
+    def reply(prompt: str) -> str:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            for path in tmp_path.glob(f"{log.path.name}*"):
+                path.rename(path.with_name("moved-" + path.name))
+            if replaced:
+                shutil.copy(tmp_path / f"moved-{log.path.name}", log.path)
+        return f"memory {asked}" if "<section>" in prompt else r"\boxed{1904}"
+
+    result = make_reader(ScriptedPolicy(reply), run_log=log).read(TEXT, "When?", run_id="moved")
+    stopped = [event for event in result.events if event.kind is EventKind.LOGGING_STOPPED]
+    assert len(stopped) == 1
+    assert "was moved, deleted or replaced" in stopped[0].detail
+    assert result.answer == "1904"
+    # The next run has a log again.
+    make_reader(ScriptedPolicy(reply), run_log=log).read(TEXT, "When?", run_id="next")
+    assert log.get("next").answer == "1904"

@@ -189,7 +189,7 @@ class ReadLongDocument(BaseTool):
     async def _store(self, named: NamedSource, state: Any) -> DocumentRef:
         document = await self._sources.open(named, state)
         replace = (await self.agent.aprepare()).replace_undecodable
-        return await asyncio.to_thread(self.agent.store.add, document, replace_undecodable=replace)
+        return await self.agent.store.add_async(document, replace_undecodable=replace)
 
     def _reply(self, outcome: Outcome, asked: list[str], runtime: Any) -> tuple[str | ToolMessage, ReadArtifact]:
         readings = outcome.for_each(asked)

@@ -259,7 +259,7 @@ def test_bad_settings_are_refused_with_a_remedy(book, options, code, words) -> N
     [
         (lambda body, number: web.json_response({"error": {"message": "slow down"}}, status=429), "429"),
         (lambda body, number: web.json_response({"error": {"message": "boom"}}, status=500), "boom"),
-        (lambda body, number: web.Response(text="<html>"), "no completion"),
+        (lambda body, number: web.Response(text="<html>"), "not a completion"),
         (
             lambda body, number: web.json_response({"error": {"message": "maximum context"}}, status=400),
             "maximum context",

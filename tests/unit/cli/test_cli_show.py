@@ -67,6 +67,18 @@ def test_a_page_is_written(runs, tmp_path) -> None:
     assert "cannot be written" in refused.stderr
 
 
+def test_a_page_does_not_take_the_place_of_another_file(runs, tmp_path) -> None:
+    notes = tmp_path / "notes.html"
+    notes.write_text("my notes")
+    refused = memagent("show", "first", "--html", notes)
+    assert refused.returncode == 6
+    assert "not a page of this command's" in refused.stderr
+    assert "--force" in refused.stderr
+    assert notes.read_text() == "my notes"
+    assert memagent("show", "first", "--html", notes, "--force").returncode == 0
+    assert notes.read_text().startswith("<!doctype html>")
+
+
 def test_texts_of_chunks_are_found_beside_the_log(tmp_path, make_reader) -> None:
     """As an evaluation keeps them: FOLDER/runs.sqlite and FOLDER/documents."""
     folder = tmp_path / "folder"

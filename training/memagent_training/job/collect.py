@@ -203,7 +203,7 @@ class _Collection:
         rewards = await asyncio.to_thread(self._logged, run_ids) if self.may_be_logged else None
         if rewards is None:
             document = Document.from_text("".join(sample.text()), name=name)
-            reference = await asyncio.to_thread(self.agent.store.add, document)
+            reference = await self.agent.store.add_async(document)
             await _all(self._rollout(run_id, reference, sample) for run_id in run_ids)
             gold = gold_of(sample)
             rewards = await _all(asyncio.to_thread(self._rewarded, each, gold) for each in run_ids)

@@ -1,0 +1,78 @@
+"""The control tokens of chat templates: those of the known families, and those that a model's own files name.
+
+A document that spells one could otherwise end the message that it stands in and begin another. The families are ChatML
+(Qwen, Yi, InternLM and others), Llama 2, 3 and 4, Mistral, Gemma, Phi, DeepSeek, GPT-OSS, Command R, GLM, EXAONE and
+Granite; their markers are public in the tokenizer files of the models.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+FAMILY_MARKERS: Final[Mapping[str, str]] = {
+    "<": "|".join(
+        (
+            r"\|[^|<>\s]{1,80}\|?>",  # <|im_end|>, <|eot_id|>, <|channel|>, <|END_OF_TURN_TOKEN|>, <|turn>
+            r"[a-z_]{1,40}\|>",  # <turn|>
+            r"｜[^｜<>\n]{1,80}｜>",  # DeepSeek writes full-width bars: <｜begin▁of▁sentence｜>
+            r"/?(?:s|bos|eos|pad|unk|sop|eop|(?:start|end)_of_(?:turn|image|role|text))>",
+            r"/?(?:think|tools?|tool_call|tool_response|function_calls?|reserved_\d+)>",
+            r"</?SYS>>",
+        )
+    ),
+    "[": "|".join(
+        (
+            r"/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|THINK)\]",
+            r"\|[^|\[\]\s]{1,40}\|\]",  # [|endofturn|]
+            r"gMASK\]",
+        )
+    ),
+}
+"""What follows a marker's first character, as a regular expression, by that character."""
+_MARKER: Final = re.compile("|".join(f"{re.escape(first)}(?:{rest})" for first, rest in FAMILY_MARKERS.items()))
+_WORDS: Final = re.compile(r"[\w\s]*")
+
+
+def markers_in(template: str) -> frozenset[str]:
+    """The markers that a chat template writes, some of which are no tokens of their own, such as [INST]."""
+    return frozenset(_MARKER.findall(template))
+
+
+def configured_markers(config: Mapping[str, Any]) -> frozenset[str]:
+    """The control tokens that a tokenizer_config.json names; what vLLM says at `/tokenizer_info` has the same form."""
+    named = [value for name, value in config.items() if name.endswith("_token")]
+    for each in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
+        held = config.get(each)
+        named += held.values() if isinstance(held, Mapping) else held if isinstance(held, list) else ()
+    tokens = frozenset(text for text in _contents(named) if not _WORDS.fullmatch(text))
+    templates = config.get("chat_template")
+    texts = (
+        [each.get("template") for each in templates if isinstance(each, Mapping)]
+        if isinstance(templates, list)
+        else [templates]
+    )
+    return tokens.union(*(markers_in(text) for text in texts if isinstance(text, str)))
+
+
+def folder_markers(folder: Path) -> frozenset[str]:
+    """The control tokens that the tokenizer's settings and the chat template in a model's folder name."""
+    found: frozenset[str] = frozenset()
+    with suppress(OSError, ValueError):
+        config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        found |= configured_markers(config) if isinstance(config, Mapping) else frozenset()
+    with suppress(OSError, ValueError):
+        found |= markers_in((folder / "chat_template.jinja").read_text("utf-8"))
+    return found
+
+
+def _contents(named: Iterable[Any]) -> Iterator[str]:
+    """The texts of tokens, which stand there as they are or in an object with their properties."""
+    for each in named:
+        text = each.get("content") if isinstance(each, Mapping) else each
+        if isinstance(text, str):
+            yield text

@@ -1,0 +1,48 @@
+"""What authenticates is kept out of every text that others wrote and that could end in an error, a log or a file."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import quote
+
+HIDDEN: Final = "[hidden]"
+_LONG: Final = 8
+
+
+class Redaction:
+    """Replaces secrets in a text, in every spelling in which a server may repeat them.
+
+    A secret of fewer than 8 characters is replaced only where it stands as a word of its own, so that a password such
+    as "pw" does not make messages unreadable.
+
+    Args:
+        secrets: keys and passwords; empty ones do not count.
+    """
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        spellings = {
+            spelling
+            for secret in secrets
+            if secret
+            for spelling in (
+                secret,
+                json.dumps(secret)[1:-1],
+                repr(secret)[1:-1],
+                quote(secret, ""),
+                html.escape(secret),
+            )
+        }
+        # The longest first: one may be the beginning of another.
+        patterns = [
+            re.escape(each) if len(each) >= _LONG else rf"(?<!\w){re.escape(each)}(?!\w)"
+            for each in sorted(spellings, key=len, reverse=True)
+        ]
+        self._pattern = re.compile("|".join(patterns) or r"(?!)")
+
+    def __call__(self, text: str) -> str:
+        """The text with "[hidden]" in the place of each secret."""
+        return self._pattern.sub(HIDDEN, text)

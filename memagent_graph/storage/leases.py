@@ -1,0 +1,112 @@
+"""Leases: what only one reader at a time may work on, on one machine, whatever becomes of that reader.
+
+A lease is a lock that the operating system holds on a file for as long as its owner has it open, so a killed process
+leaves none behind. Other machines do not see it where the folder is on a network file system without such locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from memagent_graph.errors import CheckpointError, RunError
+from memagent_graph.storage.private_files import private_folder
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def lease(folder: Path, run_id: str) -> Iterator[None]:
+    """Hold a run, so that no other reader, here or in another process, reads it at the same time.
+
+    Args:
+        folder: where those who might meet keep their locks.
+        run_id: the run.
+
+    Raises:
+        RunError: another one holds it; the message names its process.
+        CheckpointError: the folder cannot be written to.
+    """
+    path = folder / hashlib.sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+    with contextlib.ExitStack() as stack:
+        while True:
+            file = stack.enter_context(_opened(path, run_id))
+            if not _locked(file):
+                raise _held(file, run_id)
+            if _is_there(path, file):
+                break
+            file.close()  # its owner removed it between our opening and our lock
+        with contextlib.suppress(OSError):  # on a full disk the lease is held all the same
+            file.truncate(0)
+            file.write(str(os.getpid()).encode())
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # where an open file cannot be removed, an empty lock stays
+                path.unlink()
+
+
+def _opened(path: Path, run_id: str) -> IO[bytes]:
+    try:
+        private_folder(path.parent)
+        return os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b", buffering=0)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path.parent} cannot be written, where it is noted which runs are being read: {error}",
+            hint="Make room on the disk, or keep checkpoints elsewhere, with --checkpoints.",
+            run_id=run_id,
+        ) from error
+
+
+def _held(file: IO[bytes], run_id: str) -> RunError:
+    try:
+        pid = file.read(32).decode("ascii", "replace").strip()
+    except OSError:
+        pid = ""
+    who = "this process" if pid == str(os.getpid()) else f"process {pid}" if pid else "another process"
+    return RunError(
+        f"the run is being read by {who} already",
+        hint="Wait for it, or end it; then resume again, and nothing that it has read is read twice.",
+        run_id=run_id,
+    )
+
+
+def _is_there(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+try:
+    import fcntl
+
+    def _locked(file: IO[bytes]) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            log.warning("this file system has no locks (%s): nothing keeps two readers from one run", error)
+        return True
+
+except ImportError:  # Windows
+    import msvcrt
+
+    _FAR_BYTE = 1 << 30
+    """What is locked there cannot be read by others, and they are to read the number of the process."""
+
+    def _locked(file: IO[bytes]) -> bool:
+        try:
+            file.seek(_FAR_BYTE)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        except OSError:
+            return False
+        finally:
+            file.seek(0)
+        return True

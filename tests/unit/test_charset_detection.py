@@ -1,0 +1,37 @@
+"""Bytes that are not UTF-8 are read in the charset of the language that they are written in."""
+
+import pytest
+
+from memagent_graph.documents.decoding import detected_charset
+
+TEXTS = {
+    "French": "L'été dernier, François a visité la forêt. Il a déjà écrit à sa mère où il était allé, très froid.",
+    "German": "Der alte Müller hörte die Vögel über den Bäumen und mußte früh aufstehen, die Äpfel zu pflücken.",
+    "Spanish": "El niño pequeño comió una manzana mañana. ¿Dónde está el baño? La canción fue escrita en España.",
+    "Portuguese": "A situação não é fácil: as eleições serão em março, e os cidadãos têm opiniões sobre a educação.",
+    "Italian": "Perché la città è così bella? Già nel Cinquecento si diceva che più di ogni virtù contava la libertà.",
+    "Swedish": "På våren är det vackert här. Många människor går ut på ängarna, och på kvällen sjunger fåglarna.",
+    "Danish": "På øen bor der mange får, og om foråret går bønderne ud på markerne og råber, når de får æbler.",
+    "English": "The café’s “naïve” owner — a fiancé of the señora — paid £5 for the crème brûlée, he said…",
+}
+CENTRAL = {
+    "Polish": "Wczoraj wieczorem poszedłem do sklepu, żeby kupić świeże bułki. Było już późno, więc źle się czułem.",
+    "Czech": "Včera večer jsem šel do obchodu, abych koupil čerstvé pečivo. Bylo už pozdě, příště přijdu dříve.",
+    "Hungarian": "Tegnap este elmentem a boltba. Már késő volt, a legtöbb üzlet zárva; őszi eső, gyűrű, nővér.",
+    "Croatian": "Jučer sam otišao u dućan. Već je bilo kasno pa je većina dućana zatvorena, što me žao začudilo.",
+}
+
+
+@pytest.mark.parametrize("times", [1, 200])
+@pytest.mark.parametrize(
+    ("charset", "text"),
+    [("cp1252", text) for text in TEXTS.values()]
+    + [("cp1250", text) for text in CENTRAL.values()]
+    + [("cp1251", "Вчера вечером я пошёл в магазин, чтобы купить хлеба и молока.")],
+    ids=[*TEXTS, *CENTRAL, "Russian"],
+)
+def test_a_text_is_read_in_the_charset_of_its_language(charset, text, times):
+    data = (text * times).encode(charset)
+    found = detected_charset(data[:65_536])
+    assert found is not None
+    assert data.decode(found) == text * times

@@ -1,0 +1,159 @@
+"""Conversion of PDF, DOCX and HTML: in a process of its own, within bounds, and ended with the read."""
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+
+import pytest
+from test_loaders import docx, pdf
+
+from memagent_graph.documents import ConversionBounds, Document, DocumentStore, conversion
+from memagent_graph.documents.conversion import Cancellation
+from memagent_graph.errors import DocumentError, MemAgentError
+from memagent_graph.policies import ScriptedPolicy
+from memagent_graph.reader import MemAgent
+
+_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the operating system holds this bound on Linux")
+
+
+def bomb(paragraphs: int) -> bytes:
+    """A DOCX file whose conversion takes long: a small archive with very many paragraphs, each in a list."""
+    small = zipfile.ZipFile(io.BytesIO(docx("x")))
+    item = '<w:p><w:pPr><w:pStyle w:val="ListParagraph"/></w:pPr><w:r><w:t>a</w:t></w:r></w:p>'
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in small.namelist():
+            text = small.read(name).decode()
+            archive.writestr(name, text.replace("<w:body>", "<w:body>" + item * paragraphs))
+    return file.getvalue()
+
+
+def many_pages(count: int) -> bytes:
+    """A PDF that claims a page very many times."""
+    data = pdf("A page.")
+    return data.replace(b"/Kids [4 0 R]", b"/Kids [" + b"4 0 R " * count + b"]").replace(
+        b"/Count 1", f"/Count {count}".encode()
+    )
+
+
+HOSTILE = {
+    "a.docx": bomb(300_000),
+    "a.pdf": many_pages(200_000),
+    "a.html": b"<table><tr><td>" + b"<p>word</p>" * 300_000,
+}
+
+
+@pytest.fixture
+def children(monkeypatch):
+    """The processes that were started."""
+    started = []
+    popen = subprocess.Popen
+
+    def start(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(conversion.subprocess, "Popen", start)
+    return started
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_file_whose_conversion_takes_long_is_given_up_with_the_remedy(name, tmp_path, children):
+    store = DocumentStore(tmp_path, bounds=ConversionBounds(seconds=0.5))
+    with pytest.raises(DocumentError, match=r"a\.\w+ takes more than 0\.5 seconds.*MEMAGENT_CONVERSION_SECONDS=2"):
+        store.add(Document.from_bytes(HOSTILE[name], name=name))
+    assert [child.returncode is not None for child in children] == [True]
+    assert not [*tmp_path.glob(".incoming-*")]
+
+
+@_LINUX
+@pytest.mark.parametrize("name", ["a.docx", "a.html"])
+def test_a_file_whose_conversion_takes_much_memory_is_given_up_with_the_remedy(name, tmp_path):
+    store = DocumentStore(tmp_path, bounds=ConversionBounds(memory_mb=120))
+    with pytest.raises(DocumentError, match=r"more( memory)? than (the )?120 MB.*MEMAGENT_CONVERSION_MEMORY_MB"):
+        store.add(Document.from_bytes(HOSTILE[name], name=name))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("a.html", b"<p>" + b"word " * 4000), ("a.docx", docx("word " * 4000)), ("a.pdf", pdf(*["some text"] * 2000))],
+)
+def test_a_file_that_gives_much_text_is_given_up_with_the_remedy(name, data, tmp_path):
+    store = DocumentStore(tmp_path, bounds=ConversionBounds(text_mb=0.01))
+    with pytest.raises(DocumentError, match=r"more than 0\.01 MB of text.*MEMAGENT_CONVERSION_TEXT_MB=0\.04"):
+        store.add(Document.from_bytes(data, name=name))
+    ref = DocumentStore(tmp_path).add(Document.from_bytes(data, name=name))
+    assert ref["size"] > 10_000
+
+
+def test_bounds_come_from_the_environment_for_every_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "0.01")
+    with pytest.raises(DocumentError, match="MB of text"):
+        DocumentStore(tmp_path).add(Document.from_bytes(b"<p>" + b"word " * 4000, name="a.html"))
+    monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "much")
+    with pytest.raises(DocumentError, match=r"MEMAGENT_CONVERSION_TEXT_MB is 'much'.*such as 500"):
+        DocumentStore(tmp_path).add(Document.from_bytes(b"<p>x", name="a.html"))
+
+
+def test_plain_text_starts_no_process(tmp_path, children):
+    DocumentStore(tmp_path).add(Document.from_bytes(b"plain", name="a.txt"))
+    DocumentStore(tmp_path).add(Document.from_text("plain, too"))
+    assert children == []
+
+
+def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
+    started = threading.Event()
+    processes = []
+    watching = Cancellation.watching
+
+    def noted(self, process):
+        processes.append(process)
+        started.set()
+        return watching(self, process)
+
+    monkeypatch.setattr(Cancellation, "watching", noted)
+
+    async def main():
+        reader = MemAgent(
+            ScriptedPolicy(lambda *_: "x"), tokenizer="embedded", store=tmp_path / "documents", run_log=False
+        )
+        source = Document.from_bytes(HOSTILE["a.docx"], name="a.docx")
+        read = asyncio.ensure_future(reader.aread(source, "Who?"))
+        await asyncio.to_thread(started.wait, 60)
+        read.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await read
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    asyncio.run(main())
+    assert [process.returncode for process in processes] == [-9 if os.name == "posix" else 1]
+
+
+def test_what_was_cancelled_before_its_conversion_began_is_not_converted(tmp_path):
+    cancellation = Cancellation()
+    cancellation.cancel()
+    with pytest.raises(DocumentError, match=r"conversion of a\.html was cancelled"):
+        DocumentStore(tmp_path).add(Document.from_bytes(HOSTILE["a.html"], name="a.html"), cancellation=cancellation)
+
+
+def test_a_converter_that_crashes_or_prints_is_told_from_one_that_ended(tmp_path, monkeypatch):
+    program = tmp_path / "program.py"
+    monkeypatch.setattr(conversion.converters, "__file__", str(program))
+    store = DocumentStore(tmp_path / "store")
+    page = Document.from_bytes(b"<p>x", name="a.html")
+    for source in ("import os; os.abort()", "print('[1, 2')", "print('[null, 99]'); print('short')", ""):
+        program.write_text(source)
+        with pytest.raises(DocumentError, match=r"HTML file a\.html broke off \(exit code"):
+            store.add(page)
+
+
+def test_names_and_lone_surrogates_cross_the_process_border(tmp_path):
+    name = "naïve 日本\udc80.html"
+    ref = DocumentStore(tmp_path).add(Document.from_bytes("<p>Grüße, 日本</p>".encode(), name=name))
+    assert DocumentStore(tmp_path).read(ref, 0, ref["size"]) == "Grüße, 日本\n"
+    with pytest.raises(MemAgentError, match="nested too deeply"):
+        DocumentStore(tmp_path).add(Document.from_bytes(b"<div>" * 5000 + b"x", name=name))

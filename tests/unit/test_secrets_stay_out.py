@@ -1,0 +1,231 @@
+"""What authenticates is in requests alone: not in files, errors, traces or output, whatever a server says."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import traceback
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import closing
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from aiohttp import web
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from pydantic import SecretStr
+from support.fake_server import FakeServer
+from support.scripts import document_with
+
+from memagent_graph import Budget, ChatModelPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
+from memagent_graph.errors import PolicyAuthenticationError, PolicyError, PolicyRequestError, PolicyResponseError
+from memagent_graph.policies.redaction import HIDDEN, Redaction
+from memagent_graph.policy import Message
+
+KEY = 'sk-proj-4f"9a/b7&c1+d2=e3'
+PASSWORD = "tr0ub4dor&3/é"
+TEXT = document_with({0.3: "The key of harbor is 4711."}, words=900)
+QUESTION = "What is the key of harbor?"
+SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
+         "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
+BASIC = b64encode(f"reader:{PASSWORD}".encode()).decode()
+SPELLINGS = [
+    spelling
+    for secret in (KEY, PASSWORD)
+    for spelling in (secret, json.dumps(secret)[1:-1], quote(secret, ""), escape(secret))
+] + [BASIC]
+
+
+def texts_in(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """All bytes under a folder, and what is packed in its databases."""
+    for path in filter(Path.is_file, folder.rglob("*")):
+        content = path.read_bytes()
+        yield path, content
+        if content.startswith(b"SQLite format 3"):
+            with closing(sqlite3.connect(path)) as database:
+                tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+                for row in (row for name in tables for row in database.execute(f"SELECT * FROM {name}")):
+                    for value in filter(lambda value: isinstance(value, bytes), row):
+                        try:
+                            yield path, zlib.decompress(value)
+                        except zlib.error:
+                            continue
+
+
+def found_in(texts: Iterator[tuple[Any, bytes]]) -> list[tuple[Any, str]]:
+    return [(place, each) for place, content in texts for each in SPELLINGS if each.encode() in content]
+
+
+def echo(status: int, words: str, where: str = "message") -> web.Response:
+    """An error that repeats what it was sent."""
+    if where == "message":
+        return web.json_response({"error": {"message": words}}, status=status)
+    if where == "object":
+        return web.json_response({"error": {"message": {"you sent": words, "headers": [words]}}}, status=status)
+    if where == "page":
+        return web.Response(text=f"<html>{escape(words)} {quote(words, '')} {json.dumps(words)}</html>", status=status)
+    return web.Response(status=307, headers={"Location": f"http://{quote(words, '')}@elsewhere.example/{quote(words)}"})
+
+
+def read_by_command(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (home.parent / "book.txt").write_text(TEXT)
+    command = [sys.executable, "-m", "memagent_graph", "read", str(home.parent / "book.txt"), "-q", QUESTION]
+    done = subprocess.run(
+        [*command, *SMALL, "--retries", "0", "--run-id", "r", *options], check=False, capture_output=True, text=True
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("where", ["message", "object", "page", "redirect"])
+@pytest.mark.parametrize("status", [200, 401, 500])
+def test_a_key_that_a_server_repeats_reaches_no_file_and_no_output(own_home, status, where) -> None:
+    def respond(body, number):
+        return good(body, number) if number < 3 else echo(status, f"Incorrect API key provided: {KEY}.", where)
+
+    good = FakeServer().respond
+    with FakeServer(respond) as server:
+        done = read_by_command(own_home, "--base-url", server.base_url, "--api-key", KEY, "--json")
+    assert done.returncode == 4
+    assert json.loads(done.stdout)["error"]["chunk_index"] == 3
+    assert list(own_home.rglob("checkpoints.sqlite"))
+    assert list(own_home.rglob("runs.sqlite"))
+    assert found_in(texts_in(own_home)) == []
+    assert found_in(iter([("stdout", done.stdout.encode()), ("stderr", done.stderr.encode())])) == []
+    if where == "message":
+        assert HIDDEN in done.stderr
+
+
+def test_the_search_finds_what_is_packed_in_a_database(tmp_path) -> None:
+    with closing(sqlite3.connect(tmp_path / "x.sqlite")) as database:
+        database.execute("CREATE TABLE t (v BLOB)")
+        database.execute("INSERT INTO t VALUES (?)", [zlib.compress(f"… {KEY} …".encode())])
+        database.commit()
+    assert found_in(texts_in(tmp_path)) == [(tmp_path / "x.sqlite", KEY)]
+
+
+def test_user_name_and_password_in_an_address_are_sent_and_shown_nowhere(own_home) -> None:
+    def respond(body, number):
+        return good(body, number) if number != 5 else echo(400, f"{BASIC} is reader:{PASSWORD}")
+
+    good = FakeServer().respond
+    with FakeServer(respond, authorization=f"Basic {BASIC}") as server:
+        address = server.base_url.replace("//", f"//reader:{quote(PASSWORD, '')}@")
+        done = read_by_command(own_home, "--base-url", address, "--json")
+        finished = subprocess.run(
+            [sys.executable, "-m", "memagent_graph", "resume", "r", "--base-url", address],
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
+    assert (done.returncode, finished.stdout) == (4, "4711\n"), finished.stderr
+    assert server.base_url in done.stdout
+    outputs = {"read": done.stdout + done.stderr, "resume": finished.stdout + finished.stderr}
+    assert found_in((name, text.encode()) for name, text in outputs.items()) == []
+    assert found_in(texts_in(own_home)) == []
+
+
+async def test_credentials_in_an_address_go_before_a_key_and_a_wrong_one_is_refused_with_the_way_to_write_it() -> None:
+    with FakeServer(lambda body, number: "x", authorization=f"Basic {BASIC}") as server:
+        address = server.base_url.replace("//", f"//reader:{quote(PASSWORD, '')}@")
+        right = OpenAICompatiblePolicy(base_url=address, api_key=KEY)
+        assert (await right.complete(HELLO, SamplingParams())).text == "x"
+        assert right.base_url == server.base_url
+        wrong = OpenAICompatiblePolicy("fake", base_url=server.base_url.replace("//", "//reader:pw@"))
+        with pytest.raises(PolicyAuthenticationError, match="http://USER:PASSWORD@HOST"):
+            await wrong.complete(HELLO, SamplingParams())
+        await right.aclose()
+        await wrong.aclose()
+
+
+HELLO = [Message(role="user", content="hello")]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"ftp://reader:{PASSWORD}@host/v1",
+        f"http://reader:{PASSWORD}@:0/v1",
+        f"reader:{PASSWORD}//@host",
+        f"reader:{PASSWORD}@host",
+    ],
+)
+def test_a_wrong_address_is_refused_without_the_password_in_it(address) -> None:
+    with pytest.raises(PolicyRequestError, match="not the address of a server") as caught:
+        OpenAICompatiblePolicy(base_url=address)
+    assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["sk-1\nX-Injected: yes", "ключ", "sk-\x00"])
+def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(key) -> None:
+    with pytest.raises(PolicyRequestError, match="API key") as caught:
+        OpenAICompatiblePolicy(base_url="http://host/v1", api_key=key)
+    assert key not in str(caught.value)
+
+
+async def test_a_line_break_behind_a_key_does_not_count() -> None:
+    with FakeServer(lambda body, number: "x", key="sk-1") as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, api_key="sk-1\n")
+        assert (await policy.complete(HELLO, SamplingParams())).text == "x"
+        await policy.aclose()
+
+
+class Tracer(BaseCallbackHandler):
+    """Keeps what tracers do of errors: their words, and their whole traceback with all causes."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def _keep(self, error: BaseException, **kwargs: Any) -> None:
+        self.seen += [repr(error), "".join(traceback.format_exception(error)), str(kwargs)]
+
+    on_llm_error = on_chain_error = _keep
+
+
+@pytest.mark.parametrize("words", [f"wrong key {KEY}", f"Bearer {KEY}"])
+async def test_no_trace_has_a_key_nor_has_anything_that_the_error_came_from(words, tmp_path) -> None:
+    tracer = Tracer()
+    with FakeServer(lambda body, number: echo(401, words)) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, api_key=KEY, max_retries=0)
+        agent = MemAgent(policy, tokenizer="embedded", budget=Budget(chunk_tokens=60), run_log=False, store=tmp_path)
+        graph = await agent.agraph()
+        with pytest.raises(PolicyAuthenticationError):
+            await graph.ainvoke({"question": QUESTION, "document": TEXT}, {"callbacks": [tracer]})
+        await agent.aclose()
+    assert tracer.seen
+    assert found_in(("trace", each.encode()) for each in tracer.seen) == []
+
+
+async def test_a_damaged_reply_that_repeats_the_key_does_not_bring_it_into_the_error() -> None:
+    replies = [f"{'x' * 190}{KEY}", json.dumps({"error": KEY}), f"{KEY} " * 20]
+    for reply in replies:
+        with FakeServer(lambda body, number, reply=reply: web.Response(text=reply)) as server:
+            policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, api_key=KEY, max_retries=0)
+            with pytest.raises(PolicyResponseError) as caught:
+                await policy.complete(HELLO, SamplingParams())
+            await policy.aclose()
+        shown = "".join(traceback.format_exception(caught.value))
+        assert not any(KEY[:length] in shown for length in range(9, len(KEY) + 1))
+
+
+async def test_a_chat_model_s_key_stays_out_of_its_error() -> None:
+    class Model(GenericFakeChatModel):
+        api_key: SecretStr = SecretStr(KEY)
+
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError(f"Incorrect API key provided: {KEY}")
+
+    with pytest.raises(PolicyError, match=r"Incorrect API key provided: \[hidden\]") as caught:
+        await ChatModelPolicy(Model(messages=iter([]))).complete(HELLO, SamplingParams())
+    assert KEY not in "".join(traceback.format_exception(caught.value))
+
+
+def test_short_secrets_are_hidden_as_words_only() -> None:
+    redacted = Redaction(["pw", "", "long-enough"])
+    assert redacted("pw, a pwn and (pw) xlong-enoughx") == f"{HIDDEN}, a pwn and ({HIDDEN}) x{HIDDEN}x"
+    assert Redaction([])("nothing to hide") == "nothing to hide"

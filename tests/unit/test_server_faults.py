@@ -1,0 +1,236 @@
+"""A server that does wrong costs no fact in silence: what can be mended is asked for again, the rest is said."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+from support.fake_server import FakeServer
+from support.server_faults import BUSY, ELSEWHERE, EMPTY, FINAL, MALFORMED, TOO_LONG, choice
+
+from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, SamplingParams, UpdateRule
+from memagent_graph.errors import (
+    PolicyAuthenticationError,
+    PolicyError,
+    PolicyOverloadedError,
+    PolicyRequestError,
+    PolicyResponseError,
+)
+from memagent_graph.events import EventKind
+from memagent_graph.policy import Completion, Message
+
+HELLO = [Message(role="user", content="hello there")]
+TEXT = "The key of harbor is 4711. " + "and then some words " * 60
+QUESTION = "What is the key of harbor?"
+RETRIES = 2
+
+
+@pytest.fixture(autouse=True)
+def nobody_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = asyncio.sleep
+    monkeypatch.setattr("memagent_graph.policies.sending.asyncio.sleep", lambda seconds: sleep(0))
+
+
+async def ask(server: FakeServer, **options) -> Completion:
+    policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_retries=RETRIES, **options)
+    try:
+        return await policy.complete(HELLO, SamplingParams())
+    finally:
+        await policy.aclose()
+
+
+@pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
+async def test_what_a_repetition_can_help_is_repeated(name) -> None:
+    fault = (MALFORMED | TOO_LONG | BUSY)[name]
+    with FakeServer(lambda body, number: fault() if number < RETRIES else "at last") as server:
+        completion = await ask(server)
+    assert (completion.text, completion.retries) == ("at last", RETRIES)
+
+
+@pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
+async def test_what_no_repetition_helped_is_an_error_that_says_so(name) -> None:
+    fault = (MALFORMED | TOO_LONG | BUSY)[name]
+    with (
+        FakeServer(lambda body, number: fault()) as server,
+        pytest.raises(PolicyError, match=f"after {RETRIES} retries|no connection to") as caught,
+    ):
+        await ask(server)
+    assert len(server.requests) == RETRIES + 1
+    assert caught.value.hint
+    assert len(str(caught.value)) < 1200
+    if name in BUSY:
+        assert isinstance(caught.value, PolicyOverloadedError)
+    elif "gzip" not in name:
+        assert isinstance(caught.value, PolicyResponseError)
+
+
+@pytest.mark.parametrize("name", FINAL)
+async def test_what_stays_as_it_is_is_asked_for_once(name) -> None:
+    with (
+        FakeServer(lambda body, number: FINAL[name]()) as server,
+        pytest.raises((PolicyRequestError, PolicyResponseError, PolicyAuthenticationError)) as caught,
+    ):
+        await ask(server)
+    assert caught.value.hint
+    assert len(server.requests) == (6 if name == "307 to itself" else 1)
+
+
+@pytest.mark.parametrize("name", [each for each in FINAL if "another" in each])
+async def test_a_redirect_to_another_server_names_the_base_url_to_use(name) -> None:
+    with FakeServer(lambda body, number: FINAL[name]()) as server, pytest.raises(PolicyResponseError) as caught:
+        await ask(server)
+    assert f"redirects to another server, {ELSEWHERE}; the request was not sent there" in caught.value.message
+    assert caught.value.hint.endswith("--base-url http://elsewhere.example:8000/v1")
+
+
+async def test_no_other_server_gets_the_prompt_by_a_redirect_nor_by_a_change_of_scheme() -> None:
+    from aiohttp import web
+
+    with FakeServer() as other:
+        targets = [
+            other.base_url + "/chat/completions?key=secret",
+            "https" + other.base_url[4:],
+            "//elsewhere.example/v1",
+        ]
+        for target in targets:
+            reply = {"Location": target}
+            with (
+                FakeServer(lambda body, number, reply=reply: web.Response(status=307, headers=reply)) as server,
+                pytest.raises(PolicyResponseError, match="another server") as caught,
+            ):
+                await ask(server)
+            assert "secret" not in str(caught.value)
+        with FakeServer() as server:
+            server.moved_to = other.base_url
+            with pytest.raises(PolicyResponseError, match="another server"):
+                await OpenAICompatiblePolicy(base_url=server.base_url, max_retries=0).describe()
+    assert other.requests == []
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirect_within_the_server_is_followed_with_the_whole_request(status) -> None:
+    from aiohttp import web
+
+    def respond(body, number):
+        return web.Response(status=status, headers={"Location": "completions?again"}) if number == 0 else "there"
+
+    with FakeServer(respond, key="right") as server:
+        completion = await ask(server, api_key="right")
+    assert (completion.text, completion.retries) == ("there", 0)
+    assert server.requests[0] == server.requests[1]
+
+
+def reader(server: FakeServer, **options) -> MemAgent:
+    policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_retries=RETRIES)
+    return MemAgent(policy, tokenizer="embedded", budget=Budget(chunk_tokens=60, memory_tokens=64), **options)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Iterator[tuple[str, int]]:
+    with FakeServer() as server, reader(server, run_log=False) as agent:
+        result = agent.read(TEXT, QUESTION)
+        yield result.answer, len(server.requests)
+
+
+@pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
+def test_one_fault_in_the_middle_of_a_read_changes_nothing_but_is_told(name, undisturbed) -> None:
+    fault, good = (MALFORMED | TOO_LONG | BUSY)[name], FakeServer().respond
+    with (
+        FakeServer(lambda body, number: fault() if number == 2 else good(body, number)) as server,
+        reader(server, run_log=False) as agent,
+    ):
+        result = agent.read(TEXT, QUESTION)
+    assert (result.answer, len(server.requests)) == (undisturbed[0], undisturbed[1] + 1)
+    assert [(event.kind, event.chunk_index) for event in result.events] == [(EventKind.REQUEST_RETRIED, 2)]
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_completion_without_a_text_keeps_the_memory_and_says_by_which_rule(name, undisturbed) -> None:
+    good = FakeServer().respond
+    with (
+        FakeServer(lambda body, number: EMPTY[name]() if number == 2 else good(body, number)) as server,
+        reader(server, run_log=False) as agent,
+    ):
+        result = agent.read(TEXT, QUESTION)
+    (event,) = result.events
+    assert event.kind is (EventKind.REFUSED if "refused" in name or "filter" in name else EventKind.EMPTY)
+    assert (event.chunk_index, event.rule) == (2, UpdateRule.KEEP_PREVIOUS)
+    assert result.answer == undisturbed[0]
+
+
+def test_a_memory_that_was_cut_off_is_taken_and_said_to_be_so() -> None:
+    cut = choice(message={"content": "harbor 4711"}, finish_reason="length")
+    good = FakeServer().respond
+    with (
+        FakeServer(lambda body, number: cut() if number == 2 else good(body, number)) as server,
+        reader(server, run_log=False) as agent,
+    ):
+        result = agent.read(TEXT, QUESTION)
+    (event,) = result.events
+    assert (event.kind, event.chunk_index, event.rule) == (EventKind.TRUNCATED, 2, UpdateRule.ACCEPT)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+async def test_of_a_reply_of_50_mb_no_more_is_taken_in_than_it_may_have(packed) -> None:
+    import zlib
+
+    sent = 0
+
+    async def serve(incoming: asyncio.StreamReader, outgoing: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await incoming.readuntil(b"\r\n\r\n")
+        head = "HTTP/1.1 200 OK\r\n" + ("Content-Encoding: gzip\r\n" if packed else "")
+        outgoing.write(f"{head}Connection: close\r\n\r\n".encode())
+        packer, part = zlib.compressobj(wbits=31), b" " * 65_536
+        try:
+            for _ in range(50_000_000 // len(part)):
+                outgoing.write(packer.compress(part) if packed else part)
+                sent += len(part)
+                await outgoing.drain()
+            outgoing.write(packer.flush() if packed else b"")
+        except ConnectionError:
+            return
+        finally:
+            outgoing.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    policy = OpenAICompatiblePolicy("fake", base_url=url, max_retries=0, max_reply_bytes=2_000_000)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        with pytest.raises(PolicyResponseError, match="too long a reply: it may have 2,000,000 bytes"):
+            await policy.complete(HELLO, SamplingParams())
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        await policy.aclose()
+        server.close()
+    assert most < 8_000_000
+    assert packed or sent < 30_000_000
+
+
+async def test_logprobs_of_another_number_than_the_tokens_do_not_count(tmp_path) -> None:
+    from memagent_graph import RunLog
+
+    good = FakeServer(vllm=True)
+
+    def respond(body, number):
+        reply = good.completion(body, good.respond(body, number))
+        if number == 2:
+            reply["choices"][0]["logprobs"]["content"].append({"token": "x", "logprob": -0.5})
+        return reply
+
+    with FakeServer(respond, vllm=True) as server:
+        async with reader(server, run_log=tmp_path / "runs.sqlite") as agent:
+            result = await agent.aread(TEXT, QUESTION, run_id="r")
+    dropped = [event for event in result.events if event.kind is EventKind.LOGPROBS_DROPPED]
+    assert [event.chunk_index for event in dropped] == [2]
+    assert "log-probs came with" in dropped[0].detail
+    logged = RunLog(tmp_path / "runs.sqlite").conversations("r")
+    kept = [(each.token_ids is not None, each.logprobs is not None) for each in logged]
+    assert [place for place, each in enumerate(kept) if each != (True, True)] == [2]
+    assert kept[2] == (True, False)
