@@ -26,7 +26,8 @@
     ├── EvaluationError             a task, a data file or a results file that an evaluation cannot use
     └── MissingExtraError           an optional dependency is not installed
 
-Messages say what happened; `hint` says what to do next, and `str(error)` holds both.
+Messages say what happened; `hint` says what to do next, and `str(error)` holds both. Those that trying again does not
+mend are `LastingError`s, too: documents, prompts, budgets, settings, a refused key or request, what is not installed.
 """
 
 from __future__ import annotations
@@ -81,7 +82,15 @@ def _rebuild(cls: type[MemAgentError], message: str) -> MemAgentError:
     return error
 
 
-class DocumentError(MemAgentError):
+class LastingError(MemAgentError, RuntimeError):
+    """An error that comes again however often the same is tried.
+
+    It is a `RuntimeError` because LangGraph's `RetryPolicy` tries again after every exception that is none of Python's
+    own; `RuntimeError` and not `ValueError`, which pydantic and LangGraph's server take for errors of their callers.
+    """
+
+
+class DocumentError(LastingError):
     """A source cannot be read, or is not the document that was meant."""
 
 
@@ -105,23 +114,23 @@ class RefusedSourceError(DocumentError):
     """A source that a language model named and that it may not read."""
 
 
-class TokenizerError(MemAgentError):
+class TokenizerError(LastingError):
     """No such tokenizer, or one that cannot be loaded here."""
 
 
-class PromptError(MemAgentError):
+class PromptError(LastingError):
     """A prompt template with missing, unknown or repeated fields."""
 
 
-class StrategyError(MemAgentError):
+class StrategyError(LastingError):
     """A way of reading that nobody knows, that cannot be loaded, or whose graph, roles or state do not fit together."""
 
 
-class BudgetError(MemAgentError):
+class BudgetError(LastingError):
     """Question, memory, chunk, template and output do not fit the context window."""
 
 
-class ProfileError(MemAgentError):
+class ProfileError(LastingError):
     """No budgets and prompts where a policy's are said to be, or ones that cannot be understood."""
 
 
@@ -133,11 +142,11 @@ class PolicyUnreachableError(PolicyError):
     """No connection to the server, or a time-out."""
 
 
-class PolicyAuthenticationError(PolicyError):
+class PolicyAuthenticationError(PolicyError, LastingError):
     """The server refused the key (401 or 403)."""
 
 
-class PolicyRequestError(PolicyError):
+class PolicyRequestError(PolicyError, LastingError):
     """The server refused the request (another 4xx): a wrong model name, an over-long prompt."""
 
 
@@ -153,11 +162,11 @@ class RunError(MemAgentError):
     """Something about a run's identity or state."""
 
 
-class RunNotFoundError(RunError):
+class RunNotFoundError(RunError, LastingError):
     """No run of that id in this log."""
 
 
-class RunMismatchError(RunError):
+class RunMismatchError(RunError, LastingError):
     """A run resumed with another document, question or settings."""
 
 
@@ -177,7 +186,7 @@ class EvaluationError(MemAgentError):
     """A task, a data file or a results file that an evaluation cannot use."""
 
 
-class MissingExtraError(MemAgentError):
+class MissingExtraError(LastingError):
     """An optional dependency is not installed.
 
     Args:
