@@ -15,7 +15,7 @@ from memagent_graph.events import StopReason
 from memagent_graph.results import ReadResult
 
 READING = "memagent"
-"""Key in a tool message's `response_metadata` for what the application gets of a reading; the artifact is the tool's."""
+"""Key in a tool message's `response_metadata` for what an application gets of a reading; the artifact is the tool's."""
 
 _AROUND_BYTES = 700
 """Set aside for what stands around the beginning of a result that could not be read."""
