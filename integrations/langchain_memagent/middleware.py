@@ -22,7 +22,7 @@ from langchain_memagent.questions import Questions, about_result, latest_request
 from langchain_memagent.rolling_history import RollingHistory
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
-from memagent_graph.errors import MemAgentError, MissingExtraError
+from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
 from memagent_graph.reader import MemAgent, raise_first, result_of
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.results import ReadResult
@@ -88,6 +88,10 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         history_tokens: the longest history that is shown as it is; None leaves all as they are.
         keep_messages: how many recent messages of a longer history stay as they are, where they fit.
         limits: where the reading of one tool result stops early; the reader's own by default.
+
+    Raises:
+        BudgetError: `history_tokens` leaves too little room beside a memory; where the policy has to be asked for its
+            budget, at the agent's first model call.
     """
 
     state_schema = ReadingState
@@ -110,9 +114,12 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         self._agent = agent
         self._result_tokens = result_tokens
         self._limits = limits
+        self._was_asked = False
         self._history = (
             RollingHistory(agent, tokens=history_tokens, keep_messages=keep_messages) if history_tokens else None
         )
+        if self._history and (known := agent.prepared):
+            self._history.require_room(known.budget)
         self._ask_tool = StructuredTool.from_function(
             self._ask,
             coroutine=self._aask,
@@ -278,7 +285,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
         """Call the model, with a memory in place of the older messages if there are too many."""
-        if self._history is None or not self._history.may_be_long(request.messages):
+        if self._history is None or run_sync(self._fits(self._history, request)):
             return handler(request)
         around = _Around.here(request.runtime)
         return handler(request.override(messages=run_sync(self._shown(self._history, request, around))))
@@ -287,10 +294,18 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
         """`wrap_model_call` for asynchronous agents."""
-        if self._history is None or not self._history.may_be_long(request.messages):
+        if self._history is None or await self._fits(self._history, request):
             return await handler(request)
         around = _Around.here(request.runtime)
         return await handler(request.override(messages=await self._shown(self._history, request, around)))
+
+    async def _fits(self, history: RollingHistory, request: ModelRequest[Any]) -> bool:
+        """Whether the history is surely short. A bound that no history can be kept within is told at the first call."""
+        if self._agent.prepared is None and not self._was_asked:
+            self._was_asked = True
+            with suppress(PolicyError):  # nothing is to be read yet, so it need not answer
+                history.require_room((await self._agent.aprepare()).budget)
+        return not history.may_be_long(request.messages)
 
     async def _shown(self, history: RollingHistory, request: ModelRequest[Any], around: _Around) -> list[AnyMessage]:
         try:

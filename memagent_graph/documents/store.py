@@ -22,7 +22,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from memagent_graph.documents.live_streams import LiveStream, utf8
 from memagent_graph.documents.loaders import LabelledText, labelled_text, opened
@@ -51,17 +51,19 @@ class DocumentStore:
         self._live: dict[str, LiveStream] = {}
         self._became: dict[str, tuple[str, int]] = {}
 
-    def add(self, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
+    def add(self, document: Any, *, replace_undecodable: bool = False) -> DocumentRef:
         """Store a document's text, once, or register a live stream to be stored as it is read.
 
         Args:
-            document: The source; it is read here, a megabyte at a time, unless it is live.
+            document: A `Document`, or what `Document.of` makes one of. It is read here, a megabyte at a time, unless it
+                is live.
             replace_undecodable: Put U+FFFD where bytes or code points are not text.
 
         Raises:
             DocumentError: It cannot be read (see its subclasses for why), or not be stored, with the remedy.
             MissingExtraError: Its kind needs the extra `files`.
         """
+        document = Document.of(document)
         with self._failures_told():
             self._make_folders()
             if document.is_live:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
@@ -279,3 +280,12 @@ async def test_the_server_says_its_own_name_and_version(tmp_path) -> None:
         server = make_server(reader)
         options = server._mcp_server.create_initialization_options()
         assert (options.server_name, options.server_version) == ("memagent", version("memagent-graph"))
+
+
+def test_the_settings_for_clients_in_the_docs_start_the_server() -> None:
+    docs = (Path(__file__).resolve().parents[2] / "docs" / "agents.md").read_text()
+    settings = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", docs, re.S)]
+    assert [*map(list, settings)] == [["mcpServers"], ["servers"], ["context_servers"]]
+    for each in settings:
+        ((name, started),) = next(iter(each.values())).items()
+        assert (name, started["command"], started["args"][:2]) == ("memagent", "memagent", ["mcp", "--root"])

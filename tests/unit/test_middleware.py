@@ -21,12 +21,13 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from support.chat_models import ScriptedChatModel, calls, in_turn
+from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.questions import about_result, latest_request, shortened
 from langchain_memagent.transcripts import safe_cuts, transcript
-from memagent_graph import Limits, MemAgent, ScriptedPolicy
+from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import BudgetError, PolicyUnreachableError
 from memagent_graph.policies import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
@@ -386,6 +387,19 @@ class TestHistories:
             states.append(history)
             assert set(saver.storage["one"]) == {""}
         assert states[0] == states[1]
+
+    def test_a_bound_that_is_too_small_is_told_when_the_middleware_is_made(self, make_reader: MakeReader) -> None:
+        with pytest.raises(BudgetError, match="history_tokens=248 or more"):
+            MemAgentMiddleware(make_reader(), history_tokens=200)
+
+    async def test_of_a_policy_that_has_to_be_asked_it_is_told_at_the_first_call(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        with FakeServer() as server:
+            policy = OpenAICompatiblePolicy(base_url=server.base_url)
+            agent = self.agent(make_reader(policy, budget=None), in_turn("fine"), history_tokens=200)
+            with pytest.raises(BudgetError, match="history_tokens"):
+                await run(agent, {"messages": [HumanMessage("hello")]})
 
     async def test_reading_a_history_shows_its_progress_and_is_counted(self, make_reader: MakeReader) -> None:
         counted, recorder = UsageMetadataCallbackHandler(), Recorder()

@@ -30,6 +30,7 @@ from langchain_core.tools import BaseTool, InjectedToolArg, ToolException
 from langgraph.config import get_stream_writer
 from pydantic import (
     BaseModel,
+    ConfigDict,
     Field,
     PrivateAttr,
     SkipValidation,
@@ -93,7 +94,23 @@ class ReadLongDocument(BaseTool):
     MEMAGENT_HOME.
 
     Errors that a model can do something about come back as tool messages with status "error", never as exceptions.
+
+    Args:
+        agent: the reader.
+        roots: folders, or single files, below which the model may name paths, links followed. Without any, none.
+        max_bytes: the largest document, of any source.
+        max_questions: questions in one call.
+        limits: where the read for one question stops early; a call costs at most `max_questions` times as much.
+        on_failure: "tell" the model of a read that failed, or "raise" the error; see the module.
+        fetcher: gets the content of the web addresses that the model may name; refusing hosts is its job.
+        backend: a deepagents backend; absolute paths are looked up in it first.
+        state_keys: keys of the agent's state that the model may name.
+
+    Raises:
+        pydantic.ValidationError: an option of another name, or a value of the wrong type.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str = "read_long_document"
     description: str = _DESCRIPTION
