@@ -495,13 +495,6 @@ class TestHistories:
             await run(agent, {"messages": [*said, HumanMessage("And now?")]}, thread)
             assert len(policy.prompts) > before
 
-    async def test_a_bound_that_leaves_no_room_beside_a_memory_is_refused(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
-        agent = self.agent(make_reader(), in_turn("fine"), history_tokens=100)
-        with pytest.raises(BudgetError, match="history_tokens=248 or more"):
-            await run(agent, {"messages": [HumanMessage("word " * 200)]})
-
     async def test_a_request_that_alone_fills_the_bound_is_shortened(self, make_reader: MakeReader, run: Any) -> None:
         model = in_turn("fine")
         agent = self.agent(make_reader(), model)

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.tracers import BaseTracer, Run
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
@@ -138,14 +139,18 @@ async def test_progress_callbacks_and_drawings_go_through_the_parent(make_reader
 
 @pytest.mark.parametrize("sync", [True, False])
 async def test_no_run_of_the_package_shows_text_that_stands_in_the_state(make_reader, sync) -> None:
-    class Inputs(BaseCallbackHandler):
-        def __init__(self) -> None:
-            self.seen: dict[str, str] = {}
+    class Inputs(BaseTracer):
+        seen: dict[str, str]
 
-        def on_chain_start(self, serialized, inputs, **kwargs) -> None:
-            self.seen.setdefault(kwargs.get("name") or "", repr(inputs))
+        def _persist_run(self, run: Run) -> None:
+            pass
+
+        def _start_trace(self, run: Run) -> None:
+            self.seen[run.name] = self.seen.get(run.name, "") + repr(run.inputs)
+            super()._start_trace(run)
 
     inputs = Inputs()
+    inputs.seen = {}
     builder = StateGraph(State)
     policy = TracePolicy(process_inputs=omit_payload, process_outputs=omit_payload)
     builder.add_node("read", memagent_node(make_reader()), trace_policy=policy)
