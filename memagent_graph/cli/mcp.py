@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -13,7 +13,6 @@ from memagent_graph.cli.options import Checkpoints, ReaderOptions, ReplaceUndeco
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
-    from memagent_mcp.server import MemAgentServer
 
 _HOST: Final = "127.0.0.1"
 _PORT: Final = 8765
@@ -72,7 +71,7 @@ class Mcp(ReaderOptions):
             run_log=False if self.no_log else self.log or True,
         )
 
-    def make_server(self, reader: MemAgent) -> MemAgentServer:
+    def make_server(self, reader: MemAgent) -> Any:  # a `MemAgentServer`, of a room above
         """The server, which trusts the roots that a client names only where nobody else can be that client."""
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_mcp import make_server  # noqa: PLC0415
