@@ -266,8 +266,8 @@ async def one_trial(contender: Contender, trial: Trial, form: str) -> tuple[bool
     except ContextOverflowError:
         return False, model.spent
     for message in state["messages"]:
-        if isinstance(message, ToolMessage) and isinstance(message.artifact, dict):
-            model.spent.tokens += message.artifact["usage_metadata"]["total_tokens"]
+        if isinstance(message, ToolMessage) and (reading := message.response_metadata.get("memagent")):
+            model.spent.tokens += reading["usage_metadata"]["total_tokens"]
     return state["messages"][-1].text.strip() == trial.fact.value, model.spent
 
 

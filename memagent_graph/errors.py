@@ -26,7 +26,8 @@
     ├── EvaluationError             an evaluation cannot use a task, data or results file
     └── MissingExtraError           an optional dependency is not installed
 
-Messages say what happened; `hint` says what to do next, and `str(error)` contains both.
+Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Errors that a retry cannot mend are
+`LastingError`s, too: documents, prompts, budgets, settings, a refused key or request, an extra that is not installed.
 """
 
 from __future__ import annotations
@@ -81,7 +82,15 @@ def _rebuild(cls: type[MemAgentError], message: str) -> MemAgentError:
     return error
 
 
-class DocumentError(MemAgentError):
+class LastingError(MemAgentError, RuntimeError):
+    """An error that every retry meets again.
+
+    It is a `RuntimeError` because LangGraph's `RetryPolicy` retries after every exception that is none of Python's own;
+    not a `ValueError`, which pydantic and LangGraph's server take for errors of their callers.
+    """
+
+
+class DocumentError(LastingError):
     """A source cannot be read, or is another document than expected."""
 
 
@@ -105,23 +114,23 @@ class RefusedSourceError(DocumentError):
     """A source that a language model may not read."""
 
 
-class TokenizerError(MemAgentError):
+class TokenizerError(LastingError):
     """There is no such tokenizer, or it cannot be loaded."""
 
 
-class PromptError(MemAgentError):
+class PromptError(LastingError):
     """A prompt template with missing, unknown or repeated fields."""
 
 
-class StrategyError(MemAgentError):
+class StrategyError(LastingError):
     """A way of reading that is unknown, cannot be loaded, or whose graph, roles or state do not fit together."""
 
 
-class BudgetError(MemAgentError):
+class BudgetError(LastingError):
     """Question, memory, chunk, template and output do not fit the context window."""
 
 
-class ProfileError(MemAgentError):
+class ProfileError(LastingError):
     """The budgets and prompts of a policy are missing or cannot be parsed."""
 
 
@@ -133,11 +142,11 @@ class PolicyUnreachableError(PolicyError):
     """No connection to the server, or a time-out."""
 
 
-class PolicyAuthenticationError(PolicyError):
+class PolicyAuthenticationError(PolicyError, LastingError):
     """The server refused the key (401 or 403)."""
 
 
-class PolicyRequestError(PolicyError):
+class PolicyRequestError(PolicyError, LastingError):
     """The server refused the request (another 4xx): a wrong model name, an over-long prompt."""
 
 
@@ -153,11 +162,11 @@ class RunError(MemAgentError):
     """A problem with a run's identity or state."""
 
 
-class RunNotFoundError(RunError):
+class RunNotFoundError(RunError, LastingError):
     """There is no run with this id."""
 
 
-class RunMismatchError(RunError):
+class RunMismatchError(RunError, LastingError):
     """A run resumed with another document, question or settings."""
 
 
@@ -177,7 +186,7 @@ class EvaluationError(MemAgentError):
     """An evaluation cannot use a task, a data file or a results file."""
 
 
-class MissingExtraError(MemAgentError):
+class MissingExtraError(LastingError):
     """An optional dependency is not installed.
 
     Args:

@@ -435,6 +435,11 @@ class MemAgent:
         )
         return other
 
+    @property
+    def prepared(self) -> ReaderContext | None:
+        """What the nodes work with; None while the policy has to be asked for a part of it."""
+        return self._context
+
     async def aprepare(self) -> ReaderContext:
         """Ask the policy for what was left out, check that the budget fits, and return the context of the nodes.
 

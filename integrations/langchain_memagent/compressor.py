@@ -44,7 +44,7 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
             documents that are cited, unchanged and in their order.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     agent: MemAgent | ReaderGraph
     keep: Literal["reading", "cited"] = "reading"

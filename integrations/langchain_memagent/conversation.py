@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import (
+    BaseMessage,
+    HumanMessage,
+    MessageLikeRepresentation,
+    convert_to_messages,
+    messages_from_dict,
+    messages_to_dict,
+)
+from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.graph import END
+from langgraph.store.base import BaseStore, Item
 
-from langchain_memagent.detached_reads import detached, detached_sync
+from langchain_memagent.detached_reads import detached, reported
 from langchain_memagent.questions import SOURCE, about_history, shortened
+from langchain_memagent.subgraph_reads import PARTS, FollowedRead
 from langchain_memagent.transcripts import transcript
+from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reader import MemAgent
@@ -22,16 +36,21 @@ from memagent_graph.reading.state import Limits, LineState, ReaderState
 from memagent_graph.reading.steps import read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import UPDATE, Role
+from memagent_graph.trace import MemoryUpdate
 
 _FORMAT = 1
+_NAMESPACE = ("memagent", "conversations")
+
+Messages: TypeAlias = Sequence[MessageLikeRepresentation] | MessageLikeRepresentation
+"""What LangChain takes for messages: messages, (role, text) tuples, dicts with role and content, texts of the user."""
 
 
 class MemAgentConversationMemory:
     """What a dialogue came to, in at most the reader's `memory_tokens` tokens, however long it goes on.
 
     Every `add` shows the policy the memory and the new messages, in as many chunks as they need, and takes what it
-    writes as the new memory. What was added before is not read again. Nothing is stored besides the memory: neither
-    the reader's document store nor its run log sees the dialogue.
+    writes as the new memory. What was added before is not read again. Several `add`s at once are done one after the
+    other, in the order of their calls. The dialogue is in neither the reader's document store nor its run log.
 
     This is for code that keeps its dialogues itself. An agent of `create_agent` gets the same from
     `MemAgentMiddleware(agent, result_tokens=None)`.
@@ -43,18 +62,47 @@ class MemAgentConversationMemory:
     Args:
         agent: the reader whose policy, prompts and budgets are used.
         question: what the dialogue is read for; anything that may matter later where it is left out.
+        unread_tokens: how many tokens of new messages may wait, and are shown as they are, until they are read
+            together. With 0 every `add` asks the policy at least once; with the reader's `chunk_tokens`, a dialogue of
+            short turns costs as few calls as if it had been added at once.
+        store: a LangGraph store, in which the memory is kept under `key`. Every `add` begins with what is there, and
+            puts the new memory there before it returns; call `load` to have it before that. Of two processes that add
+            to the same memory at the same moment, the later one counts.
+        key: the dialogue's name in the store, as a thread's id.
+        namespace: the part of the store that it lies in.
+
+    Raises:
+        MemAgentError: a store without a key, or the other way round.
     """
 
-    def __init__(self, agent: MemAgent, *, question: str | None = None) -> None:
+    def __init__(
+        self,
+        agent: MemAgent,
+        *,
+        question: str | None = None,
+        unread_tokens: int = 0,
+        store: BaseStore | None = None,
+        key: str | None = None,
+        namespace: tuple[str, ...] = _NAMESPACE,
+    ) -> None:
+        if (store is None) != (key is None):
+            raise MemAgentError(
+                f"a conversation memory was given a {'key' if store is None else 'store'} alone",
+                hint="Give both store=... and key=..., as in key=thread_id; or neither, and keep to_dict() yourself.",
+            )
         self._agent = agent
         self._question = question
+        self._unread_tokens = unread_tokens
+        self._store, self._key, self._namespace = store, key or "", namespace
         self._text = ""
         self._messages_read = 0
-        self._adding = False
+        self._unread: list[BaseMessage] = []
+        self._turns = threading.Lock()
+        self._last_turn: Future[None] | None = None
 
     @property
     def text(self) -> str:
-        """The memory; empty before the first message."""
+        """The memory; empty before the first message is read."""
         return self._text
 
     @property
@@ -63,68 +111,157 @@ class MemAgentConversationMemory:
         return self._messages_read
 
     @property
-    def as_messages(self) -> list[BaseMessage]:
-        """The memory as the beginning of a prompt: one message, or none while it is empty."""
-        return [memory_message(self._text, self._messages_read)] if self._text else []
+    def unread(self) -> list[BaseMessage]:
+        """The messages that wait to be read, at most `unread_tokens` tokens."""
+        return list(self._unread)
 
-    async def aadd(self, messages: Sequence[BaseMessage], *, question: str | None = None) -> str:
-        """Read further messages into the memory, and return it.
+    @property
+    def as_messages(self) -> list[BaseMessage]:
+        """The beginning of a prompt: the memory in one message, if there is one, and the messages that wait."""
+        return [*([memory_message(self._text, self._messages_read)] if self._text else []), *self._unread]
+
+    async def aadd(self, messages: Messages, *, question: str | None = None) -> str:
+        """Take further messages into the memory, and return it.
 
         Args:
-            messages: what was said since the last call. Keep tool calls and their results together.
+            messages: what was said since the last call, as LangChain takes it: messages, (role, text) tuples, dicts.
+                Keep tool calls and their results together.
             question: what these messages are read for, instead of the memory's own question.
 
         Raises:
-            MemAgentError: another `add` is still at work.
+            MemAgentError: something that is not a message.
             PolicyError: the policy failed; the memory is as it was before the call.
         """
-        if self._adding:
-            raise MemAgentError(
-                "messages are already being read into this memory", hint="Await one add before you begin the next."
-            )
-        self._adding = True
-        try:
-            asked = question or self._question
-            self._text = await detached(read_on(self._agent, self._text, messages, asked))
-            self._messages_read += len(messages)
-        finally:
-            self._adding = False
-        return self._text
+        return await self._take(_messages(messages), question, self._aget, self._aput)
 
-    def add(self, messages: Sequence[BaseMessage], *, question: str | None = None) -> str:
+    def add(self, messages: Messages, *, question: str | None = None) -> str:
         """`aadd` for synchronous code."""
-        return detached_sync(self.aadd(messages, question=question))
+        return run_sync(self._take(_messages(messages), question, self._get, self._put))
+
+    async def aflush(self) -> str:
+        """Read what waits, and return the memory."""
+        return await self._take([], None, self._aget, self._aput, read_all=True)
+
+    def flush(self) -> str:
+        """`aflush` for synchronous code."""
+        return run_sync(self._take([], None, self._get, self._put, read_all=True))
+
+    async def aload(self) -> MemAgentConversationMemory:
+        """Take what the store holds, and return this memory."""
+        return await self._loaded(self._aget)
+
+    def load(self) -> MemAgentConversationMemory:
+        """`aload` for synchronous code."""
+        return run_sync(self._loaded(self._get))
 
     def to_dict(self) -> dict[str, Any]:
         """All there is to keep, JSON-ready; `from_dict` makes the same memory of it."""
-        return {
-            "format": _FORMAT,
-            "text": self._text,
-            "messages_read": self._messages_read,
-            "question": self._question,
-        }
+        return self._values(self._text, self._messages_read, self._unread)
 
     @classmethod
-    def from_dict(cls, agent: MemAgent, values: Mapping[str, Any]) -> MemAgentConversationMemory:
-        """The memory that `to_dict` was called on.
+    def from_dict(cls, agent: MemAgent, values: Mapping[str, Any], **options: Any) -> MemAgentConversationMemory:
+        """The memory that `to_dict` was called on; `options` are those of the constructor.
 
         Raises:
             MemAgentError: the values are not what `to_dict` gives.
         """
+        memory = cls(agent, **{"question": values.get("question"), **options})
+        memory._adopt(values)
+        return memory
+
+    async def _loaded(self, get: Callable[[], Awaitable[Item | None]]) -> MemAgentConversationMemory:
+        async with self._turn():
+            self._accept(await get())
+        return self
+
+    async def _take(
+        self,
+        messages: list[BaseMessage],
+        question: str | None,
+        get: Callable[[], Awaitable[Item | None]],
+        put: Callable[[dict[str, Any]], Awaitable[None]],
+        *,
+        read_all: bool = False,
+    ) -> str:
+        async with self._turn():
+            self._accept(await get())
+            text, read, old, new = self._text, self._messages_read, self._unread, messages
+            if read_all or await self._are_too_many(new):
+                old, new = [*old, *new], []
+            waiting = [*old, *new]
+            # What waited fills a chunk, and is read without the newest, which would begin another one.
+            if read_all or len(new) < len(messages) or await self._are_too_many(waiting):
+                asked = question or self._question
+                text = await read_on(self._agent, text, old, asked, config=ensure_config())
+                read, waiting = read + len(old), new
+            await put(self._values(text, read, waiting))
+            self._text, self._messages_read, self._unread = text, read, waiting
+        return text
+
+    async def _are_too_many(self, messages: Sequence[BaseMessage]) -> bool:
+        if not self._unread_tokens:
+            return bool(messages)
+        tokenizer = (await self._agent.aprepare()).tokenizer
+        return await asyncio.to_thread(tokenizer.count, transcript(messages)) > self._unread_tokens
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until those are done who called before; they may be in other threads and event loops."""
+        mine: Future[None] = Future()
+        with self._turns:
+            before, self._last_turn = self._last_turn, mine
+        try:
+            if before is not None:
+                await asyncio.shield(asyncio.wrap_future(before))
+            yield
+        finally:
+            if before is None or before.done():
+                mine.set_result(None)
+            else:  # cancelled while it waited: whoever comes next still has to wait
+                before.add_done_callback(lambda _: mine.set_result(None))
+
+    async def _aget(self) -> Item | None:
+        return None if self._store is None else await self._store.aget(self._namespace, self._key)
+
+    async def _aput(self, values: dict[str, Any]) -> None:
+        if self._store is not None:
+            await self._store.aput(self._namespace, self._key, values)
+
+    async def _get(self) -> Item | None:
+        return None if self._store is None else await asyncio.to_thread(self._store.get, self._namespace, self._key)
+
+    async def _put(self, values: dict[str, Any]) -> None:
+        if self._store is not None:
+            await asyncio.to_thread(self._store.put, self._namespace, self._key, values)
+
+    def _values(self, text: str, messages_read: int, unread: Sequence[BaseMessage]) -> dict[str, Any]:
+        return {
+            "format": _FORMAT,
+            "text": text,
+            "messages_read": messages_read,
+            "question": self._question,
+            "unread": messages_to_dict(unread),
+        }
+
+    def _accept(self, item: Item | None) -> None:
+        if item is not None:
+            self._adopt(item.value)
+
+    def _adopt(self, values: Mapping[str, Any]) -> None:
         text, messages_read, question = (values.get(name) for name in ("text", "messages_read", "question"))
+        unread = values.get("unread", [])  # not there in what earlier versions kept
         if (
             values.get("format") != _FORMAT
             or not isinstance(text, str)
             or not isinstance(messages_read, int)
             or not isinstance(question, str | None)
+            or not isinstance(unread, list)
         ):
             raise MemAgentError(
                 "these are not the values of a conversation memory that this version can read",
                 hint="Pass what MemAgentConversationMemory.to_dict() returned, unchanged.",
             )
-        memory = cls(agent, question=question)
-        memory._text, memory._messages_read = text, messages_read
-        return memory
+        self._text, self._messages_read, self._unread = text, messages_read, messages_from_dict(unread)
 
 
 def memory_message(text: str, messages_read: int) -> HumanMessage:
@@ -136,8 +273,24 @@ def memory_message(text: str, messages_read: int) -> HumanMessage:
     )
 
 
-async def read_on(agent: MemAgent, memory: str, messages: Iterable[BaseMessage], question: str | None) -> str:
+async def read_on(
+    agent: MemAgent,
+    memory: str,
+    messages: Iterable[BaseMessage],
+    question: str | None,
+    *,
+    config: RunnableConfig,
+    report: Callable[[str, MemoryUpdate], None] | None = None,
+) -> str:
     """The memory after further messages; as it was where they hold no text.
+
+    Args:
+        agent: the reader.
+        memory: the memory before.
+        messages: the messages.
+        question: what they are read for.
+        config: that of the graph around, if there is one; its handlers learn of the read.
+        report: is given the read's run id and every update as it is made.
 
     Raises:
         PolicyError: the policy failed.
@@ -148,21 +301,31 @@ async def read_on(agent: MemAgent, memory: str, messages: Iterable[BaseMessage],
     context = await agent.aprepare()
     budget, tokenizer = context.budget, context.tokenizer
     asked = shortened(question, budget.question_tokens, tokenizer) if question else None
-    # A dialogue is private to its thread, so its text is gone as soon as it was read.
-    with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
-        store = DocumentStore(folder)
-        document = Document.from_text(text, name="conversation")
-        reference = await store.add_async(document, replace_undecodable=True)
-        graph = build_graph(
-            replace(context, store=store, run_log=None, limits=Limits()),
-            _ReadOn(memory),
-            checkpointer=False,
-        )
-        given: Any = {
-            "question": asked or about_history(None, budget.question_tokens, tokenizer),
-            "document": reference,
-        }
-        state = await graph.ainvoke(given)
+    asked = asked or about_history(None, budget.question_tokens, tokenizer)
+
+    async def followed(reports: FollowedRead) -> Mapping[str, Any]:
+        # A dialogue is private to its thread, so its text is gone as soon as it was read.
+        with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
+            store = DocumentStore(folder)
+            document = Document.from_text(text, name="conversation")
+            reference = await store.add_async(document, replace_undecodable=True)
+            apart = replace(context, store=store, run_log=None, limits=Limits())
+            graph = build_graph(apart, _ReadOn(memory), checkpointer=False)
+            given = {"question": asked, "document": reference}
+            async for mode, part in graph.astream(given, stream_mode=PARTS):
+                reports.began_earlier(mode, part)
+        return reports.state
+
+    async with reported(config, agent.policy.name, {"question": asked, "document": "conversation"}) as spent:
+
+        def told(run_id: str, update: MemoryUpdate) -> None:
+            spent.add(update)
+            if report is not None:
+                report(run_id, update)
+
+        state = await detached(followed(FollowedRead(told)))
+        usage = state["usage"]
+        spent.settle(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])
     return str(state["memory"])
 
 
@@ -191,3 +354,16 @@ class _ReadOn(Strategy):
 
 def _after_read_chunk(state: LineState) -> str:
     return END if state.get("span") is None else "update_memory"
+
+
+def _messages(given: Messages) -> list[BaseMessage]:
+    is_one = isinstance(given, BaseMessage | str | dict) or (
+        isinstance(given, tuple) and len(given) == 2 and all(isinstance(each, str) for each in given)
+    )
+    try:
+        return convert_to_messages([given] if is_one else given)  # type: ignore[arg-type, list-item]
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+        raise MemAgentError(
+            f"something is not a message: {str(error).splitlines()[0]}",
+            hint='Pass LangChain messages, ("user", "text") tuples, or {"role": ..., "content": ...} dicts.',
+        ) from error

@@ -1,35 +1,115 @@
-"""Reads that are detached from the graph that runs around them.
+"""Reads that are detached from the graph that runs around them, and what that graph's handlers learn of them.
 
 A graph that is called inside another one's node takes over its callbacks, its streams and, unless it has its own, its
 checkpointer. A reading on a middleware's behalf must not: every chunk of a tool result would stand in the agent's
-traces, and the policy's tokens in its message stream, between the model's own.
+traces, and the policy's tokens in its message stream, between the model's own. What handlers see instead is one run for
+the whole read, with one model run in it that has all of its tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
-from memagent_graph.concurrency.background import run_sync
+from memagent_graph.reading.tracing import NOT_STREAMED
+from memagent_graph.trace import MemoryUpdate
 
 T = TypeVar("T")
 
 
 async def detached(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine that sees nothing of the graph around; everything else in the context it does see."""
-    return await asyncio.get_running_loop().create_task(coroutine, context=_outside())
+    return await asyncio.get_running_loop().create_task(_untraced(coroutine), context=_outside())
 
 
-def detached_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """`detached` for synchronous code."""
-    return _outside().run(run_sync, coroutine)
+@dataclass
+class Spent:
+    """What a read has cost so far, and what its run ends with."""
+
+    model: str
+    """The policy's name."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    outputs: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, update: MemoryUpdate) -> None:
+        """Count an update, in case that nothing comes behind it."""
+        self.prompt_tokens += update.prompt_tokens
+        self.completion_tokens += update.completion_tokens
+
+    def settle(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int, **outputs: Any) -> None:
+        """Take the read's own totals instead."""
+        self.prompt_tokens, self.completion_tokens = prompt_tokens, completion_tokens
+        self.cached_tokens, self.outputs = cached_tokens, outputs
+
+    def as_result(self) -> LLMResult:
+        """As a model's run ends."""
+        message = AIMessage(
+            "",
+            usage_metadata=UsageMetadata(
+                input_tokens=self.prompt_tokens,
+                output_tokens=self.completion_tokens,
+                total_tokens=self.prompt_tokens + self.completion_tokens,
+                input_token_details=InputTokenDetails(cache_read=self.cached_tokens),
+            ),
+            response_metadata={"model_name": self.model},
+        )
+        return LLMResult(generations=[[ChatGeneration(message=message)]])
+
+
+@asynccontextmanager
+async def reported(config: RunnableConfig, model: str, inputs: Mapping[str, Any]) -> AsyncIterator[Spent]:
+    """A detached read as a run below the one that `config` belongs to; handlers see no text of the document.
+
+    Args:
+        config: that of the graph around.
+        model: the policy's name.
+        inputs: what the run is shown to begin with.
+    """
+    manager = AsyncCallbackManager.configure(
+        inheritable_callbacks=config.get("callbacks"), inheritable_metadata=config.get("metadata")
+    )
+    run = await manager.on_chain_start({}, dict(inputs), name="MemAgent")
+    below = run.get_child(NOT_STREAMED)
+    below.add_metadata({"ls_model_type": "chat", "ls_model_name": model}, inherit=False)
+    shown = HumanMessage("(the prompts of a whole read, kept out of traces)")
+    (asked,) = await below.on_chat_model_start(
+        {}, [[shown]], name="MemAgent policy", invocation_params={"model": model}
+    )
+    spent = Spent(model)
+    try:
+        yield spent
+    except BaseException as error:
+        await asked.on_llm_end(spent.as_result())
+        await run.on_chain_error(error)
+        raise
+    await asked.on_llm_end(spent.as_result())
+    await run.on_chain_end(spent.outputs)
+
+
+async def _untraced(coroutine: Coroutine[Any, Any, T]) -> T:
+    from langsmith.run_helpers import tracing_context  # noqa: PLC0415  slow to import, and seldom needed
+
+    with tracing_context(enabled=False):
+        return await coroutine
 
 
 def _outside() -> Context:
     context = copy_context()
     context.run(var_child_runnable_config.set, None)
+    for variable, value in context.items():
+        if isinstance(value, BaseCallbackHandler):
+            context.run(variable.set, None)
     return context

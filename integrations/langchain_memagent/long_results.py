@@ -14,6 +14,9 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.events import StopReason
 from memagent_graph.results import ReadResult
 
+READING = "memagent"
+"""Key in a tool message's `response_metadata` for what an application gets of a reading; the artifact is the tool's."""
+
 _AROUND_BYTES = 700
 """Set aside for what stands around the beginning of a result that could not be read."""
 _LONGEST_ERROR = 300
@@ -47,8 +50,8 @@ class Reading:
             answer = result.answer
         return f"Answer: {answer}\n\nNoted while reading:\n{result.memory.strip() or '(nothing)'}"
 
-    def artifact(self, original: Any) -> dict[str, Any]:
-        """What the application gets: ids, figures, and the tool's own artifact under "artifact"."""
+    def values(self) -> dict[str, Any]:
+        """What the application gets: ids and figures."""
         result = self.result
         return {
             "run_id": result.run_id,
@@ -63,7 +66,6 @@ class Reading:
                 "output_tokens": result.usage.completion_tokens,
                 "total_tokens": result.usage.total_tokens,
             },
-            "artifact": original,
         }
 
 
@@ -92,10 +94,10 @@ class Unread:
             f"{remedy} This is how it begins:]\n\n{head}"
         )
 
-    def artifact(self, original: Any) -> dict[str, Any]:
-        """As `Reading.artifact`; with the whole text where nothing else keeps it."""
+    def values(self) -> dict[str, Any]:
+        """As `Reading.values`; with the whole text where nothing else keeps it."""
         kept: dict[str, Any] = {"document": dict(self.document)} if self.document else {"text": self.text}
-        return {"run_id": self.run_id, **kept, "error": self.error, "artifact": original}
+        return {"run_id": self.run_id, **kept, "error": self.error}
 
 
 def further_findings(
@@ -115,7 +117,7 @@ def further_findings(
     for number, (question, outcome) in enumerate(zip(questions, outcomes, strict=True), 1):
         if isinstance(outcome, ReadResult):
             reading = Reading("", None, outcome)
-            text, values = reading.findings(), reading.artifact(None)
+            text, values = reading.findings(), reading.values()
         else:
             text, values = f"The result could not be read: {outcome}", {"question": question, "error": str(outcome)}
         texts.append(f"Question {number}: {question}\n{text}" if len(questions) > 1 else text)
@@ -129,13 +131,14 @@ def over_long_text(message: ToolMessage, tokens: int) -> str | None:
     return text if len(text) * 4 > tokens and len(text.encode(errors="replace")) > tokens else None
 
 
-def replaced_text(message: ToolMessage, text: str, artifact: dict[str, Any]) -> ToolMessage:
-    """The message with another text and artifact; its id, call, name, status and other blocks stay."""
+def replaced_text(message: ToolMessage, text: str, values: dict[str, Any]) -> ToolMessage:
+    """The message with another text, and `values` under `READING` in its metadata; all else that it has stays."""
     content: str | list[str | dict[str, Any]] = text
     if not isinstance(message.content, str):
         others = [block for block in message.content if block_text(block) is None]
         content = [{"type": "text", "text": text}, *others] if others else text
-    return message.model_copy(update={"content": content, "artifact": artifact})
+    metadata = {**message.response_metadata, READING: values}
+    return message.model_copy(update={"content": content, "response_metadata": metadata})
 
 
 def _texts(message: ToolMessage) -> list[str]:

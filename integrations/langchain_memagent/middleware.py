@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from contextvars import copy_context
-from dataclasses import replace
-from functools import partial
+from contextvars import Context, copy_context
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NotRequired, TypeAlias
 
 from langchain_core.messages import AnyMessage, ToolMessage
-from langchain_core.runnables.config import ensure_config
+from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
-from langchain_memagent.detached_reads import detached, detached_sync
+from langchain_memagent.detached_reads import detached, reported
 from langchain_memagent.long_results import Reading, Unread, further_findings, over_long_text, replaced_text
 from langchain_memagent.questions import Questions, about_result, latest_request, shortened
 from langchain_memagent.rolling_history import RollingHistory
+from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
-from memagent_graph.errors import MemAgentError, MissingExtraError
-from memagent_graph.reader import MemAgent, result_of
+from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
+from memagent_graph.reader import MemAgent, raise_first, result_of
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
@@ -35,7 +35,6 @@ except ImportError as error:
     raise MissingExtraError("langchain", "the middleware") from error
 
 ToolResult: TypeAlias = ToolMessage | Command[Any]
-Report: TypeAlias = Callable[[str, MemoryUpdate], None]
 _READINGS = "memagent_readings"
 _MOST_QUESTIONS = 8
 
@@ -69,11 +68,16 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
 
     A tool result of more than `result_tokens` tokens is stored, and the agent's model is shown a reading of it: the
     answer, the memory that the reader kept, and a run id with which it can ask the whole result further questions,
-    through the tool `ask_tool_result`. Errors of the reader do not lose it: the model is told, and can ask later.
+    through the tool `ask_tool_result`. Errors of the reader do not lose it: the model is told, and can ask later. The
+    application finds run id, document, answer and usage in the message's `response_metadata["memagent"]`; the artifact
+    stays the tool's own.
 
     A history of more than `history_tokens` tokens goes to the model as a memory of its older messages, the user's
     latest request, and the recent messages. Tool calls stay with their results, the system message stays as it is, and
     so does the history in the agent's state: only the request is another one.
+
+    Handlers in the agent's config see each read as one run, with one model run that has all of its tokens. Its progress
+    is on the agent's custom stream: `memagent.memory_update` for tool results, `memagent.history_update` for histories.
 
     It works beside `SummarizationMiddleware`, in either order, and in `create_deep_agent(middleware=[...])`: a reading
     is too short for either to act on.
@@ -84,6 +88,10 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         history_tokens: the longest history that is shown as it is; None leaves all as they are.
         keep_messages: how many recent messages of a longer history stay as they are, where they fit.
         limits: where the reading of one tool result stops early; the reader's own by default.
+
+    Raises:
+        BudgetError: `history_tokens` leaves too little room beside a memory; where the policy has to be asked for its
+            budget, at the agent's first model call.
     """
 
     state_schema = ReadingState
@@ -106,9 +114,12 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         self._agent = agent
         self._result_tokens = result_tokens
         self._limits = limits
+        self._was_asked = False
         self._history = (
             RollingHistory(agent, tokens=history_tokens, keep_messages=keep_messages) if history_tokens else None
         )
+        if self._history and (known := agent.prepared):
+            self._history.require_room(known.budget)
         self._ask_tool = StructuredTool.from_function(
             self._ask,
             coroutine=self._aask,
@@ -129,7 +140,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         result = handler(request)
         if not self._is_concerned(request, result):
             return result
-        return detached_sync(self._read_results(request, result, _reporter(request.runtime)))
+        return run_sync(self._read_results(request, result, _Around.here(request.runtime)))
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
@@ -138,17 +149,17 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         result = await handler(request)
         if not self._is_concerned(request, result):
             return result
-        return await detached(self._read_results(request, result, _reporter(request.runtime)))
+        return await self._read_results(request, result, _Around.here(request.runtime))
 
     def _is_concerned(self, request: ToolCallRequest, result: ToolResult) -> bool:
         if self._result_tokens is None or request.tool_call["name"] == self._ask_tool.name:
             return False
         return any(over_long_text(message, self._result_tokens) is not None for message in _tool_messages(result))
 
-    async def _read_results(self, request: ToolCallRequest, result: ToolResult, report: Report) -> ToolResult:
+    async def _read_results(self, request: ToolCallRequest, result: ToolResult, around: _Around) -> ToolResult:
         """The result with a reading in place of every text that is too long, and a note of it in the state."""
         messages = _tool_messages(result)
-        each = await asyncio.gather(*(self._read_message(request, message, report) for message in messages))
+        each = await asyncio.gather(*(self._read_message(request, message, around) for message in messages))
         replaced = {id(old): new for old, (new, _) in zip(messages, each, strict=True)}
         readings = {run_id: document for _, kept in each for run_id, document in kept.items()}
         noted = {_READINGS: readings} if readings else {}
@@ -159,7 +170,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         return replace(result, update=update)
 
     async def _read_message(
-        self, request: ToolCallRequest, message: ToolMessage, report: Report
+        self, request: ToolCallRequest, message: ToolMessage, around: _Around
     ) -> tuple[ToolMessage, dict[str, DocumentRef]]:
         """One message and, where it was read, the document that it became, under its run id."""
         assert self._result_tokens is not None  # noqa: S101  _is_concerned looked
@@ -182,38 +193,49 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
                 context.budget.question_tokens,
                 context.tokenizer,
             )
-            reading = Reading(name, tokens, await self._read(document, question, run_id, report))
+            reading = Reading(name, tokens, await self._read(document, question, run_id, around))
         except (MemAgentError, OSError) as error:
             # Whatever could not be done, the result is kept if that can be.
             with suppress(MemAgentError, OSError):
                 document = document or await self._stored(text, name)
             unread = Unread(name, run_id, document, str(error), text)
-            new = replaced_text(message, unread.content(self._result_tokens), unread.artifact(message.artifact))
+            new = replaced_text(message, unread.content(self._result_tokens), unread.values())
             return new, {run_id: document} if document else {}
-        new = replaced_text(message, reading.content(), reading.artifact(message.artifact))
+        new = replaced_text(message, reading.content(), reading.values())
         return new, {run_id: reading.result.document}
 
     async def _stored(self, text: str, tool: str) -> DocumentRef:
         document = Document.from_text(text, name=f"result of {tool}")
         return await self._agent.store.add_async(document)
 
-    async def _read(self, document: DocumentRef, question: str, run_id: str, report: Report) -> ReadResult:
+    async def _read(self, document: DocumentRef, question: str, run_id: str, around: _Around) -> ReadResult:
         """Read, and report every memory update."""
-        parts = self._agent.astream(document, question, run_id=run_id, limits=self._limits)
-        return await result_of(parts, partial(report, run_id))
+        asked = {"question": question, "document": document["name"], "run_id": run_id}
+        async with reported(around.config, self._agent.policy.name, asked) as spent:
+
+            def report(update: MemoryUpdate) -> None:
+                spent.add(update)
+                around.report(run_id, update)
+
+            parts = self._agent.astream(document, question, run_id=run_id, limits=self._limits)
+            result = await detached(result_of(parts, report))
+            usage = result.usage
+            spent.settle(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, answer=result.answer)
+            spent.model = result.model
+        return result
 
     # Further questions
 
     def _ask(self, run_id: str, questions: list[str], runtime: ToolRuntime[Any, Any]) -> tuple[str, dict[str, Any]]:
-        return detached_sync(self._ask_detached(run_id, questions, runtime.state, _reporter(runtime)))
+        return run_sync(self._ask_again(run_id, questions, runtime.state, _Around.here(runtime)))
 
     async def _aask(
         self, run_id: str, questions: list[str], runtime: ToolRuntime[Any, Any]
     ) -> tuple[str, dict[str, Any]]:
-        return await detached(self._ask_detached(run_id, questions, runtime.state, _reporter(runtime)))
+        return await self._ask_again(run_id, questions, runtime.state, _Around.here(runtime))
 
-    async def _ask_detached(
-        self, run_id: str, questions: list[str], state: Any, report: Report
+    async def _ask_again(
+        self, run_id: str, questions: list[str], state: Any, around: _Around
     ) -> tuple[str, dict[str, Any]]:
         known = state.get(_READINGS) or {}
         if run_id not in known:
@@ -223,17 +245,39 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         try:
             context = await self._agent.aprepare()
             asked = [shortened(each, context.budget.question_tokens, context.tokenizer) for each in questions]
-            outcomes = await self._agent.aread(
-                known[run_id],
+            outcomes = await self._read_again(known[run_id], asked, name, around)
+            return further_findings(asked, outcomes)
+        except (MemAgentError, OSError) as error:
+            raise ToolException(f"The result could not be read: {error}") from error
+
+    async def _read_again(
+        self, document: DocumentRef, asked: list[str], name: str, around: _Around
+    ) -> list[ReadResult | Exception]:
+        shown = {"questions": asked, "document": document["name"], "run_id": name}
+        async with reported(around.config, self._agent.policy.name, shown) as spent:
+
+            def report(question: str, update: MemoryUpdate) -> None:
+                spent.add(update)
+                around.report(f"{name}-{asked.index(question)}", update)
+
+            again = self._agent.aread(
+                document,
                 questions=asked,
                 run_id=name,
                 limits=self._limits,
                 return_exceptions=True,
-                on_update=lambda question, update: report(f"{name}-{asked.index(question)}", update),
+                on_update=report,
             )
-            return further_findings(asked, outcomes)
-        except (MemAgentError, OSError) as error:
-            raise ToolException(f"The result could not be read: {error}") from error
+            outcomes = await detached(again)
+            if not any(isinstance(each, Exception) for each in outcomes):  # of those that failed, the updates count
+                used = [each.usage for each in {each.run_id: each for each in raise_first(outcomes)}.values()]
+                spent.settle(
+                    sum(each.prompt_tokens for each in used),
+                    sum(each.completion_tokens for each in used),
+                    sum(each.cached_tokens for each in used),
+                    answers=[each.answer for each in raise_first(outcomes)],
+                )
+        return outcomes
 
     # Histories
 
@@ -241,21 +285,31 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
         """Call the model, with a memory in place of the older messages if there are too many."""
-        if self._history is None or not self._history.may_be_long(request.messages):
+        if self._history is None or run_sync(self._fits(self._history, request)):
             return handler(request)
-        return handler(request.override(messages=detached_sync(self._shown(self._history, request, _thread()))))
+        around = _Around.here(request.runtime)
+        return handler(request.override(messages=run_sync(self._shown(self._history, request, around))))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
         """`wrap_model_call` for asynchronous agents."""
-        if self._history is None or not self._history.may_be_long(request.messages):
+        if self._history is None or await self._fits(self._history, request):
             return await handler(request)
-        return await handler(request.override(messages=await detached(self._shown(self._history, request, _thread()))))
+        around = _Around.here(request.runtime)
+        return await handler(request.override(messages=await self._shown(self._history, request, around)))
 
-    async def _shown(self, history: RollingHistory, request: ModelRequest[Any], thread: str) -> list[AnyMessage]:
+    async def _fits(self, history: RollingHistory, request: ModelRequest[Any]) -> bool:
+        """Whether the history is surely short. A bound that no history can be kept within is told at the first call."""
+        if self._agent.prepared is None and not self._was_asked:
+            self._was_asked = True
+            with suppress(PolicyError):  # nothing is to be read yet, so it need not answer
+                history.require_room((await self._agent.aprepare()).budget)
+        return not history.may_be_long(request.messages)
+
+    async def _shown(self, history: RollingHistory, request: ModelRequest[Any], around: _Around) -> list[AnyMessage]:
         try:
-            return await history.within(list(request.messages), thread)
+            return await history.within(list(request.messages), around.config, around.report)
         except MemAgentError as error:
             error.add_note(
                 "The message history was too long to send and could not be read. The agent's state is as it was: "
@@ -282,24 +336,28 @@ def _messages(state: Any) -> list[AnyMessage]:
     return list(found or [])
 
 
-def _reporter(runtime: Any) -> Report:
-    """Puts memory updates on the agent's custom stream; that knows its agent only in the context made here."""
-    around = copy_context()
+@dataclass(frozen=True)
+class _Around:
+    """The agent that a read is made for: its config, and its custom stream, which it has only in its own context."""
 
-    def report(run_id: str, update: MemoryUpdate) -> None:
+    config: RunnableConfig
+    write: Callable[[Any], None]
+    tool_call_id: str | None
+    context: Context
+
+    @classmethod
+    def here(cls, runtime: Any) -> _Around:
+        """The agent that runs around this call."""
+        return cls(ensure_config(), runtime.stream_writer, getattr(runtime, "tool_call_id", None), copy_context())
+
+    def report(self, run_id: str, update: MemoryUpdate) -> None:
+        """Put a memory update on the agent's custom stream; without a tool call it is of the message history."""
         event = {
-            "type": "memagent.memory_update",
+            "type": "memagent.memory_update" if self.tool_call_id else "memagent.history_update",
             "run_id": run_id,
-            "tool_call_id": runtime.tool_call_id,
+            "tool_call_id": self.tool_call_id,
             "chunk_index": update.chunk_index,
             "progress": update.progress,
             "memory": update.memory,
         }
-        around.run(runtime.stream_writer, event)
-
-    return report
-
-
-def _thread() -> str:
-    """The thread that the running agent is on; memories are not shared between threads."""
-    return str(ensure_config().get("configurable", {}).get("thread_id", ""))
+        self.context.copy().run(self.write, event)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 
 from langchain_memagent.subgraph_reads import PreparedGraph, aread, aread_each, read, read_each
 from memagent_graph import MemAgent, ReaderGraph, ReadResult
@@ -104,7 +104,34 @@ def memagent_node(
             return await asyncio.to_thread(changes, state, await aread(graph, source, asked, config))
         return await asyncio.to_thread(changes, state, await aread_each(graph, source, asked, config))
 
-    return RunnableLambda(run, arun, name=name)
+    return _UntracedState(run, arun, name=name)
+
+
+class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
+    """A function of the state whose run shows which keys the state has, and not what is in them: documents, it may be.
+
+    The run of the parent's own node around it shows the state, unless that was added with a `TracePolicy`.
+    """
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
+        """Run it."""
+
+        def run(shown: Any, config: RunnableConfig) -> dict[str, Any]:
+            return cast("dict[str, Any]", self.func(input, config))  # type: ignore[call-arg, arg-type]
+
+        return self._call_with_config(run, _keys(input), ensure_config(config))
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
+        """`invoke` for asynchronous code."""
+
+        async def run(shown: Any, config: RunnableConfig) -> dict[str, Any]:
+            return cast("dict[str, Any]", await self.afunc(input, config))  # type: ignore[call-arg, arg-type]
+
+        return await self._acall_with_config(run, _keys(input), ensure_config(config))
+
+
+def _keys(state: Any) -> dict[str, list[str]]:
+    return {"keys of the state": list(state if isinstance(state, Mapping) else getattr(state, "__dict__", ()))}
 
 
 def _taken(state: Any, source: From, what: str) -> Any:

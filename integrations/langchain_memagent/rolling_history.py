@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
 
 from langchain_memagent.conversation import memory_message, read_on
 from langchain_memagent.questions import about_history, latest_request, shortened
 from langchain_memagent.transcripts import safe_cuts, transcript
+from memagent_graph.budget import Budget
 from memagent_graph.errors import BudgetError
 from memagent_graph.reader import MemAgent
 from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.trace import MemoryUpdate
 
 _REMEMBERED = 1024
 """Memories kept in the process, each a few kilobytes; the one not used for longest goes first."""
@@ -56,17 +59,25 @@ class RollingHistory:
         """Whether it is worth counting: a token is at least one byte, so few bytes are few tokens."""
         return sum(len(transcript([message]).encode("utf-8", "surrogatepass")) for message in messages) > self._tokens
 
-    async def within(self, messages: list[AnyMessage], thread: str) -> list[AnyMessage]:
+    async def within(
+        self, messages: list[AnyMessage], config: RunnableConfig, report: Callable[[str, MemoryUpdate], None]
+    ) -> list[AnyMessage]:
         """The messages as they are where they fit; otherwise a memory of the older ones, and the recent ones.
 
         The user's latest request always stays, shortened where it alone would fill the bound.
+
+        Args:
+            messages: the history.
+            config: the agent's. Its handlers learn of a read, and memories are not shared between its threads.
+            report: is given the read's run id and every update as it is made.
 
         Raises:
             PolicyError: the policy failed.
             BudgetError: the bound leaves too little room beside a memory.
         """
         context = await self._agent.aprepare()
-        self._require_room(context.budget.memory_tokens)
+        thread = str(config.get("configurable", {}).get("thread_id", ""))
+        self.require_room(context.budget)
         sizes = [context.tokenizer.count(transcript([message])) for message in messages]
         if sum(sizes) <= self._tokens:
             return messages
@@ -80,7 +91,8 @@ class RollingHistory:
         position = begin
         if sum(sizes[begin:]) > room and chosen.position > begin:
             question = about_history(request[1] if request else None, context.budget.question_tokens, context.tokenizer)
-            memory = await read_on(self._agent, memory, messages[begin : chosen.position], question)
+            older = messages[begin : chosen.position]
+            memory = await read_on(self._agent, memory, older, question, config=config, report=report)
             self._remember(chosen.key, memory)
             position = chosen.position
         recent = messages[position:]
@@ -119,7 +131,9 @@ class RollingHistory:
         keys = list(accumulate(map(_digest, messages), _chained, initial=start))
         return [_Cut(position, keys[position]) for position in safe_cuts(messages) if position < len(messages)]
 
-    def _require_room(self, memory_tokens: int) -> None:
+    def require_room(self, budget: Budget) -> None:
+        """Raise `BudgetError` if the bound leaves too little room beside a memory of that budget."""
+        memory_tokens = budget.memory_tokens
         needed = 2 * (memory_tokens + _AROUND)
         if self._tokens < needed:
             raise BudgetError(

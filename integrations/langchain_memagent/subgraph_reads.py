@@ -15,11 +15,11 @@ from typing import Any, Final
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.types import StateSnapshot, StreamMode
 
+from langchain_memagent.task_places import TaskPlace, kept_for_retries, own_place
 from memagent_graph import MemAgent, MemoryUpdate, ReaderGraph, ReadResult
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes, in_passes_of_threads
 from memagent_graph.reader import raise_first
 from memagent_graph.reading.graph import checked_questions, stored
-from memagent_graph.reading.langgraph_internals import SCRATCHPAD
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
 
 PARTS: Final[list[StreamMode]] = ["updates", "values"]
@@ -64,11 +64,14 @@ def read(
     Raises:
         DocumentError, BudgetError, PolicyError: as `MemAgent.read`.
     """
-    config, followed = ensure_config(config), FollowedRead()
-    given, context = {"question": question, "document": document}, replace(graph.reader_context, pace=pace)
-    for mode, part in graph.stream(given, config, context=context, stream_mode=PARTS):
+    reference, followed = stored(document, graph.reader_context), FollowedRead()
+    place = TaskPlace(kept_for_retries(ensure_config(config)), reference, question)
+    while (held := place.to_look_up) is not None:
+        place.found(graph.get_state(held).values)
+    given, context = {"question": question, "document": reference}, replace(graph.reader_context, pace=pace)
+    for mode, part in graph.stream(given, place.config, context=context, stream_mode=PARTS):
         if followed.began_earlier(mode, part):
-            followed.complete(graph.get_state_history(config))
+            followed.complete(graph.get_state_history(place.config))
     return followed.result(graph)
 
 
@@ -76,11 +79,14 @@ async def aread(
     graph: ReaderGraph, document: Any, question: str, config: RunnableConfig | None = None, pace: Reach | None = None
 ) -> ReadResult:
     """`read` for asynchronous code."""
-    config, followed = ensure_config(config), FollowedRead()
-    given, context = {"question": question, "document": document}, replace(graph.reader_context, pace=pace)
-    async for mode, part in graph.astream(given, config, context=context, stream_mode=PARTS):
+    reference, followed = await asyncio.to_thread(stored, document, graph.reader_context), FollowedRead()
+    place = TaskPlace(kept_for_retries(ensure_config(config)), reference, question)
+    while (held := place.to_look_up) is not None:
+        place.found((await graph.aget_state(held)).values)
+    given, context = {"question": question, "document": reference}, replace(graph.reader_context, pace=pace)
+    async for mode, part in graph.astream(given, place.config, context=context, stream_mode=PARTS):
         if followed.began_earlier(mode, part):
-            followed.complete([snapshot async for snapshot in graph.aget_state_history(config)])
+            followed.complete([snapshot async for snapshot in graph.aget_state_history(place.config)])
     return followed.result(graph)
 
 
@@ -120,20 +126,6 @@ async def aread_each(
     reads = [partial(aread, graph, reference, question, place) for question, place in places.items()]
     outcomes = dict(zip(places, await in_passes(reads, AT_ONCE), strict=True))
     return raise_first([outcomes[question] for question in asked])
-
-
-def own_place(config: RunnableConfig, name: str = "") -> RunnableConfig:
-    """The config of a graph whose checkpoints lie in a place of that name below a task's own, or right there.
-
-    LangGraph would tell several graphs that are called in one task apart by the order of their calls; after a crash
-    that may be another order, and one would continue with the read of another.
-    """
-    place = config.get("configurable", {})
-    if (scratchpad := place.get(SCRATCHPAD)) is None:
-        return config
-    namespace = f"{place['checkpoint_ns']}|{name}" if name else place["checkpoint_ns"]
-    counter = replace(scratchpad, subgraph_counter=lambda: 0)
-    return {**config, "configurable": {**place, "checkpoint_ns": namespace, SCRATCHPAD: counter}}
 
 
 def _places(asked: list[str], config: RunnableConfig) -> dict[str, RunnableConfig]:

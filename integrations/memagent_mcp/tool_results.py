@@ -17,6 +17,7 @@ from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunRecord, RunTotals
 from memagent_graph.timeline import RunView
+from memagent_graph.trace import MemoryUpdate
 
 MOST_QUOTES = 20
 """How many quotes a result holds: enough for a memory's lines, and no flood for its reader's context."""
@@ -93,7 +94,11 @@ class Answer(Report):
     evidence: list[Quote]
     """Where in the document the notes come from."""
     run_id: str | None
-    """For ask_again and show_run."""
+    """For ask_again, show_run, wait, resume_read and cancel_read."""
+    is_reading: bool
+    """Whether it is still at work; wait gives what comes of it."""
+    progress: float | None
+    """The share of the document that was read, 0 to 1, where it is still at work and its end is known."""
     chunks_read: int
     prompt_tokens: int
     completion_tokens: int
@@ -109,6 +114,8 @@ class Answer(Report):
             result.usage,
             stop_reason=result.stop_reason.value,
             error=None,
+            is_reading=False,
+            progress=None,
             evidence=quotes(result.evidence, result.view()),
             seconds=round(result.usage.seconds, 3),
             events={kind.value: count for kind, count in count_events(result.events).items()},
@@ -125,7 +132,29 @@ class Answer(Report):
             memory="",
             evidence=[],
             run_id=error.run_id,
+            is_reading=False,
+            progress=None,
             chunks_read=0,
+            prompt_tokens=0,
+            completion_tokens=0,
+            seconds=0.0,
+            events={},
+        )
+
+    @classmethod
+    def pending(cls, run_id: str, question: str, update: MemoryUpdate | None) -> Answer:
+        """For a read that is still at work."""
+        return cls(
+            question=question,
+            answer=None,
+            stop_reason=None,
+            error=None,
+            memory=update.memory if update else "",
+            evidence=[],
+            run_id=run_id,
+            is_reading=True,
+            progress=update.progress if update else 0.0,
+            chunks_read=0 if update is None or update.chunk_index is None else update.chunk_index + 1,
             prompt_tokens=0,
             completion_tokens=0,
             seconds=0.0,
@@ -148,10 +177,14 @@ class Answer(Report):
             return f"none, the read failed: {plain(self.error)}"
         if self.answer is not None:
             return plain(self.answer)
+        if self.is_reading:
+            come = "" if self.progress is None else f", {self.progress:.0%} so far"
+            return f"not yet, the document is still being read{come}; call wait with the run id"
         if self.stop_reason == StopReason.NO_ANSWER:
             return "none, though the document was read to its end"
         return (
-            f"none, the read stopped at {self.stop_reason}; ask again with a higher limit, where the server allows one"
+            f"none, the read stopped at {self.stop_reason}; resume_read continues it, with a higher limit where the "
+            "server allows one"
         )
 
     def _tokens(self) -> int:

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import anyio
 from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
 from memagent_graph.concurrency.pace import Reach, in_passes
-from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
 from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.state import Limits
-from memagent_graph.results import ReadResult
-from memagent_graph.run_log import RunLog
-from memagent_graph.timeline import build_timeline
+from memagent_graph.reading.graph import checked_questions
+from memagent_graph.reading.state import Limits, new_run_id
+from memagent_graph.run_log import RunLog, RunRecord
+from memagent_graph.timeline import RunView, build_timeline
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.trace import MemoryUpdate
+from memagent_mcp.active_reads import ActiveRead, ActiveReads
 from memagent_mcp.client_roots import Roots, ToolContext
 from memagent_mcp.run_report import RunReport, run_text
-from memagent_mcp.tool_results import Answer, Reading, RunListing, RunSummary
+from memagent_mcp.tool_results import Answer, Reading, RunListing, RunSummary, shortened
 
 MOST_QUESTIONS = 16
 """How many questions one call may ask: each has a memory, and an answer, of its own."""
+
+_PATIENCE: Final = 45.0
+"""Seconds that one call waits where nobody says another number; clients often give up after 60."""
 
 Result = TypeVar("Result")
 Questions = Annotated[
@@ -46,10 +48,11 @@ RunId = Annotated[str, Field(description="A run's id, as read_document and list_
 MaxChunks = Annotated[int | None, Field(ge=1, description="Stop each question's read after so many chunks.")]
 MaxTokens = Annotated[int | None, Field(ge=1, description="Stop it after so many tokens, in and out.")]
 MaxSeconds = Annotated[float | None, Field(gt=0, description="Stop it after so many seconds.")]
+Background = Annotated[bool, Field(description="Do not wait for the answer: give the run id at once, for wait.")]
 
 
 class Tools:
-    """`read_document` on one reader, and `ask_again`, `list_runs` and `show_run` on its log of runs, if it has one.
+    """What a client's model can do with one reader: read, follow, end and resume; with a log, ask again, list and show.
 
     Args:
         reader: reads.
@@ -61,6 +64,22 @@ class Tools:
         self._reader = reader
         self._roots = roots
         self._ceilings = ceilings
+        self.active = ActiveReads()
+
+    @property
+    def offered(self) -> list[Callable[..., Any]]:
+        """The tools that this reader can have."""
+        tools: list[Callable[..., Any]] = [self.read_document, self.wait, self.cancel_read]
+        if self._reader.keeps_checkpoints:
+            tools.append(self.resume_read)
+        if self._reader.run_log is not None:
+            tools += [self.ask_again, self.list_runs, self.show_run]
+        return tools
+
+    @property
+    def store(self) -> DocumentStore:
+        """Where the documents' text is."""
+        return self._reader.store
 
     @property
     def _log(self) -> RunLog:
@@ -76,17 +95,20 @@ class Tools:
         max_chunks: MaxChunks = None,
         max_tokens: MaxTokens = None,
         max_seconds: MaxSeconds = None,
+        background: Background = False,
     ) -> Annotated[CallToolResult, Reading]:
         """Read a document of any length, from beginning to end, with a question in mind, and answer from it.
 
         Use it for what does not fit your own context: books, logs, transcripts, long reports. The document is read
         chunk by chunk by a language model of its own; you get the answer, quotes that support it with their places in
         the document, and a run id with which ask_again asks the same document something else. A call costs a
-        pass over the whole document, which its questions share, so ask precisely, and everything at once.
+        pass over the whole document, which its questions share, so ask precisely, and everything at once. For a
+        document of more than a few hundred pages, read in the background, and call wait until the answer is there.
         """
         asked = [questions] if isinstance(questions, str) else questions
         document = await self._document(context, path, text)
-        return await undisturbed(self._answers(context, document, asked, Limits(max_chunks, max_tokens, max_seconds)))
+        limits = Limits(max_chunks, max_tokens, max_seconds)
+        return await undisturbed(self._answers(context, document, asked, limits, background=background))
 
     async def ask_again(
         self,
@@ -96,14 +118,64 @@ class Tools:
         max_chunks: MaxChunks = None,
         max_tokens: MaxTokens = None,
         max_seconds: MaxSeconds = None,
+        background: Background = False,
     ) -> Annotated[CallToolResult, Reading]:
         """Read the document of an earlier run again, with another question.
 
         The document need not be passed again, nor be where it was. It costs another pass over the whole document.
         """
-        record = await asyncio.to_thread(self._log.get, run_id)
+        record = await asyncio.to_thread(self.record, run_id)
         limits = Limits(max_chunks, max_tokens, max_seconds)
-        return await undisturbed(self._answers(context, record.document, [question], limits))
+        return await undisturbed(self._answers(context, record.document, [question], limits, background=background))
+
+    async def wait(
+        self,
+        context: ToolContext,
+        run_id: RunId,
+        seconds: Annotated[float, Field(gt=0, le=3600, description="Wait no longer than this.")] = _PATIENCE,
+    ) -> Annotated[CallToolResult, Reading]:
+        """Wait for a read that is at work: one in the background, or one whose call was given up too early.
+
+        Gives the answer, or how far the read is once the time is over; then call it again. The read goes on meanwhile.
+        """
+        read = self.active.find(run_id)
+        if read is None:
+            raise RunError(
+                f"no read of that id is at work here: {shortened(run_id)}",
+                hint="If it was interrupted, or the server was started again since, resume_read continues it.",
+            )
+        return await undisturbed(self._awaited(context, read, seconds))
+
+    async def cancel_read(self, run_id: RunId) -> Annotated[CallToolResult, Reading]:
+        """End a read that is at work. What it has read so far is kept, and resume_read continues it from there."""
+        read = self.active.find(run_id)
+        if read is None or not read.is_at_work:
+            raise RunError(f"no read of that id is at work here: {shortened(run_id)}", hint="There is nothing to end.")
+        await self.active.cancel(read)
+        answer = Answer.pending(read.run_id, read.question, read.update)
+        cancelled = answer.model_copy(update={"is_reading": False, "error": "cancelled; resume_read continues it"})
+        return _reading(read.document, None, [cancelled])
+
+    async def resume_read(
+        self,
+        context: ToolContext,
+        run_id: RunId,
+        max_chunks: MaxChunks = None,
+        max_tokens: MaxTokens = None,
+        max_seconds: MaxSeconds = None,
+        background: Background = False,
+    ) -> Annotated[CallToolResult, Reading]:
+        """Continue a read that was cancelled, killed, failed, or stopped at a limit, where it was.
+
+        A read that is at work is waited for, and one that has its answer gives it again; neither costs anything.
+        """
+        read = self.active.find(run_id)
+        if read is None or not read.is_at_work:
+            bounds = tightest(self._ceilings, Limits(max_chunks, max_tokens, max_seconds))
+            read = await asyncio.to_thread(self._earlier, run_id)
+            self.active.announce(read)
+            self.active.begin(self.active.drive(read, self._reader.astream_resume(run_id, limits=bounds), None))
+        return await undisturbed(self._awaited(context, read, 0 if background else None))
 
     async def list_runs(
         self,
@@ -111,7 +183,7 @@ class Tools:
         contains: Annotated[str, Field(description="Only those with this in question or document name.")] = "",
     ) -> Annotated[CallToolResult, RunListing]:
         """List what was read before: run ids, documents, questions and answers, newest first."""
-        listing = await asyncio.to_thread(self._listing, limit, contains)
+        listing = await asyncio.to_thread(self.listing, limit, contains)
         return _result(listing, listing.in_words())
 
     async def show_run(self, run_id: RunId) -> Annotated[CallToolResult, RunReport]:
@@ -119,11 +191,17 @@ class Tools:
 
         Use it to check an answer, or to see why there is none.
         """
-        report, words = await asyncio.to_thread(self._shown, run_id)
+        report, words = await asyncio.to_thread(self.shown, run_id)
         return _result(report, words)
 
     async def _answers(
-        self, context: ToolContext, document: Document | DocumentRef, questions: Sequence[str], limits: Limits
+        self,
+        context: ToolContext,
+        document: Document | DocumentRef,
+        questions: Sequence[str],
+        limits: Limits,
+        *,
+        background: bool,
     ) -> CallToolResult:
         """Read a document once for several questions; of equal ones, the first is read for, and all have its answer.
 
@@ -138,41 +216,59 @@ class Tools:
             reference = await store.add_async(document, replace_undecodable=prepared.replace_undecodable)
         else:
             reference = document
-        different = list(dict.fromkeys(questions))
-        progress = _Progress(context, reference["name"], len(different))
+        reads = [ActiveRead(new_run_id(), each, reference["name"]) for each in dict.fromkeys(questions)]
+        progress = None if background else _Progress(context, reference["name"], len(reads))
 
-        async def one(index: int, question: str, pace: Reach) -> Answer:
-            try:
-                async with aclosing(self._reader.astream(reference, question, limits=bounds, pace=pace)) as parts:
-                    async for part in parts:
-                        if isinstance(part, ReadResult):
-                            return await asyncio.to_thread(Answer.of, part)
-                        await progress.advance(index, part)
-            except (sqlite3.Error, OSError) as error:
-                raise RunError(
-                    f"the read ended with {type(error).__name__}: {error}",
-                    hint="See that the server's disk has room and its checkpoints and documents are whole; ask again.",
-                ) from error
-            raise AssertionError("a stream ends with its result")
+        async def one(number: int, read: ActiveRead, pace: Reach) -> Answer:
+            parts = self._reader.astream(reference, read.question, run_id=read.run_id, limits=bounds, pace=pace)
+            return await self.active.drive(read, parts, partial(progress.advance, number) if progress else None)
 
-        reads = [partial(one, index, question) for index, question in enumerate(different)]
+        if background:
+            checked_questions(questions, prepared)
+        for read in reads:
+            self.active.announce(read)
+        passes = in_passes([partial(one, number, read) for number, read in enumerate(reads)], MOST_QUESTIONS)
+        if background:
+            self.active.begin(passes)
+            outcomes: Sequence[Answer | Exception] = [read.answer() for read in reads]
+        else:
+            outcomes = await passes
         answers: dict[str, Answer] = {}
         failures: list[MemAgentError] = []
-        for question, outcome in zip(different, await in_passes(reads, MOST_QUESTIONS), strict=True):
+        for read, outcome in zip(reads, outcomes, strict=True):
             if isinstance(outcome, Answer):
-                answers[question] = outcome
+                answers[read.question] = outcome
             elif isinstance(outcome, MemAgentError):
-                answers[question] = Answer.failed(question, outcome)
+                answers[read.question] = Answer.failed(read.question, outcome)
                 failures.append(outcome)
             else:
                 raise outcome
         if len(failures) == len(answers):
             raise failures[0]
         size = await asyncio.to_thread(store.size, reference)
-        reading = Reading(
-            document=reference["name"], document_bytes=size, answers=[answers[each] for each in questions]
-        )
-        return _result(reading, reading.in_words())
+        return _reading(reference["name"], size, [answers[each] for each in questions])
+
+    def _earlier(self, run_id: str) -> ActiveRead:
+        """An earlier run, to be continued.
+
+        Raises:
+            RunNotFoundError: the log has no such run.
+        """
+        if self._reader.run_log is None:
+            return ActiveRead(run_id, "", "the document")
+        record = self.record(run_id)
+        return ActiveRead(run_id, record.question, record.document["name"])
+
+    async def _awaited(self, context: ToolContext, read: ActiveRead, seconds: float | None) -> CallToolResult:
+        """What comes of a read within so many seconds, None for however long it takes; its progress is reported."""
+        progress, shown = _Progress(context, read.document, 1), None
+        with anyio.move_on_after(seconds):
+            while read.is_at_work:
+                await read.next_change()
+                if read.update is not None and read.update is not shown:
+                    shown = read.update
+                    await progress.advance(0, shown)
+        return _reading(read.document, None, [read.answer()])
 
     async def _document(self, context: ToolContext, path: str, text: str) -> Document:
         if bool(path) == bool(text):
@@ -187,7 +283,16 @@ class Tools:
         # Not `Document.of`, which would tell whether a file of that name exists.
         return Document.from_text(text)
 
-    def _listing(self, limit: int, contains: str) -> RunListing:
+    def record(self, run_id: str) -> RunRecord:
+        """A run's entry in the log. Raises `RunNotFoundError`."""
+        return self._log.get(run_id)
+
+    def view(self, run_id: str) -> RunView:
+        """A run with its updates. Raises `RunNotFoundError`."""
+        return view_of_run(self._log, run_id, self._reader.store)
+
+    def listing(self, limit: int, contains: str) -> RunListing:
+        """The newest runs with a text in their question or document's name."""
         part = contains.casefold()
         every = self._log.runs()
         chosen = (run for run in every if part in run.question.casefold() or part in run.document["name"].casefold())
@@ -196,8 +301,9 @@ class Tools:
         runs = [RunSummary.of(record, totals[record.run_id]) for record in records]
         return RunListing(runs=runs, runs_in_log=self._log.counts()[0])
 
-    def _shown(self, run_id: str) -> tuple[RunReport, str]:
-        timeline = build_timeline(view_of_run(self._log, run_id, self._reader.store))
+    def shown(self, run_id: str) -> tuple[RunReport, str]:
+        """A run as data, and in words. Raises `RunNotFoundError`."""
+        timeline = build_timeline(self.view(run_id))
         return RunReport.of(timeline), run_text(timeline)
 
 
@@ -256,6 +362,11 @@ async def undisturbed(work: Coroutine[Any, Any, Result]) -> Result:
         with anyio.CancelScope(shield=True):
             await asyncio.gather(task, return_exceptions=True)
         raise
+
+
+def _reading(document: str, size: int | None, answers: list[Answer]) -> CallToolResult:
+    reading = Reading(document=document, document_bytes=size, answers=answers)
+    return _result(reading, reading.in_words())
 
 
 def _result(report: Reading | RunListing | RunReport, words: str) -> CallToolResult:

@@ -12,8 +12,6 @@ from memagent_graph.cli.exit_codes import ExitCode, failures_told
 from memagent_graph.cli.options import Checkpoints, ReaderOptions, ReplaceUndecodable
 
 if TYPE_CHECKING:
-    from mcp.server.fastmcp import FastMCP
-
     from memagent_graph.reader import MemAgent
 
 _HOST: Final = "127.0.0.1"
@@ -81,7 +79,7 @@ class Mcp(ReaderOptions):
             run_log=False if self.no_log else self.log or True,
         )
 
-    def make_server(self, reader: MemAgent) -> FastMCP[Any]:
+    def make_server(self, reader: MemAgent) -> Any:  # a `MemAgentServer`, of a layer above
         """The server; it trusts the roots of a client only if no one else can be that client."""
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_mcp import make_server  # noqa: PLC0415
@@ -117,7 +115,11 @@ def _serve_stdio(request: Mcp) -> None:
 
     async def serve() -> None:
         async with request.make_reader() as reader:
-            await serve_stdio(request.make_server(reader), output)
+            server = request.make_server(reader)
+            try:
+                await serve_stdio(server, output)
+            finally:
+                await server.aclose()
 
     asyncio.run(serve())
 
@@ -139,7 +141,10 @@ def _serve_http(request: Mcp) -> None:
                         "the runs in the log, and use the policy",
                         err=True,
                     )
-                await serve_http(server, listener, [*(request.server_name or []), *_as_name(request.host)])
+                try:
+                    await serve_http(server, listener, [*(request.server_name or []), *_as_name(request.host)])
+                finally:
+                    await server.aclose()
 
     try:
         asyncio.run(serve())

@@ -10,11 +10,14 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager, nullcontext
 from functools import update_wrapper
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from memagent_graph.concurrency.forks import renew_in_children
+from memagent_graph.errors import LastingError
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -46,11 +49,45 @@ background_loop = _Background().loop
 """The loop on which synchronous calls run; started at first use, again in a forked process."""
 
 
-def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+class Cancellation:
+    """Ends the synchronous calls of one read, which wait in threads that nothing else interrupts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[Future[Any]] = set()
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """Cancel the calls that wait, and all that follow."""
+        with self._lock:
+            self._is_cancelled, running = True, list(self._running)
+        for each in running:
+            each.cancel()
+
+    @contextmanager
+    def reaches(self, future: Future[Any]) -> Iterator[None]:
+        """See that `cancel` cancels this one, too."""
+        with self._lock:
+            self._running.add(future)
+            if self._is_cancelled:
+                future.cancel()
+        try:
+            yield
+        except CancelledError as error:
+            if not self._is_cancelled:
+                raise
+            raise LastingError("the read was broken off by its caller", hint="Start it again, or resume it.") from error
+        finally:
+            with self._lock:
+                self._running.discard(future)
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | None = None) -> T:
     """Run a coroutine to its end and return its result; an interrupt (Ctrl-C) cancels it first.
 
     Raises:
         RuntimeError: it was called on the background loop itself, where it would wait for itself.
+        LastingError: `cancellation` ended it; a caller that retries other errors does not retry this one.
     """
     loop = background_loop()
     try:
@@ -62,7 +99,8 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         raise RuntimeError("a synchronous call was made on the background loop; await the asynchronous one instead")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
-        return future.result()
+        with cancellation.reaches(future) if cancellation else nullcontext():
+            return future.result()
     except BaseException:
         future.cancel()
         raise

@@ -76,7 +76,7 @@ _VARIABLES: Final = {
 }
 
 
-class Cancellation:
+class ConversionCancellation:
     """Ends a conversion from another thread: whoever waits for a document no longer does."""
 
     def __init__(self) -> None:
@@ -107,9 +107,9 @@ class Cancellation:
             process.wait()
 
 
-async def in_thread(work: Callable[[Cancellation], T]) -> T:
+async def in_thread(work: Callable[[ConversionCancellation], T]) -> T:
     """Do work in a thread; where the one who waits for it is cancelled, its conversion ends as well."""
-    cancellation = Cancellation()
+    cancellation = ConversionCancellation()
     try:
         return await asyncio.to_thread(work, cancellation)
     except asyncio.CancelledError:
@@ -118,7 +118,7 @@ async def in_thread(work: Callable[[Cancellation], T]) -> T:
 
 
 def converted(
-    name: str, kind: str, file: IO[bytes], bounds: ConversionBounds, cancellation: Cancellation
+    name: str, kind: str, file: IO[bytes], bounds: ConversionBounds, cancellation: ConversionCancellation
 ) -> Iterator[tuple[str | None, str]]:
     """A file's text, in order, with the name of the page that each part begins, if it begins one.
 
@@ -167,7 +167,7 @@ def _run(
     source: IO[bytes],
     result: IO[bytes],
     bounds: ConversionBounds,
-    cancellation: Cancellation,
+    cancellation: ConversionCancellation,
 ) -> int:
     """Convert in a fresh interpreter, and return its exit code."""
     limits = [bounds.seconds, int(bounds.memory_mb * _MB), int(bounds.text_mb * _MB)]

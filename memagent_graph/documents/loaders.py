@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
-from memagent_graph.documents.conversion import Cancellation, ConversionBounds, converted
+from memagent_graph.documents.conversion import ConversionCancellation, ConversionBounds, converted
 from memagent_graph.documents.decoding import SAMPLE_BYTES, Errors, byte_order_mark, decoded
 from memagent_graph.documents.sources import DOCX, HTML, PDF, TEXT, Document, Section
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
@@ -31,7 +31,7 @@ def opened(
     *,
     replace: bool = False,
     bounds: ConversionBounds | None = None,
-    cancellation: Cancellation | None = None,
+    cancellation: ConversionCancellation | None = None,
 ) -> Iterator[tuple[str, Iterator[LabelledText]]]:
     """Open a document that is not live: its true media type, and its text in order, little of it held at a time.
 
@@ -47,7 +47,7 @@ def opened(
     """
     errors: Errors = "replace" if replace else document.errors
     content = document.content
-    conversion = bounds or ConversionBounds.from_environment(), cancellation or Cancellation()
+    conversion = bounds or ConversionBounds.from_environment(), cancellation or ConversionCancellation()
     with contextlib.ExitStack() as stack:
         if isinstance(content, str):
             yield TEXT, ((None, content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
@@ -140,7 +140,7 @@ def _kind(document: Document, file: IO[bytes]) -> str:
 
 
 def _from_binary(
-    document: Document, file: IO[bytes], errors: Errors, bounds: ConversionBounds, cancellation: Cancellation
+    document: Document, file: IO[bytes], errors: Errors, bounds: ConversionBounds, cancellation: ConversionCancellation
 ) -> tuple[str, Iterator[LabelledText]]:
     kind = _kind(document, file)
     if kind in (PDF, DOCX):
@@ -159,7 +159,7 @@ def _pieces(name: str, file: IO[bytes], start: int) -> Iterator[bytes]:
 
 
 def _converted_html(
-    document: Document, file: IO[bytes], errors: Errors, bounds: ConversionBounds, cancellation: Cancellation
+    document: Document, file: IO[bytes], errors: Errors, bounds: ConversionBounds, cancellation: ConversionCancellation
 ) -> Iterator[LabelledText]:
     """An HTML file's text. It is decoded here, where the charset that it declares is known, and converted as UTF-8."""
     head = file.read(SAMPLE_BYTES)

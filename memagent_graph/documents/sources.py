@@ -32,6 +32,7 @@ _BY_SUFFIX = {
     ".docx": DOCX,
 }
 _LONGEST_FILE_NAME = 255
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 class DocumentRef(TypedDict):
@@ -167,7 +168,7 @@ class Document:
                 iterable or async iterable of str. A list or tuple of str is one text; any other iterable is a stream.
 
         Raises:
-            DocumentError: A str that is the name of an existing file, or something that is none of these.
+            DocumentError: A str that is an address or a file's name, or something that is none of these.
         """
         match source:
             case Document():
@@ -202,18 +203,33 @@ def _readable(file_name: str) -> str:
 
 
 def _refuse_file_name(text: str) -> None:
-    """A short line that names a file is most likely meant as that file."""
+    """A short line that names a file, or is an address, is most likely meant as what is there."""
     if not text.strip() or len(text) > _LONGEST_FILE_NAME or "\n" in text or "\x00" in text:
         return
+    if _ADDRESS.fullmatch(text.strip()):
+        raise DocumentError(
+            f"the text {text!r} is an address",
+            hint="Fetch it and pass what is there; to read the text itself pass Document.from_text(...).",
+        )
     try:
         exists = Path(text).is_file()
     except (OSError, ValueError):
         return
+    if not exists and _looks_like_a_file(text):
+        raise DocumentError(
+            f"there is no file {text!r}",
+            hint="Check the path, and pass pathlib.Path(...); to read the text itself pass Document.from_text(...).",
+        )
     if exists:
         raise DocumentError(
             f"the text {text!r} is the name of a file",
             hint="To read that file pass pathlib.Path(...); to read the text itself pass Document.from_text(...).",
         )
+
+
+def _looks_like_a_file(text: str) -> bool:
+    """Whether a line is one word that ends as the files do that can be read."""
+    return not re.search(r"\s", text) and Path(text).suffix.lower() in _BY_SUFFIX
 
 
 def _label(document: Any, index: int) -> str:

@@ -22,9 +22,9 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from memagent_graph.documents.conversion import Cancellation, ConversionBounds, in_thread
+from memagent_graph.documents.conversion import ConversionCancellation, ConversionBounds, in_thread
 from memagent_graph.documents.live_streams import LiveStream, utf8
 from memagent_graph.documents.loaders import LabelledText, opened
 from memagent_graph.documents.sources import Document, DocumentRef, SourceMark
@@ -56,12 +56,13 @@ class DocumentStore:
         self._became: dict[str, tuple[str, int]] = {}
 
     def add(
-        self, document: Document, *, replace_undecodable: bool = False, cancellation: Cancellation | None = None
+        self, document: Any, *, replace_undecodable: bool = False, cancellation: ConversionCancellation | None = None
     ) -> DocumentRef:
         """Store a document's text, once, or register a live stream to be stored as it is read.
 
         Args:
-            document: The source; it is read here, a megabyte at a time, unless it is live.
+            document: A `Document`, or what `Document.of` makes one of. It is read here, a megabyte at a time, unless it
+                is live.
             replace_undecodable: Put U+FFFD where bytes or code points are not text.
             cancellation: Ends a conversion from another thread.
 
@@ -69,6 +70,7 @@ class DocumentStore:
             DocumentError: It cannot be read (see its subclasses for why), or not be stored, with the remedy.
             MissingExtraError: Its kind needs the extra `files`.
         """
+        document = Document.of(document)
         with self._failures_told():
             self._make_folders()
             if document.is_live:
@@ -95,7 +97,7 @@ class DocumentStore:
         document: Document,
         *,
         replace_undecodable: bool = False,
-        cancellation: Cancellation | None = None,
+        cancellation: ConversionCancellation | None = None,
     ) -> DocumentRef:
         """Give a reference its source back: one whose text was removed, or a stream whose reading was interrupted.
 
@@ -259,7 +261,7 @@ class DocumentStore:
             stack.callback(Path(path).unlink, missing_ok=True)
             yield stack.enter_context(os.fdopen(descriptor, "wb")), Path(path)
 
-    def _text(self, document: Document, replace: bool, cancellation: Cancellation | None) -> Iterator[str]:
+    def _text(self, document: Document, replace: bool, cancellation: ConversionCancellation | None) -> Iterator[str]:
         with opened(document, replace=replace, bounds=self._bounds, cancellation=cancellation) as (_, pieces):
             for _, text in pieces:
                 yield text

@@ -7,15 +7,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Checkpointer, Durability
 
 from memagent_graph.documents import Document, DocumentRef
-from memagent_graph.documents.conversion import Cancellation, in_thread
+from memagent_graph.documents.conversion import ConversionCancellation, in_thread
 from memagent_graph.errors import BudgetError, MemAgentError
 from memagent_graph.reading.fused import fuse
-from memagent_graph.reading.langgraph_internals import CHECKPOINTER, DURABILITY, inherited
+from memagent_graph.reading.langgraph_internals import (
+    CHECKPOINTER,
+    DURABILITY,
+    exits_of_graphs_around,
+    inherited,
+)
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.reading.strategy import Strategy, wired
 from memagent_graph.roles import excess_tokens, prompts_for, require_room
@@ -48,13 +53,24 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         **options: Any,
     ) -> Iterator[Any]:
         """As in LangGraph; see the class for what is different."""
-        yield from super().stream(
+        own = self._for_this_call(context, config)
+        # Whoever breaks a stream off, this one or that of a graph around, does not wait for what the steps wait for.
+        cancellation = own.meter.cancellation
+        for around in exits_of_graphs_around(ensure_config(config)):
+            around.callback(cancellation.cancel)
+        parts = super().stream(
             self._with_reference(input),
             _unbounded(config),
-            context=self._for_this_call(context, config),
+            context=own,
             durability=self._durability(config, durability),
             **options,
         )
+        try:
+            for part in parts:  # noqa: UP028  `yield from` would close the other generator first, which waits
+                yield part
+        except GeneratorExit:
+            cancellation.cancel()
+            raise
 
     async def astream(
         self,
@@ -82,7 +98,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         finally:
             own.meter.turn.end()
 
-    def _with_reference(self, given: Any, cancellation: Cancellation | None = None) -> Any:
+    def _with_reference(self, given: Any, cancellation: ConversionCancellation | None = None) -> Any:
         if not isinstance(given, dict):
             return given
         if "document" not in given or not isinstance(given.get("question"), str):
@@ -167,7 +183,7 @@ def checked_questions(questions: Iterable[str], context: ReaderContext) -> list[
     return asked
 
 
-def stored(document: Any, context: ReaderContext, cancellation: Cancellation | None = None) -> DocumentRef:
+def stored(document: Any, context: ReaderContext, cancellation: ConversionCancellation | None = None) -> DocumentRef:
     """A document's reference; another source is stored first.
 
     Raises:

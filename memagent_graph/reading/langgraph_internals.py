@@ -5,6 +5,8 @@ LangGraph keeps them in the `configurable` part of a run's config.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -18,7 +20,31 @@ RESUMING: Final = "__pregel_resuming"
 SCRATCHPAD: Final = "__pregel_scratchpad"
 """Counts the graphs that a task has called."""
 
+CALL: Final = "__pregel_call"
+"""What a node calls a task with; it leads to the loop of the graph that the node belongs to."""
+
 
 def inherited(config: RunnableConfig | None, name: str) -> Any:
     """An entry of the config; None if there is none."""
     return (config or {}).get("configurable", {}).get(name)
+
+
+def exits_of_graphs_around(config: RunnableConfig | None) -> Iterator[ExitStack]:
+    """What is left when the stream of a graph around a call ends, or its caller breaks it off; the innermost first.
+
+    A graph's stream waits for its nodes' threads only after what was added to its stack last was called.
+    """
+    seen: set[int] = set()
+    while (call := inherited(config, CALL)) is not None:
+        loop = call.keywords["schedule_task"].__self__
+        if id(loop) in seen:
+            return
+        seen.add(id(loop))
+        yield loop.stack
+        config = loop.config
+
+
+def task_around(config: RunnableConfig | None) -> Any | None:
+    """The execution of a graph's node that a call belongs to; the same one however often the node is tried."""
+    call = inherited(config, CALL)
+    return None if call is None else call.args[0]()

@@ -307,7 +307,7 @@ class StepNode(Runnable[Any, Change]):
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(ReaderContext)
-        change = run_sync(self._changed(input, runtime.context, config))
+        change = run_sync(self._changed(input, runtime.context, config), runtime.context.meter.cancellation)
         report(change, input, runtime.stream_writer)
         return change
 

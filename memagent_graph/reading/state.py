@@ -18,6 +18,7 @@ from langgraph.channels import Topic
 from typing_extensions import TypedDict
 
 from memagent_graph.budget import Budget
+from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.concurrency.branches import Branches
 from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.concurrency.pace import Reach
@@ -235,6 +236,8 @@ class Meter:
     """The branches that run in parallel."""
     past: list[TraceStep] = field(default_factory=list, repr=False)
     """The steps of this call, for strategies that look back."""
+    cancellation: Cancellation = field(default_factory=Cancellation, repr=False)
+    """Ends what the steps of a synchronous call wait for."""
 
     def exceeded(self, limits: Limits) -> StopReason | None:
         """The first limit that is reached."""

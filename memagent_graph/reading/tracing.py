@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TRACE_TEXTS: Final = "memagent_trace_texts"
 """The key of a config's metadata that, set to True, gives tracers prompts and completions in full."""
 
-_NOT_STREAMED: Final = "nostream"
+NOT_STREAMED: Final = "nostream"
 """LangGraph's tag for model runs that are not part of the conversation: `stream_mode="messages"` leaves them out.
 A chat that shows an agent's messages would otherwise show hundreds of memories."""
 
@@ -84,7 +84,7 @@ class ObservedPolicy:
         texts = bool((self.config.get("metadata") or {}).get(TRACE_TEXTS))
         manager = AsyncCallbackManager.configure(
             inheritable_callbacks=self.config.get("callbacks"),
-            local_tags=[_NOT_STREAMED],
+            local_tags=[NOT_STREAMED],
             local_metadata={"ls_model_type": "chat", "ls_model_name": self.name},
         )
         settings = {"model": self.name, "max_tokens": sampling.max_tokens, "temperature": sampling.temperature}

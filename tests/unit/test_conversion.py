@@ -12,7 +12,7 @@ import pytest
 from test_loaders import docx, pdf
 
 from memagent_graph.documents import ConversionBounds, Document, DocumentStore, conversion
-from memagent_graph.documents.conversion import Cancellation
+from memagent_graph.documents.conversion import ConversionCancellation
 from memagent_graph.errors import DocumentError, MemAgentError
 from memagent_graph.policies import ScriptedPolicy
 from memagent_graph.reader import MemAgent
@@ -108,14 +108,14 @@ def test_plain_text_starts_no_process(tmp_path, children):
 def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
     started = threading.Event()
     processes = []
-    watching = Cancellation.watching
+    watching = ConversionCancellation.watching
 
     def noted(self, process):
         processes.append(process)
         started.set()
         return watching(self, process)
 
-    monkeypatch.setattr(Cancellation, "watching", noted)
+    monkeypatch.setattr(ConversionCancellation, "watching", noted)
 
     async def main():
         reader = MemAgent(
@@ -134,7 +134,7 @@ def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
 
 
 def test_what_was_cancelled_before_its_conversion_began_is_not_converted(tmp_path):
-    cancellation = Cancellation()
+    cancellation = ConversionCancellation()
     cancellation.cancel()
     with pytest.raises(DocumentError, match=r"conversion of a\.html was cancelled"):
         DocumentStore(tmp_path).add(Document.from_bytes(HOSTILE["a.html"], name="a.html"), cancellation=cancellation)

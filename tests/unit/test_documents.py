@@ -393,3 +393,27 @@ def test_a_store_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DocumentError, match=r"cannot be written.*MEMAGENT_HOME"):
         DocumentStore(tmp_path / "file" / "store").add(Document.from_text("text"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["https://example.org/report.pdf", "file:///etc/passwd", "s3://bucket/key", "nosuch.pdf", "folder/nosuch.md"],
+)
+def test_a_text_that_is_an_address_or_the_name_of_a_missing_file_is_refused(text: str) -> None:
+    with pytest.raises(DocumentError, match=r"Document\.from_text"):
+        Document.of(text)
+    assert Document.from_text(text).content == text
+
+
+@pytest.mark.parametrize(
+    "text", ["See https://example.org for more", "Read report.pdf", "a sentence.", "Node.js", ".md of"]
+)
+def test_other_short_texts_are_read_as_the_texts_they_are(text: str) -> None:
+    assert Document.of(text).content == text
+
+
+def test_a_store_takes_whatever_a_document_can_be_made_of(tmp_path: Path) -> None:
+    store = DocumentStore(tmp_path / "texts")
+    assert store.add("the text itself") == store.add(Document.from_text("the text itself"))
+    with pytest.raises(DocumentError, match="int is not a document"):
+        store.add(3)

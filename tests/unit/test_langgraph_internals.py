@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from langchain_core.runnables import RunnableConfig
 from langgraph._internal import _constants
+from langgraph.graph import StateGraph
 
 import memagent_graph
 from memagent_graph.reading import langgraph_internals as ours
@@ -17,6 +20,26 @@ def test_they_are_langgraphs_own() -> None:
     assert ours.DURABILITY == _constants.CONFIG_KEY_DURABILITY
     assert ours.RESUMING == _constants.CONFIG_KEY_RESUMING
     assert ours.SCRATCHPAD == _constants.CONFIG_KEY_SCRATCHPAD
+    assert ours.CALL == _constants.CONFIG_KEY_CALL
+
+
+def test_a_node_finds_its_task_and_what_is_left_when_the_streams_around_it_end() -> None:
+    found: list[Any] = []
+
+    def look(state: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
+        found.append((ours.task_around(config).name, len({*map(id, ours.exits_of_graphs_around(config))})))
+        return state
+
+    graph: Any = look
+    for name in ("inner", "middle", "outer"):
+        builder = StateGraph(dict)
+        builder.add_node(name, graph)
+        builder.set_entry_point(name)
+        graph = builder.compile()
+    graph.invoke({})
+    assert found == [("inner", 3)]
+    assert ours.task_around({}) is None
+    assert not list(ours.exits_of_graphs_around({}))
 
 
 def test_no_other_module_names_them() -> None:

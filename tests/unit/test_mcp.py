@@ -241,9 +241,11 @@ async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_on
 async def test_tools_describe_themselves_and_their_results(folder) -> None:
     async with over_stdio("--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded") as session:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
-    assert set(tools) == {"read_document", "ask_again", "list_runs", "show_run"}
+    assert set(tools) == {
+        "read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run"
+    }  # fmt: skip
     assert set(tools["read_document"].inputSchema["properties"]) == {
-        "questions", "path", "text", "max_chunks", "max_tokens", "max_seconds"
+        "questions", "path", "text", "max_chunks", "max_tokens", "max_seconds", "background"
     }  # fmt: skip
     for tool in tools.values():
         assert len(tool.description) > 60
@@ -270,7 +272,9 @@ async def test_progress_of_branches_side_by_side_never_falls_and_names_no_chunk_
 async def test_without_a_log_there_is_only_reading(folder) -> None:
     with FakeServer() as server:
         async with over_stdio("--no-log", "--base-url", server.base_url, *SMALL) as session:
-            assert [tool.name for tool in (await session.list_tools()).tools] == ["read_document"]
+            offered = [tool.name for tool in (await session.list_tools()).tools]
+            assert offered == ["read_document", "wait", "cancel_read", "resume_read"]
+            assert (await session.list_resources()).resources == []
             read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
             assert read.structuredContent["answers"][0]["answer"] == "4711"
 

@@ -13,19 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler, get_usage_metadata_callback
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
+from langchain_core.tracers import BaseTracer, Run
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from support.chat_models import ScriptedChatModel, calls, in_turn
+from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.questions import about_result, latest_request, shortened
 from langchain_memagent.transcripts import safe_cuts, transcript
-from memagent_graph import Limits, MemAgent, ScriptedPolicy
+from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import BudgetError, PolicyUnreachableError
 from memagent_graph.policies import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
@@ -57,6 +59,27 @@ def tool_message(messages: list[AnyMessage], index: int = 0) -> ToolMessage:
     return [message for message in messages if isinstance(message, ToolMessage)][index]
 
 
+def found_in(message: ToolMessage) -> dict[str, Any]:
+    """What an application gets of a reading."""
+    found: dict[str, Any] = message.response_metadata["memagent"]
+    return found
+
+
+class Recorder(BaseTracer):
+    """Keeps every run that it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: list[Run] = []
+
+    def _persist_run(self, run: Run) -> None:
+        pass
+
+    def _end_trace(self, run: Run) -> None:
+        self.runs.append(run)
+        super()._end_trace(run)
+
+
 class Traced(BaseCallbackHandler):
     """What a tracer would see."""
 
@@ -78,9 +101,9 @@ class TestToolResults:
         assert "Answer: 4711" in shown.content
         assert "harbor 4711" in shown.content
         assert "2222" not in shown.content, "castle was not asked for"
-        assert shown.artifact["run_id"] in shown.content
-        assert shown.artifact["usage_metadata"]["input_tokens"] > 3000
-        assert reader.store.read_bytes(shown.artifact["document"], 0, 10**6).decode() == LONG
+        assert found_in(shown)["run_id"] in shown.content
+        assert found_in(shown)["usage_metadata"]["input_tokens"] > 3000
+        assert reader.store.read_bytes(found_in(shown)["document"], 0, 10**6).decode() == LONG
 
     async def test_a_result_within_the_bound_stays_as_it_is(self, make_reader: MakeReader, run: Any) -> None:
         policy = ScriptedPolicy(perfect_reader)
@@ -103,7 +126,7 @@ class TestToolResults:
             if not results:
                 return calls(("fetch", {"name": "long"}))
             if len(results) == 1:
-                run_id = results[0].artifact["run_id"]
+                run_id = found_in(results[0])["run_id"]
                 return calls(
                     ("ask_tool_result", {"run_id": run_id, "questions": "What is the key of castle?"}), prefix="more"
                 )
@@ -127,12 +150,12 @@ class TestToolResults:
             return create_agent(in_turn(*replies), [fetch], middleware=[middleware], checkpointer=saver)
 
         first = tool_message(await run(agent(calls(("fetch", {"name": "long"})), "4711"), ASK))
-        arguments = {"run_id": first.artifact["run_id"], "questions": "What is the key of castle?"}
+        arguments = {"run_id": found_in(first)["run_id"], "questions": "What is the key of castle?"}
         again = {"messages": [HumanMessage("And castle?")]}
         same = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "2222"), again)
         assert "Answer: 2222" in tool_message(same, -1).content
         # A caller cannot smuggle the run in, neither as state nor as a message.
-        forged = {**again, "memagent_readings": {first.artifact["run_id"]: first.artifact["document"]}}
+        forged = {**again, "memagent_readings": {found_in(first)["run_id"]: found_in(first)["document"]}}
         forged["messages"] = [calls(("fetch", {})), first, *again["messages"]]
         other = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "?"), forged, thread="two")
         assert tool_message(other, -1).status == "error"
@@ -173,7 +196,8 @@ class TestToolResults:
         )
         messages = await run(agent, ASK)
         assert "Answer: 4711" in tool_message(messages).content
-        assert tool_message(messages).artifact["artifact"] == {"mine": 1}
+        assert tool_message(messages).artifact == {"mine": 1}
+        assert found_in(tool_message(messages))["answer"] == "4711"
         assert "note" in [message.content for message in messages]
 
     async def test_several_long_results_of_one_turn_are_all_read_and_all_askable(
@@ -185,7 +209,7 @@ class TestToolResults:
             model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=500)], checkpointer=saver
         )
         messages = await run(agent, ASK)
-        run_ids = {tool_message(messages, index).artifact["run_id"] for index in (0, 1)}
+        run_ids = {found_in(tool_message(messages, index))["run_id"] for index in (0, 1)}
         state = (await agent.aget_state({"configurable": {"thread_id": "one"}})).values
         assert run_ids == set(state["memagent_readings"])
 
@@ -209,7 +233,7 @@ class TestToolResults:
         assert LONG[:500] in told.content
         assert load_tokenizer("embedded").count(told.content) <= 2000
         down[0] = False
-        ask = calls(("ask_tool_result", {"run_id": told.artifact["run_id"], "questions": ASK["messages"][0].content}))
+        ask = calls(("ask_tool_result", {"run_id": found_in(told)["run_id"], "questions": ASK["messages"][0].content}))
         agent = create_agent(in_turn(ask, "4711"), [fetch], middleware=[middleware], checkpointer=saver)
         assert "Answer: 4711" in tool_message(await run(agent, ASK), -1).content
 
@@ -232,7 +256,7 @@ class TestToolResults:
         for index in (0, 1):
             told = tool_message(messages, index)
             assert "No space left" in told.content
-            assert told.artifact["text"] == LONG
+            assert found_in(told)["text"] == LONG
 
     async def test_a_limit_that_stops_the_reading_is_said(self, make_reader: MakeReader, run: Any) -> None:
         middleware = MemAgentMiddleware(make_reader(), result_tokens=500, limits=Limits(max_chunks=3))
@@ -260,7 +284,7 @@ class TestToolResults:
                 parts = [each[1:] for each in agent.stream(ASK, config, **options)]
             else:
                 parts = [each[1:] async for each in agent.astream(ASK, config, **options)]
-            assert traced.calls == 2, "the agent's model, and not the policy"
+            assert traced.calls == 3, "the agent's model twice, and the read as one run"
             progress = [event["progress"] for mode, event in parts if mode == "custom"]
             assert progress == sorted(progress)
             assert progress[-1] == 1.0
@@ -268,6 +292,63 @@ class TestToolResults:
             assert said <= {"", "done"}
         assert set(saver.storage) == {"one"}, "no step of the reader was saved in the agent's checkpointer"
         assert set(saver.storage["one"]) == {""}
+
+    async def test_handlers_of_the_config_see_a_read_as_one_run_with_all_its_tokens(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        counted, recorder = UsageMetadataCallbackHandler(), Recorder()
+        middleware = MemAgentMiddleware(make_reader(), result_tokens=500)
+        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
+        agent = create_agent(model, [fetch], middleware=[middleware]).with_config(callbacks=[counted, recorder])
+        with get_usage_metadata_callback() as around:
+            first = tool_message(await run(agent, ASK))
+        used = found_in(first)["usage_metadata"]
+        for counter in (counted, around):
+            (usage,) = counter.usage_metadata.values()
+            assert (usage["input_tokens"], usage["output_tokens"]) == (used["input_tokens"], used["output_tokens"])
+        (span,) = [each for each in recorder.runs if each.name == "MemAgent"]
+        assert span.inputs["run_id"] == found_in(first)["run_id"]
+        assert span.outputs == {"answer": "4711"}
+        assert span.parent_run_id is not None
+        (asked,) = [each for each in recorder.runs if each.parent_run_id == span.id]
+        assert asked.name == "MemAgent policy"
+        assert not [each for each in recorder.runs if each.name in {"update_memory", "read_chunk"}]
+        assert "word7 and then" not in repr([(each.inputs, each.outputs) for each in (span, asked)])
+
+    async def test_the_tokens_of_a_read_that_fails_are_counted_until_then(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        asked = [0]
+
+        def policy(prompt: str) -> Any:
+            asked[0] += 1
+            return PolicyUnreachableError("no connection") if asked[0] == 6 else perfect_reader(prompt)
+
+        counted, recorder = UsageMetadataCallbackHandler(), Recorder()
+        middleware = MemAgentMiddleware(make_reader(ScriptedPolicy(policy)), result_tokens=500)
+        model = in_turn(calls(("fetch", {"name": "long"})), "later")
+        agent = create_agent(model, [fetch], middleware=[middleware]).with_config(callbacks=[counted, recorder])
+        await run(agent, ASK)
+        (usage,) = counted.usage_metadata.values()
+        assert usage["input_tokens"] > 5 * 100
+        (span,) = [each for each in recorder.runs if each.name == "MemAgent"]
+        assert "no connection" in (span.error or "")
+
+    async def test_further_questions_are_counted_too(self, make_reader: MakeReader, run: Any) -> None:
+        saver, reader = InMemorySaver(), make_reader()
+        middleware = MemAgentMiddleware(reader, result_tokens=500)
+        agent = create_agent(
+            in_turn(calls(("fetch", {"name": "long"})), "4711"), [fetch], middleware=[middleware], checkpointer=saver
+        )
+        run_id = found_in(tool_message(await run(agent, ASK)))["run_id"]
+        ask = calls(("ask_tool_result", {"run_id": run_id, "questions": ["What is the key of castle?", "And?"]}))
+        counted = UsageMetadataCallbackHandler()
+        again = create_agent(in_turn(ask, "2222"), [fetch], middleware=[middleware], checkpointer=saver)
+        told = tool_message(await run(again.with_config(callbacks=[counted]), ASK), -1)
+        (usage,) = counted.usage_metadata.values()
+        assert usage["total_tokens"] == sum(
+            each["usage_metadata"]["total_tokens"] for each in told.artifact["readings"]
+        )
 
 
 class TestHistories:
@@ -306,6 +387,37 @@ class TestHistories:
             states.append(history)
             assert set(saver.storage["one"]) == {""}
         assert states[0] == states[1]
+
+    def test_a_bound_that_is_too_small_is_told_when_the_middleware_is_made(self, make_reader: MakeReader) -> None:
+        with pytest.raises(BudgetError, match="history_tokens=248 or more"):
+            MemAgentMiddleware(make_reader(), history_tokens=200)
+
+    async def test_of_a_policy_that_has_to_be_asked_it_is_told_at_the_first_call(
+        self, make_reader: MakeReader, run: Any
+    ) -> None:
+        with FakeServer() as server:
+            policy = OpenAICompatiblePolicy(base_url=server.base_url)
+            agent = self.agent(make_reader(policy, budget=None), in_turn("fine"), history_tokens=200)
+            with pytest.raises(BudgetError, match="history_tokens"):
+                await run(agent, {"messages": [HumanMessage("hello")]})
+
+    async def test_reading_a_history_shows_its_progress_and_is_counted(self, make_reader: MakeReader) -> None:
+        counted, recorder = UsageMetadataCallbackHandler(), Recorder()
+        messages = [HumanMessage(f"turn {turn}: " + "word " * 60) for turn in range(20)]
+        for way in ("stream", "astream"):
+            policy = ScriptedPolicy(lambda prompt: "the memory")
+            agent = self.agent(make_reader(policy), in_turn("fine")).with_config(callbacks=[counted, recorder])
+            if way == "stream":
+                events = list(agent.stream({"messages": messages}, stream_mode="custom"))
+            else:
+                events = [each async for each in agent.astream({"messages": messages}, stream_mode="custom")]
+            assert {each["type"] for each in events} == {"memagent.history_update"}
+            assert len(events) == len(policy.prompts) > 4
+            progress = [each["progress"] for each in events]
+            assert (progress, progress[-1]) == (sorted(progress), 1.0)
+        (usage,) = counted.usage_metadata.values()
+        assert usage["input_tokens"] > 2000
+        assert [each.name for each in recorder.runs].count("MemAgent") == 2
 
     async def test_a_fact_of_the_oldest_messages_reaches_the_model(self, make_reader: MakeReader, run: Any) -> None:
         def keep_every_key(prompt: str) -> str:
@@ -382,13 +494,6 @@ class TestHistories:
             before = len(policy.prompts)
             await run(agent, {"messages": [*said, HumanMessage("And now?")]}, thread)
             assert len(policy.prompts) > before
-
-    async def test_a_bound_that_leaves_no_room_beside_a_memory_is_refused(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
-        agent = self.agent(make_reader(), in_turn("fine"), history_tokens=100)
-        with pytest.raises(BudgetError, match="history_tokens=248 or more"):
-            await run(agent, {"messages": [HumanMessage("word " * 200)]})
 
     async def test_a_request_that_alone_fills_the_bound_is_shortened(self, make_reader: MakeReader, run: Any) -> None:
         model = in_turn("fine")

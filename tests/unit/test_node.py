@@ -16,11 +16,12 @@ from typing import Annotated, Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.tracers import BaseTracer, Run
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import Send
+from langgraph.types import Send, TracePolicy, omit_payload
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 from typing_extensions import TypedDict
@@ -134,6 +135,32 @@ async def test_progress_callbacks_and_drawings_go_through_the_parent(make_reader
     updates = [each for _, each in parts if each["type"] == "memagent.memory_update"]
     assert names.seen["update_memory"] == len(updates) > 25
     assert {"read:read_chunk", "read:update_memory", "read:answer"} <= set(parent.get_graph(xray=True).nodes)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_no_run_of_the_package_shows_text_that_stands_in_the_state(make_reader, sync) -> None:
+    class Inputs(BaseTracer):
+        seen: dict[str, str]
+
+        def _persist_run(self, run: Run) -> None:
+            pass
+
+        def _start_trace(self, run: Run) -> None:
+            self.seen[run.name] = self.seen.get(run.name, "") + repr(run.inputs)
+            super()._start_trace(run)
+
+    inputs = Inputs()
+    inputs.seen = {}
+    builder = StateGraph(State)
+    policy = TracePolicy(process_inputs=omit_payload, process_outputs=omit_payload)
+    builder.add_node("read", memagent_node(make_reader()), trace_policy=policy)
+    builder.add_edge(START, "read")
+    parent = builder.compile(name="parent")
+    config: Any = {"callbacks": [inputs]}
+    out = parent.invoke(INPUT, config) if sync else await parent.ainvoke(INPUT, config)
+    assert out["answer"] == "4711"
+    assert {"parent", "read", "memagent", "MemAgent", "update_memory"} <= set(inputs.seen)
+    assert [name for name, shown in inputs.seen.items() if "word7 and then" in shown] == ["parent"]
 
 
 KEYS = {"first": "11", "second": "22", "third": "33"}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.settings import ReaderSettings
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "integrations" / "langgraph.json"
+ROOT = CONFIGURATION.parents[1]
 CHUNKS = 700
 CHUNK_TOKENS = 40
 QUESTION = "What is the key of harbor?"
@@ -220,3 +224,27 @@ async def test_nothing_in_it_blocks_the_servers_event_loop(address) -> None:
         None, "memagent", input={"question": QUESTION, "document": text_of(30)}
     )
     assert out["answer"] == "4711"
+
+
+def test_the_image_has_what_the_default_policy_and_hub_tokenizers_need() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    described = json.loads(CONFIGURATION.read_text())
+    needed = {re.sub(r">=([\d.]+).*", r"~=\1", each) for each in (*extras["local"], *extras["hub"])}
+    assert needed == {*described["dependencies"]} - {".."}
+    assert described["env"] == ".env"
+    named = set(re.findall(r"^(\w+)=$", (ROOT / "integrations" / ".env.example").read_text(), re.M))
+    assert {"OPENAI_BASE_URL", "OPENAI_API_KEY", "MEMAGENT_HOME"} < named
+    assert settings_from_environment(dict.fromkeys(named, "")) == ReaderSettings()
+
+
+def test_langgraphs_own_tool_builds_the_image_with_them(tmp_path: Path) -> None:
+    written = tmp_path / "Dockerfile"
+    done = subprocess.run(
+        [sys.executable, "-m", "langgraph_cli", "dockerfile", "-c", str(CONFIGURATION), str(written)],
+        check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (installs,) = [line for line in written.read_text().splitlines() if "torch" in line]
+    assert "transformers" in installs
+    assert "tokenizers" in installs
+    assert not re.search(r"[<>]", installs), "the image's shell would take these for redirections"

@@ -318,7 +318,7 @@ async def test_a_tool_result_is_asked_several_questions_in_one_pass(make_reader,
     (first,) = told(await called(agent(calls(("fetch", {})), "read"), ASK, sync=sync))
     policy.prompts.clear()
     policy.broken = True
-    more = {"run_id": first.artifact["run_id"], "questions": QUESTIONS[:3]}
+    more = {"run_id": first.response_metadata["memagent"]["run_id"], "questions": QUESTIONS[:3]}
     *_, asked = told(await called(agent(calls(("ask_tool_result", more), prefix="b"), "done"), ASK, sync=sync))
     for number in (1, 2):
         assert f"Question {number + 1}: {QUESTIONS[number]}\nAnswer: {KEYS[number]}" in asked.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import re
 import signal
@@ -18,11 +19,13 @@ from langchain.agents import AgentState, create_agent
 from langchain_core.documents import Document as LangChainDocument
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import BaseTool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import MessagesState
 from langgraph.prebuilt import ToolNode
+from pydantic import ValidationError
 from support.scripts import document_with, part, perfect_reader
 
 from langchain_memagent.tool import ReadLongDocument
@@ -939,3 +942,12 @@ def test_a_chunk_is_shown_only_when_the_memory_before_it_is_saved(make_reader) -
     agent.invoke({"messages": [("user", "?")]}, {"configurable": {"thread_id": "t"}})
     assert len(saved) > 5
     assert saved == list(range(saved[0], saved[0] + 2 * len(saved), 2))  # each chunk is chosen, then read
+
+
+def test_a_misspelt_option_is_refused_and_the_options_stand_in_help(make_reader) -> None:
+    with pytest.raises(ValidationError, match="root"):
+        ReadLongDocument(agent=make_reader(), root=["reports"])
+    own = {*ReadLongDocument.__annotations__} - {*BaseTool.model_fields}
+    described = inspect.getdoc(ReadLongDocument) or ""
+    assert {"agent", "roots", "state_keys"} < own
+    assert all(f"{option}: " in described for option in own if not option.startswith("_"))

@@ -21,7 +21,8 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from langchain_memagent.subgraph_reads import PARTS, FollowedRead, own_place
+from langchain_memagent.subgraph_reads import PARTS, FollowedRead
+from langchain_memagent.task_places import kept_at, own_place, resuming
 from langchain_memagent.tool.call import Outcome, ReadCall
 from langchain_memagent.tool.readings import Reading, failed_reading, reading_of
 from memagent_graph.concurrency.background import run_sync
@@ -29,7 +30,7 @@ from memagent_graph.concurrency.pace import AT_ONCE, Pace, Reach
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.graph import ReaderGraph
-from memagent_graph.reading.langgraph_internals import CHECKPOINTER, RESUMING, inherited
+from memagent_graph.reading.langgraph_internals import CHECKPOINTER, inherited
 from memagent_graph.reading.state import ReaderContext, new_run_id
 
 _FEW_STEPS = 25
@@ -48,14 +49,18 @@ def read_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
         DocumentError: the document cannot be read.
         MemAgentError: a read failed, and the call wants that raised.
     """
-    graph = _over_questions(call, call.agent.graph())
-    return _outcome(graph.invoke({}, _own_place(call, config), durability="sync"))
+    graph, place = _over_questions(call, call.agent.graph()), _own_place(call, config)
+    if call.key is not None and graph.get_state(kept_at(place)).values:
+        place = resuming(place)  # a middleware called the tool again
+    return _outcome(graph.invoke({}, place, durability="sync"))
 
 
 async def aread_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
     """`read_in_agent` for asynchronous agents."""
-    graph = _over_questions(call, await call.agent.agraph())
-    return _outcome(await graph.ainvoke({}, _own_place(call, config), durability="sync"))
+    graph, place = _over_questions(call, await call.agent.agraph()), _own_place(call, config)
+    if call.key is not None and (await graph.aget_state(kept_at(place))).values:
+        place = resuming(place)
+    return _outcome(await graph.ainvoke({}, place, durability="sync"))
 
 
 def _own_place(call: ReadCall, config: RunnableConfig) -> RunnableConfig:
@@ -174,14 +179,7 @@ class _Read:
 
     def place(self, namespace: str | None = None) -> RunnableConfig:
         """A config that leads to the reader's checkpoints: to its own, or to those of an earlier tool call."""
-        given = self.config["configurable"]
-        return {
-            "configurable": {
-                "thread_id": given["thread_id"],
-                "checkpoint_ns": namespace or self.namespace,
-                CHECKPOINTER: given[CHECKPOINTER],
-            }
-        }
+        return kept_at(self.config, namespace)
 
     def left_off(self, state: dict[str, Any]) -> dict[str, Any] | None:
         """The state to start from, if an earlier call's is there and still fits the reader."""
@@ -194,7 +192,7 @@ class _Read:
     def start(self) -> tuple[dict[str, Any] | None, RunnableConfig]:
         """The reader's input and config. When the agent resumes, LangGraph leaves the input aside."""
         if self.continues:
-            return None, {**self.config, "configurable": {**self.config["configurable"], RESUMING: True}}
+            return None, resuming(self.config)
         return {"question": self.question, "document": self.asked["document"], "run_id": new_run_id()}, self.config
 
     @property
@@ -217,9 +215,16 @@ class _Read:
 
     def reading(self) -> Reading:
         """The whole read, as `MemAgent` would have returned it."""
-        return reading_of(self.followed.result(self.reader), goes_on=True, namespaces=[*self.earlier, self.namespace])
+        return reading_of(self.followed.result(self.reader), **self._kept)
 
     def failed(self, error: MemAgentError) -> Reading:
         if self.call.raises:
             raise error
-        return failed_reading(self.question, error, goes_on=True, namespaces=[*self.earlier, self.namespace])
+        return failed_reading(self.question, error, **self._kept)
+
+    @property
+    def _kept(self) -> dict[str, Any]:
+        """Whether, and where, a later call of the tool finds this read."""
+        if not self.call.is_kept:
+            return {}
+        return {"goes_on": True, "namespaces": [*self.earlier, self.namespace]}

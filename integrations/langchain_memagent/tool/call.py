@@ -4,7 +4,7 @@ Where a read's state is kept decides how it is done, so that a killed agent cont
 
 - The reader has checkpoints of its own: there, under a run id that the same tool call always gets again.
 - An agent around it has a checkpointer: in that; see `agent_checkpoints`.
-- Neither: nowhere.
+- Neither: in memory, as long as this one call is tried; outside of an agent nowhere.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class ReadCall:
     limits: Limits | None = None
     raises: bool = False
     """Whether a failed read is raised; otherwise it becomes a reading that says so."""
+    is_kept: bool = False
+    """Whether the agent around keeps checkpoints, in which a later call finds this one's reads."""
     key: str | None = None
     """Tells an agent's tool call from the others of its task; None outside an agent."""
     unfinished: Mapping[tuple[str, str], Reading] = field(default_factory=dict)

@@ -30,6 +30,7 @@ from langchain_core.tools import BaseTool, InjectedToolArg, ToolException
 from langgraph.config import get_stream_writer
 from pydantic import (
     BaseModel,
+    ConfigDict,
     Field,
     PrivateAttr,
     SkipValidation,
@@ -39,6 +40,7 @@ from pydantic import (
 )
 
 from langchain_memagent.questions import Questions
+from langchain_memagent.task_places import kept_for_retries
 from langchain_memagent.tool.agent_checkpoints import aread_in_agent, has_checkpointer, read_in_agent
 from langchain_memagent.tool.allowed_documents import DocumentSources, Fetcher, FileBackend, NamedSource
 from langchain_memagent.tool.call import Outcome, ReadCall, read_alone, unfinished_readings
@@ -92,7 +94,23 @@ class ReadLongDocument(BaseTool):
     MEMAGENT_HOME.
 
     Errors that a model can do something about come back as tool messages with status "error", never as exceptions.
+
+    Args:
+        agent: the reader.
+        roots: folders, or single files, below which the model may name paths, links followed. Without any, none.
+        max_bytes: the largest document, of any source.
+        max_questions: questions in one call.
+        limits: where the read for one question stops early; a call costs at most `max_questions` times as much.
+        on_failure: "tell" the model of a read that failed, or "raise" the error; see the module.
+        fetcher: gets the content of the web addresses that the model may name; refusing hosts is its job.
+        backend: a deepagents backend; absolute paths are looked up in it first.
+        state_keys: keys of the agent's state that the model may name.
+
+    Raises:
+        pydantic.ValidationError: an option of another name, or a value of the wrong type.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str = "read_long_document"
     description: str = _DESCRIPTION
@@ -144,7 +162,10 @@ class ReadLongDocument(BaseTool):
         self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
         asked = self._checked(questions)
-        call, config = self._call(asked, NamedSource(**named), runtime), ensure_config()
+        config = ensure_config()
+        call = self._call(asked, NamedSource(**named), runtime, is_kept=has_checkpointer(config))
+        if not call.keeps_own:
+            config = kept_for_retries(config)
         with self._errors_for_model():
             _check_questions(call.questions, run_sync(self.agent.aprepare()))
             # An agent's synchronous checkpointer is used from this thread.
@@ -156,7 +177,10 @@ class ReadLongDocument(BaseTool):
         self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
         asked = self._checked(questions)
-        call, config = self._call(asked, NamedSource(**named), runtime), ensure_config()
+        config = ensure_config()
+        call = self._call(asked, NamedSource(**named), runtime, is_kept=has_checkpointer(config))
+        if not call.keeps_own:
+            config = kept_for_retries(config)
         with self._errors_for_model():
             _check_questions(call.questions, await self.agent.aprepare())
             in_agent = has_checkpointer(config) and not call.keeps_own
@@ -171,7 +195,7 @@ class ReadLongDocument(BaseTool):
             raise ToolException("A question is empty. Write it out, or leave it out.")
         return asked
 
-    def _call(self, asked: list[str], named: NamedSource, runtime: Any) -> ReadCall:
+    def _call(self, asked: list[str], named: NamedSource, runtime: Any, *, is_kept: bool) -> ReadCall:
         different = tuple(dict.fromkeys(asked))
         # The graph that reads has a state and a stream of its own; these two belong to the agent's.
         here = contextvars.copy_context()
@@ -182,6 +206,7 @@ class ReadLongDocument(BaseTool):
             report=partial(_report, here, _stream_writer()),
             limits=self.limits,
             raises=self.on_failure == "raise",
+            is_kept=is_kept,
             unfinished=unfinished_readings(getattr(runtime, "state", None), self.name),
             key=_key(getattr(runtime, "tool_call_id", None), different, named),
         )

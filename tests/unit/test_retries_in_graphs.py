@@ -1,0 +1,235 @@
+"""What tries a node or a tool again continues the read; what breaks a stream off ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import ToolRetryMiddleware
+from langchain_core.documents import Document as FoundDocument
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import RetryPolicy
+from support.chat_models import calls, in_turn
+from support.scripts import document_with, part, perfect_reader
+from support.strategies import reads_perfectly
+from typing_extensions import TypedDict
+
+from langchain_memagent import MemAgentDocumentCompressor, ReadLongDocument, memagent_node
+from langchain_memagent.task_places import _kept
+from memagent_graph import MemAgent, ScriptedPolicy
+from memagent_graph.errors import (
+    BudgetError,
+    DocumentError,
+    LastingError,
+    MemAgentError,
+    MissingExtraError,
+    PolicyAuthenticationError,
+    PolicyOverloadedError,
+    PolicyUnreachableError,
+    RunNotFoundError,
+)
+
+MakeReader = Callable[..., MemAgent]
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=1500)
+QUESTION = "What is the key of harbor?"
+RETRY = RetryPolicy(initial_interval=0.001, jitter=False, max_attempts=4)
+
+
+class State(TypedDict, total=False):
+    question: str | list[str]
+    document: Any
+    answer: Any
+
+
+class Failing:
+    """A policy's script that is down once, at the section that holds a text; `asked` counts what it replied to."""
+
+    def __init__(self, at: str = "2222", error: MemAgentError | None = None) -> None:
+        self.at, self.error = at, error or PolicyOverloadedError("too busy")
+        self.asked = self.failed = 0
+
+    def __call__(self, prompt: str) -> Any:
+        if self.at in part(prompt, "section") and not self.failed:
+            self.failed += 1
+            return self.error
+        self.asked += 1
+        return perfect_reader(prompt)
+
+
+def graph_of(node: Any, **compiled: Any) -> Any:
+    builder = StateGraph(State)
+    builder.add_node("read", node, retry_policy=RETRY)
+    builder.add_edge(START, "read")
+    builder.add_edge("read", END)
+    return builder.compile(**compiled)
+
+
+async def run(graph: Any, given: Any, *, sync: bool) -> Any:
+    config: Any = {"configurable": {"thread_id": "one"}}
+    return graph.invoke(given, config) if sync else await graph.ainvoke(given, config)
+
+
+def calls_of_a_whole_read(make_reader: MakeReader, text: str = TEXT) -> int:
+    policy = ScriptedPolicy(perfect_reader)
+    make_reader(policy).read(text, QUESTION)
+    return len(policy.prompts)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("question", [QUESTION, [QUESTION]])
+async def test_a_node_that_is_tried_again_continues_at_its_chunk(make_reader, sync, kept, question) -> None:
+    script = Failing()
+    node = memagent_node(make_reader(ScriptedPolicy(script)))
+    graph = graph_of(node, checkpointer=InMemorySaver() if kept else None)
+    found = await run(graph, {"question": question, "document": TEXT}, sync=sync)
+    assert found["answer"] == ("4711" if isinstance(question, str) else ["4711"])
+    assert (script.failed, script.asked) == (1, calls_of_a_whole_read(make_reader))
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("kept", [True, False])
+async def test_reads_of_one_node_are_each_continued_and_never_taken_for_each_other(make_reader, sync, kept) -> None:
+    """Two compressors in one node; the second one's read fails."""
+    script = Failing("2222")
+    compressor = MemAgentDocumentCompressor(agent=make_reader(ScriptedPolicy(script)))
+    other = TEXT.replace("4711", "1111").replace("2222", "3333")
+
+    def read_both(state: State) -> Any:
+        first = compressor.compress_documents([FoundDocument(other)], QUESTION)
+        second = compressor.compress_documents([FoundDocument(TEXT)], QUESTION)
+        return {"answer": [first[0].metadata["answer"], second[0].metadata["answer"]]}
+
+    async def aread_both(state: State) -> Any:
+        first = await compressor.acompress_documents([FoundDocument(other)], QUESTION)
+        second = await compressor.acompress_documents([FoundDocument(TEXT)], QUESTION)
+        return {"answer": [first[0].metadata["answer"], second[0].metadata["answer"]]}
+
+    graph = graph_of(read_both if sync else aread_both, checkpointer=InMemorySaver() if kept else None)
+    assert (await run(graph, {}, sync=sync))["answer"] == ["1111", "4711"]
+    assert (script.failed, script.asked) == (1, 2 * calls_of_a_whole_read(make_reader))
+
+
+async def test_a_loop_reads_anew_at_every_turn(make_reader) -> None:
+    policy = ScriptedPolicy(perfect_reader)
+    graph = graph_of(memagent_node(make_reader(policy)), checkpointer=InMemorySaver())
+    for _ in range(2):
+        assert (await run(graph, {"question": QUESTION, "document": TEXT}, sync=False))["answer"] == "4711"
+    assert len(policy.prompts) == 2 * calls_of_a_whole_read(make_reader)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_tool_that_a_middleware_calls_again_continues_at_its_chunk(make_reader, sync, kept) -> None:
+    script = Failing()
+    tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)), on_failure="raise")
+    model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "It is 4711.")
+    again = ToolRetryMiddleware(max_retries=2, initial_delay=0.001, jitter=False)
+    agent = create_agent(model, [tool], middleware=[again], checkpointer=InMemorySaver() if kept else None)
+    state = await run(agent, {"messages": [("user", QUESTION)]}, sync=sync)
+    assert "Answer: 4711" in state["messages"][-2].text
+    assert (script.failed, script.asked) == (1, calls_of_a_whole_read(make_reader))
+
+
+def test_without_checkpoints_a_model_is_not_told_that_a_read_goes_on(make_reader) -> None:
+    tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(Failing())))
+    model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Sorry.")
+    message = create_agent(model, [tool]).invoke({"messages": [("user", QUESTION)]})["messages"][-2]
+    assert "The read failed" in message.text
+    assert "read on from there" not in message.text
+    assert message.artifact["readings"][0]["goes_on"] is False
+
+
+def test_what_was_kept_for_retries_ends_with_the_run(make_reader) -> None:
+    before, during = set(_kept), set()
+
+    def script(prompt: str) -> str:
+        during.update(_kept)
+        return perfect_reader(prompt)
+
+    graph_of(memagent_node(make_reader(ScriptedPolicy(script)))).invoke({"question": QUESTION, "document": TEXT})
+    gc.collect()
+    assert len(during - before) == 1
+    assert not (during - before) & set(_kept)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DocumentError("gone"),
+        BudgetError("too long"),
+        PolicyAuthenticationError("a wrong key"),
+        RunNotFoundError("no run"),
+        MissingExtraError("files", "reading PDF files"),
+    ],
+)
+async def test_what_trying_again_does_not_mend_is_not_tried_again(make_reader, error) -> None:
+    script = Failing(error=error)
+    graph = graph_of(memagent_node(make_reader(ScriptedPolicy(script))))
+    with pytest.raises(LastingError):
+        await run(graph, {"question": QUESTION, "document": TEXT}, sync=True)
+    assert script.failed == 1
+    assert not isinstance(PolicyUnreachableError("no connection"), LastingError)
+
+
+# Breaking off
+
+
+def counting() -> tuple[ScriptedPolicy, list[str]]:
+    """A policy that takes a moment for each reply, and what it has been asked."""
+    policy = ScriptedPolicy(perfect_reader, delay=0.05)
+    return policy, policy.prompts
+
+
+def nested(make_reader: MakeReader, policy: ScriptedPolicy, levels: int, kind: str) -> Any:
+    if kind == "agent":
+        tool = ReadLongDocument(agent=make_reader(policy))
+        model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Done.")
+        return create_agent(model, [tool])
+    graph: Any = graph_of(memagent_node(make_reader(policy)))
+    for _ in range(levels):
+        graph = graph_of(graph)
+    return graph
+
+
+@pytest.mark.parametrize(("kind", "levels"), [("node", 0), ("node", 1), ("node", 2), ("agent", 0)])
+def test_breaking_off_a_stream_ends_the_reads_in_it(make_reader, kind, levels) -> None:
+    policy, prompts = counting()
+    graph = nested(make_reader, policy, levels, kind)
+    given: Any = {"messages": [("user", QUESTION)]} if kind == "agent" else {"question": QUESTION, "document": TEXT}
+    parts = graph.stream(given, stream_mode="custom", subgraphs=True)
+    next(parts)
+    parts.close()
+    asked = len(prompts)
+    assert asked <= 4 < calls_of_a_whole_read(make_reader)
+    threading.Event().wait(0.2)
+    assert len(prompts) == asked
+
+
+def test_breaking_off_the_readers_own_stream_cancels_what_its_policy_is_asked_in_other_branches(make_reader) -> None:
+    cancelled = threading.Event()
+
+    class Silent(ScriptedPolicy):
+        first = True
+
+        async def complete(self, *given: Any, **more: Any) -> Any:
+            if self.first:
+                self.first = False
+                return await super().complete(*given, **more)
+            try:
+                return await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+    reader = make_reader(Silent(reads_perfectly), strategy="map_reduce")
+    parts = reader.graph().stream({"question": QUESTION, "document": TEXT}, stream_mode="custom")
+    assert next(parts)["type"] == "memagent.memory_update"
+    parts.close()  # would otherwise wait for an hour
+    assert cancelled.wait(5)
