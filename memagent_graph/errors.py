@@ -26,8 +26,8 @@
     ├── EvaluationError             an evaluation cannot use a task, data or results file
     └── MissingExtraError           an optional dependency is not installed
 
-Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Errors that a retry cannot mend are
-`LastingError`s, too: documents, prompts, budgets, settings, a refused key or request, an extra that is not installed.
+Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Errors that a retry cannot
+mend are `LastingError`s, too: documents, prompts, budgets, settings, a refused key or request, a missing extra.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
-from memagent_graph.documents.conversion import ConversionCancellation, ConversionBounds, converted
+from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, converted
 from memagent_graph.documents.decoding import SAMPLE_BYTES, Errors, byte_order_mark, decoded
 from memagent_graph.documents.sources import DOCX, HTML, PDF, TEXT, Document, Section
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from memagent_graph.documents.conversion import ConversionCancellation, ConversionBounds, in_thread
+from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, in_thread
 from memagent_graph.documents.live_streams import LiveStream, utf8
 from memagent_graph.documents.loaders import LabelledText, opened
 from memagent_graph.documents.sources import Document, DocumentRef, SourceMark
