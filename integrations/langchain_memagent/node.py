@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 
 from langchain_memagent.subgraph_reads import PreparedGraph, aread, aread_each, read, read_each
@@ -115,17 +116,23 @@ class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
         """Run it."""
+        function: Any = self.func
 
-        def run(shown: Any, config: RunnableConfig) -> dict[str, Any]:
-            return cast("dict[str, Any]", self.func(input, config))  # type: ignore[call-arg, arg-type]
+        def run(shown: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> dict[str, Any]:
+            written: dict[str, Any] = function(input, config)
+            return written
 
         return self._call_with_config(run, _keys(input), ensure_config(config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
         """`invoke` for asynchronous code."""
+        function: Any = self.afunc
 
-        async def run(shown: Any, config: RunnableConfig) -> dict[str, Any]:
-            return cast("dict[str, Any]", await self.afunc(input, config))  # type: ignore[call-arg, arg-type]
+        async def run(
+            shown: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
+        ) -> dict[str, Any]:
+            written: dict[str, Any] = await function(input, config)
+            return written
 
         return await self._acall_with_config(run, _keys(input), ensure_config(config))
 
