@@ -13,13 +13,16 @@ Those here only look up what the log holds. The package's own are in `memagent_t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import RewardError
+
+
+LARGEST_REWARD: Final = 3.4028234663852886e38
+"""The largest number of 32 bits, in which losses are computed."""
 
 
 class RewardFunction(Protocol):
@@ -98,14 +101,14 @@ def _newest(run: TrainingRun, name: str | None, source: str | None) -> dict[int 
 
 
 def checked(value: float, run: TrainingRun, name: str) -> float:
-    """The value, if it is a finite number.
+    """The value, if it is a finite number that training can hold, in 32 bits.
 
     Raises:
         RewardError: it is not.
     """
-    if not math.isfinite(value):
+    if not abs(value) <= LARGEST_REWARD:
         raise RewardError(
-            f"the reward {name!r} is {value}, which is not a finite number",
+            f"the reward {name!r} is {value}, which is not a finite number of 32 bits",
             run_id=run.run_id,
             hint="Mend the reward function; None says that it cannot tell.",
         )

@@ -35,6 +35,7 @@ from memagent_training.rewards.outcome_rewards import (
     BoxedExactMatch,
     ExactMatch,
     LenientMatch,
+    MemAgentReleased,
     StringMatch,
     TokenF1,
 )
@@ -44,6 +45,7 @@ from memagent_training.training_errors import RewardError
 OUTCOME_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], RewardFunction]]] = {
     "exact_match": ExactMatch,
     "boxed_exact_match": BoxedExactMatch,
+    "memagent_released": MemAgentReleased,
     "lenient_match": LenientMatch,
     "token_f1": TokenF1,
     "string_match": StringMatch,
