@@ -231,4 +231,6 @@ def _items(text: str, separator: re.Pattern[str]) -> frozenset[str]:
 
 def _inside_word(text: str, at: int) -> bool:
     around = text[at - 1 : at + 1]
-    return 0 < at < len(text) and all((each.isalnum() or each in _MARKS) and each < _FIRST_WITHOUT_SPACES for each in around)
+    return 0 < at < len(text) and all(
+        (each.isalnum() or each in _MARKS) and each < _FIRST_WITHOUT_SPACES for each in around
+    )

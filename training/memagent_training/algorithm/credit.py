@@ -20,7 +20,6 @@ from typing import Any, Final
 from memagent_training.data.rollouts import OUTCOME, Rollout, RolloutGroup
 from memagent_training.training_errors import TrainingError
 
-
 _LARGEST_REWARD: Final = 3.4028234663852886e38
 
 

@@ -11,7 +11,6 @@ conversation, a column for each completion token. What is not learned from has a
 from __future__ import annotations
 
 from dataclasses import dataclass
-
 from typing import Final
 
 import torch

@@ -138,7 +138,9 @@ def load_groups(
             versions=versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
         )  # fmt: skip
         ledger.enter(kept, _group_of(run, groups, by_version=versions is None), next(refusals, None))
-    missing = {} if groups is None or callable(groups) else {k: v for k, v in groups.items() if k not in ledger.group_of}
+    missing = (
+        {} if groups is None or callable(groups) else {k: v for k, v in groups.items() if k not in ledger.group_of}
+    )
     ledger.broken |= set(missing.values())
     tokenizer = _only("tokenizer", ledger.candidates.values())
     template = _only("template", ledger.candidates.values())
@@ -166,7 +168,9 @@ def load_groups(
         members.setdefault(ledger.group_of[run_id] or "", []).append(rollouts[run_id])
     found_groups = [RolloutGroup(group_id, tuple(rollouts_G)) for group_id, rollouts_G in members.items()]
     name = str(source.path if isinstance(source, RunLog) else source)
-    return Replay(found_groups, _report(name, ledger, found_groups, policy_versions, tokenizer, template, tuple(missing)))
+    return Replay(
+        found_groups, _report(name, ledger, found_groups, policy_versions, tokenizer, template, tuple(missing))
+    )
 
 
 @dataclass
@@ -387,7 +391,9 @@ def _report(
         versions=dict(Counter(each.policy_version for each in conversations)),
         staleness=dict(staleness),
         missing=missing,
-        temperatures=dict(Counter(_temperature(each) for run in ledger.candidates.values() for each in run.conversations_K)),
+        temperatures=dict(
+            Counter(_temperature(each) for run in ledger.candidates.values() for each in run.conversations_K)
+        ),
         reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _reshaped(run)),
     )
 

@@ -20,7 +20,6 @@ from typing import Final, Protocol, runtime_checkable
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import RewardError
 
-
 LARGEST_REWARD: Final = 3.4028234663852886e38
 """The largest number of 32 bits, in which losses are computed."""
 

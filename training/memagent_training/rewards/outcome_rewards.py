@@ -51,7 +51,7 @@ class ExactMatch(_Compares):
 
 @dataclass(frozen=True, slots=True)
 class BoxedExactMatch(_Compares):
-    r"""1 if the last \boxed{} in the completion's last 300 characters is a gold answer, both normalised as for `strict`.
+    r"""1 if the last \boxed{} in the last 300 characters is a gold answer, both normalised as for `strict`.
 
     It looks where the paper's reward looks; `MemAgentReleased` also compares as that does. Reasoning counts as part of
     the completion, which it does not for `ExactMatch`.
@@ -83,7 +83,9 @@ class MemAgentReleased(_Compares):
         if gold is None or run.raw_answer is None:
             return None
         said = _released_box(run.raw_answer[-300:].lower())
-        return float(said is not None and _released_form(said) in {_released_form(each.lower()) for each in gold.answers})
+        return float(
+            said is not None and _released_form(said) in {_released_form(each.lower()) for each in gold.answers}
+        )
 
 
 _REWRITTEN: Final = (

@@ -70,7 +70,9 @@ class Collector:
             except ReplayError as error:
                 refusal = error
             self._loaded = (number, groups)
-            advantage = self._prepared.config.advantage_settings  # step rewards teach something, too; penalties alone do not
+            advantage = (
+                self._prepared.config.advantage_settings
+            )  # step rewards teach something, too; penalties alone do not
             teaching = sum(reason_to_drop(group, advantage) is None for group in groups)
             uniform = [group for group in (*found.groups, *found.uniform) if not group.has_variance]
             record = CollectionRecord(
