@@ -399,6 +399,8 @@ def test_a_run_that_a_limit_stopped_can_be_resumed_and_then_replayed(make_reader
     log.reward("a", 1.0)
     assert refused(log) == {Refusal.UNFINISHED: ("a",)}
     reader.resume("a")
+    assert refused(log, min_group=1) == {Refusal.NO_REWARD: ("a",)}, "that reward was of the attempt before"
+    log.reward("a", 1.0)
     assert refused(log, min_group=1) == {}
 
 

@@ -122,7 +122,7 @@ def test_a_training_that_ends_before_its_warm_up_is_refused(world: World, tmp_pa
     runs = write_log(tmp_path / "runs.sqlite", comparable(world[1]), folder / "model")
     wishes = QUIET | {"groups_per_step": 99, "max_logprob_gap": 9.0}
     job = TrainingJob(runs=runs, model=str(folder / "model"), out=tmp_path / "out", settings=wishes)
-    with pytest.raises(TrainingError, match=r"warms up over 20 optimizer steps.*warmup_steps lower"):
+    with pytest.raises(TrainingError, match=r"warms up over 320 optimizer steps.*warmup_steps lower"):
         train(prepare(job))
     assert not (tmp_path / "out").exists()
 

@@ -13,6 +13,7 @@ Those here only look up what the log holds. The package's own are in `memagent_t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
@@ -99,6 +100,11 @@ def _newest(run: TrainingRun, name: str | None, source: str | None) -> dict[int 
     return {each.conversation: each.value for each in found}
 
 
+def not_usable(value: float) -> str:
+    """What is wrong with a reward beyond `LARGEST_REWARD`, in words."""
+    return "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"
+
+
 def checked(value: float, run: TrainingRun, name: str) -> float:
     """The value, if it is a finite number that training can hold, in 32 bits.
 
@@ -107,7 +113,7 @@ def checked(value: float, run: TrainingRun, name: str) -> float:
     """
     if not abs(value) <= LARGEST_REWARD:
         raise RewardError(
-            f"the reward {name!r} is {value}, which is not a finite number of 32 bits",
+            f"the reward {name!r} is {value}, which is {not_usable(value)}",
             run_id=run.run_id,
             hint="Mend the reward function; None says that it cannot tell.",
         )
