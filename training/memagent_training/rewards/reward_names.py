@@ -45,7 +45,6 @@ from memagent_training.training_errors import RewardError
 OUTCOME_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], RewardFunction]]] = {
     "exact_match": ExactMatch,
     "boxed_exact_match": BoxedExactMatch,
-    "memagent_released": MemAgentReleased,
     "lenient_match": LenientMatch,
     "token_f1": TokenF1,
     "string_match": StringMatch,
@@ -53,6 +52,7 @@ OUTCOME_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], RewardFunctio
     "evidence_f2": EvidenceF2,
     "longrlvr": LongRLVR,
     "exit_in_time": ExitInTime,
+    "memagent_released": MemAgentReleased,
 }
 """They compare a run with gold answers or evidence. An evaluation's names for scores (`REWARD_NAMES`) do, too."""
 STEP_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], StepRewardFunction]]] = {
