@@ -160,7 +160,7 @@ def token_losses(
     learned_T = torch.tensor(learned(conversation, settings), device=model.device)
     logprobs_T, entropies_T = logprobs_and_entropies(model, conversation, settings.temperature)
     old_T = logprobs_T.detach() if old_T is None else old_T.to(logprobs_T)
-    log_ratio_T = logprobs_T - old_T
+    log_ratio_T = (logprobs_T - old_T).clamp(-20, 20)  # or exp would be infinite
     if settings.importance_level == "sequence":
         log_ratio_T = log_ratio_T[learned_T].mean().expand_as(log_ratio_T)
     ratio_T = log_ratio_T.exp()
@@ -172,7 +172,8 @@ def token_losses(
     if settings.kl_coef:
         if reference is None:
             raise ValueError("kl_coef needs a reference: give the model as it was before training")
-        gap_T = logprobs_and_entropies(reference, conversation, settings.temperature)[0].detach() - logprobs_T
+        reference_T = logprobs_and_entropies(reference, conversation, settings.temperature)[0].detach()
+        gap_T = (reference_T - logprobs_T).clamp(-20, 20)
         loss_T = loss_T + settings.kl_coef * (gap_T.exp() - gap_T - 1).clamp(max=settings.kl_clamp)  # Schulman's k3
     return (loss_T - settings.entropy_coef * entropies_T)[learned_T]
 

@@ -11,6 +11,7 @@ import string
 from collections import Counter
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
 from memagent_graph.evaluation.result_table import Outcome
@@ -19,10 +20,19 @@ from memagent_graph.policy import strip_reasoning
 from memagent_graph.prompts import AnswerFormat, last_boxed
 
 _ARTICLES: Final = frozenset({"a", "an", "the"})
-_NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
-_SPACES: Final = str.maketrans(dict.fromkeys(string.punctuation, " "))
-_INSIDE_WORDS: Final = re.compile(r"'|(?<=\d)\.(?=\d)|(?<!\d)(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d)(?!,\d)")
-"""Apostrophes, decimal points, and numbers whose commas group digits by three; "12,7" and "1234567,12" are two each."""
+_PUNCTUATION: Final = re.compile(f"[{re.escape(string.punctuation)}]")
+_OF_NUMBERS: Final = r"(?<!\w)-(?=\.?\d)|(?<=\d)\.(?=\d)|(?<![\w.])\.(?=\d)"
+"""Minus signs and decimal points."""
+_OF_NAMES: Final = r"(?<=[^\W\d_])(?:\+{1,2}|\#)(?!\w)"
+"""What tells C++ and C# from C, and A+ from A."""
+_BETWEEN_DIGITS: Final = r"(?<=\d)[/:-](?=\d)"
+"""Fractions, times and dates. They may also part a list, as in "12/7"."""
+_MEANT: Final = re.compile(f"{_OF_NUMBERS}|{_OF_NAMES}|{_BETWEEN_DIGITS}")
+_MEANT_IN_LISTS: Final = re.compile(f"{_OF_NUMBERS}|{_OF_NAMES}")
+_MARKS: Final = frozenset("-./:+#")
+"""Punctuation that may be left in a normal form, and then belongs to the word beside it."""
+_GROUPED: Final = re.compile(r"(?<!\d)(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d)(?!,\d)")
+"""Numbers whose commas group digits by three; "12,7" and "1234567,12" are two each."""
 _FIRST_WITHOUT_SPACES: Final = "\u2e80"
 """From here on come the scripts of East Asia, which set no spaces between words."""
 _LAST_CHARACTERS: Final = 300
@@ -152,25 +162,43 @@ def similarity_after_prefix(answer: str, gold: str, prefix: str) -> float:
 def normalised(text: str) -> str:
     """Case folded, without ASCII punctuation and English articles, white space single: as SQuAD compares answers.
 
-    A text of nothing else keeps its punctuation and articles; "The" must not become equal to nothing.
+    Unlike there, what tells numbers and names apart stays: sign, decimal point, slash, colon and hyphen between digits,
+    and the marks of C++ and C#. A text of nothing else keeps its punctuation and articles; "The" must not become equal
+    to nothing.
     """
-    folded = text.casefold()
-    return _without_articles(folded.translate(_NO_PUNCTUATION)) or " ".join(folded.split())
+    folded = _folded(text)
+    return _without_articles(_stripped(folded, _MEANT, "")) or " ".join(folded.split())
 
 
-def parted(text: str) -> str:
-    """As `normalised`, but punctuation parts words, as in "key:7" and "red/blue", unless it belongs to a number."""
-    folded = text.casefold()
-    whole = _INSIDE_WORDS.sub(lambda found: found[0].translate(_NO_PUNCTUATION), folded)
-    return _without_articles(whole.translate(_SPACES)) or " ".join(folded.split())
+def parted(text: str, *, lists: bool = True) -> str:
+    """As `normalised`, but punctuation parts words, as in "key:7" and "red/blue", unless it belongs to a number.
+
+    With `lists`, it parts numbers, too, as in "12/7"; otherwise that is one, a fraction.
+    """
+    folded = _folded(text)
+    whole = _GROUPED.sub(lambda found: found[0].replace(",", ""), folded.replace("'", ""))
+    return _without_articles(_stripped(whole, _MEANT_IN_LISTS if lists else _MEANT, " ")) or " ".join(folded.split())
+
+
+def _folded(text: str) -> str:
+    return text.casefold().replace("\N{MINUS SIGN}", "-")
+
+
+def _stripped(text: str, meant: re.Pattern[str], instead: str) -> str:
+    """The text with `instead` for its punctuation, but for what is `meant`."""
+    kept = {at for found in meant.finditer(text) for at in range(*found.span())}
+    return _PUNCTUATION.sub(lambda found: found[0] if found.start() in kept else instead, text)
 
 
 def contains(text: str, gold: str) -> bool:
     """Whether `text` holds `gold` as whole words: "7" is not in "1977", "12.7" or "1,777". Never the other way round.
 
     Both are normalised as SQuAD does (`normalised`), or both with spaces for punctuation (`parted`); one is enough.
+    A gold fraction, time or date ("1/2") is looked for as a whole.
     """
-    return any(_has_words(form(text), form(gold)) for form in (normalised, parted))
+    lists = re.search(_BETWEEN_DIGITS, gold) is None
+    forms = (normalised, partial(parted, lists=False), *((parted,) if lists else ()))
+    return any(_has_words(form(text), form(gold)) for form in forms)
 
 
 def _has_words(held: str, wanted: str) -> bool:
@@ -202,4 +230,7 @@ def _items(text: str, separator: re.Pattern[str]) -> frozenset[str]:
 
 
 def _inside_word(text: str, at: int) -> bool:
-    return 0 < at < len(text) and all(each.isalnum() and each < _FIRST_WITHOUT_SPACES for each in text[at - 1 : at + 1])
+    around = text[at - 1 : at + 1]
+    return 0 < at < len(text) and all(
+        (each.isalnum() or each in _MARKS) and each < _FIRST_WITHOUT_SPACES for each in around
+    )

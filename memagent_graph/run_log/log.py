@@ -89,7 +89,8 @@ class RunLog:
     ) -> Job:
         """The job of `begin`, with the prompts' wording and the trace it runs under.
 
-        An existing run with this id continues, or, with `afresh`, is replaced: its conversations no longer count.
+        An existing run with this id continues, or, with `afresh`, is replaced: its conversations no longer count. Either
+        way it is a new attempt, and the run's rewards are withdrawn; see `rows.withdraw_rewards`.
         """
         run = RunRecord(
             run_id=run_id,
@@ -106,6 +107,7 @@ class RunLog:
         )
 
         def job(connection: sqlite3.Connection) -> None:
+            rows.withdraw_rewards(connection, run_id, run.began)
             rows.insert_run(connection, run, "replace" if afresh else "continue")
             if afresh:
                 connection.execute("UPDATE conversations SET superseded = 1 WHERE run_id = ?", (run_id,))
@@ -180,6 +182,7 @@ class RunLog:
             rows.supersede(connection, run_id, [edited] if edited else [], with_them=False)
             event = LoggedEvent(time.time(), "memory_edited", "a person replaced the memory", position)
             rows.insert_event(connection, run_id, replace(event, text=kept, step=edited), None)
+            rows.withdraw_rewards(connection, run_id, event.time)
             connection.execute("UPDATE runs SET ended = NULL, stop_reason = NULL WHERE run_id = ?", (run_id,))
             connection.execute("UPDATE answers SET answer = NULL WHERE run_id = ?", (run_id,))
 
@@ -196,6 +199,8 @@ class RunLog:
         note: str | None = None,
     ) -> None:
         """Give a run, or one of its conversations, a reward. Earlier ones stay; see `latest_rewards`.
+
+        A reward of a run is of this attempt: when the run is read again, resumed or edited, it is withdrawn.
 
         Raises:
             RunNotFoundError: there is no such run, or it has no such conversation.

@@ -69,6 +69,19 @@ def insert_reward(connection: sqlite3.Connection, new: Reward) -> None:
     insert(connection, "rewards", asdict(replace(new, id=None)))
 
 
+def withdraw_rewards(connection: sqlite3.Connection, run_id: str, time: float) -> None:
+    """Turn the rewards of a run into events, as another attempt begins that they are not about.
+
+    Events go into exports and back, and no reward function looks at them. Rewards of single conversations stay with
+    them: those that another attempt replaces are superseded.
+    """
+    of_run = "run_id = ? AND conversation IS NULL"
+    for row in connection.execute(f"SELECT * FROM rewards WHERE {of_run} ORDER BY time, id", (run_id,)).fetchall():  # noqa: S608
+        detail = f"{row['name']} = {row['value']:g} by {row['source']} was of an earlier attempt"
+        insert_event(connection, run_id, LoggedEvent(time, "reward_withdrawn", detail), None)
+    connection.execute(f"DELETE FROM rewards WHERE {of_run}", (run_id,))  # noqa: S608
+
+
 class NewConversation:
     """The job that adds a conversation with its events; its result is the conversation's row.
 

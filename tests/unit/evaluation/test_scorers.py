@@ -252,3 +252,28 @@ def test_every_score_of_any_text_lies_between_0_and_1(text, gold, metric) -> Non
         assert all(0 <= each <= 1 for each in astuple(scores))
         assert scores.strict in {0, 1}
         assert scores.lenient in {0, 1}
+
+
+# Numbers are numbers
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("-5", "5"), ("3.5", "35"), ("1/2", "12"), ("10:30", "1030"), ("2024-01-05", "20240105"), ("C++", "C"),
+        ("C#", "C"), (".5", "5"), ("A+", "A"),
+    ],
+)  # fmt: skip
+def test_what_differs_in_sign_point_slash_colon_or_the_marks_of_a_name_is_not_the_same(one, other) -> None:
+    for said, gold in ((one, other), (other, one)):
+        scores = score(asked(gold), said, f"\\boxed{{{said}}}")
+        assert (scores.strict, scores.lenient) == (0, 0), (said, gold)
+        assert score(asked(gold), f"It is {said}.", None).lenient == 0, (said, gold)
+    assert score(asked(one), one, f"\\boxed{{{one}.}}").strict == score(asked(one), f"It is {one}.", None).lenient == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "gold"), [("\N{MINUS SIGN}5", "-5"), ("48,213", "48213"), ("$5", "5"), ("U.S.A.", "usa"), ("x: 7.", "x 7")]
+)
+def test_wordings_of_the_same_number_or_name_are_the_same(said, gold) -> None:
+    assert score(asked(gold), said, f"\\boxed{{{said}}}").strict == 1

@@ -319,3 +319,15 @@ async def test_an_answer_that_was_asked_for_plainly_is_scored_so(tmp_path: Path)
     agent = reader(tmp_path, lambda number, nth: str(number) if nth else "none", answer_format="plain")
     found = await collect(agent, questions(), CollectSettings(rollouts=2, groups=2), name="plain")
     assert [group.rewards for group in found.groups] == [(0.0, 1.0)] * 2
+
+
+async def test_a_reward_that_is_no_number_is_no_failed_read(tmp_path: Path) -> None:
+    """One bad group among good ones was left out, and the mean reward was of the others."""
+
+    def broken(run: TrainingRun) -> float:
+        return float("nan") if run.question.endswith("1?") else 1.0
+
+    wanted = CollectSettings(rollouts=2, groups=3, max_questions=3)
+    with pytest.raises(TrainingError, match=r"the reward 'broken' is nan") as raised:
+        await collect(reader(tmp_path, half), questions(3), wanted, name="x", reward=broken)
+    assert raised.value.run_id == "x-1-0"

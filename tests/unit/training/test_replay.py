@@ -21,7 +21,7 @@ from memagent_graph import Completion, FinishReason, Limits, RunFilter, RunLog, 
 from memagent_graph.errors import RunLogError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log import Conversation, Outcome, Reward, RunRecord
-from memagent_graph.run_log.exchange import export_runs
+from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_graph.trace import Span
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
@@ -253,15 +253,16 @@ def test_a_group_is_one_question_on_one_document_read_in_one_way(log) -> None:
     assert members(load_groups(log).groups) == [[f"{index}.0", f"{index}.1"] for index in range(6)]
 
 
-def test_rollouts_of_a_group_may_differ_in_seed_server_and_version(log) -> None:
+def test_rollouts_of_a_group_may_differ_in_seed_and_server_and_in_version_if_that_is_allowed(log) -> None:
     for seed in range(3):
         sampling = {"temperature": 1.0, "seed": seed}
         settings = {"seed": seed, "base_url": f"http://host{seed}/v1", "model": f"adapter-{seed}", "chunk_tokens": 100}
         write(
             log, f"r{seed}", sampling=sampling, settings=settings, policy_version=f"v{seed}", policy=f"adapter-{seed}"
         )
-    (group,) = load_groups(log).groups
+    (group,) = load_groups(log, policy_versions=["v0", "v1", "v2"]).groups
     assert len(group.rollouts_G) == 3
+    assert refused(log) == {Refusal.GROUP_TOO_SMALL: ("r0", "r1", "r2")}, "each version is compared with itself alone"
 
 
 def test_groups_can_be_named(log) -> None:
@@ -273,6 +274,47 @@ def test_groups_can_be_named(log) -> None:
     replay = load_groups(log, groups=lambda run: "x" if run.run_id != "d" else None)
     assert members(replay.groups) == [["a", "b", "c"]]
     assert replay.report.refused == {Refusal.NOT_GROUPED: ("d",)}
+
+
+def test_a_run_that_the_groups_name_and_the_log_lacks_breaks_its_group(log) -> None:
+    for run_id in "abcd":
+        write(log, run_id)
+    named = {"a": "one", "c": "one", "gone": "one", "b": "two", "d": "two"}
+    replay = load_groups(log, groups=named)
+    assert members(replay.groups) == [["b", "d"]]
+    assert replay.report.refused == {Refusal.INCOMPLETE_GROUP: ("a", "c")}
+    assert replay.report.missing == ("gone",)
+    assert "named in the groups, and not there: 1 run (gone)" in replay.report.summary()
+    assert members(load_groups(log, groups=named, whole_groups=False).groups) == [["a", "c"], ["b", "d"]]
+
+
+def test_a_reward_too_large_for_training_is_refused(log) -> None:
+    write(log, "huge", reward=1e39)
+    write(log, "other", reward=1.0)
+    assert refused(log)[Refusal.NON_FINITE_REWARD] == ("huge",)
+
+
+def test_a_reward_is_of_one_attempt_and_leaves_an_event_in_log_and_export(make_reader, log, tmp_path) -> None:
+    reader = make_reader(ScriptedPolicy(exactly), run_log=log, checkpoints=tmp_path / "c.sqlite")
+    reader.read(TEXT, QUESTION, run_id="again")
+    log.reward("again", 1.0)
+    reader.read(TEXT, QUESTION, run_id="again")
+    reader.read(TEXT, QUESTION, run_id="resumed", limits=Limits(max_chunks=1))
+    log.reward("resumed", 0.5)
+    reader.resume("resumed")
+    for run_id, value in (("again", "1"), ("resumed", "0.5")):
+        assert log.latest_rewards(run_id) == {}
+        (event,) = log.events(run_id)
+        assert (event.kind, event.detail) == (
+            "reward_withdrawn", f"reward = {value} by person was of an earlier attempt",
+        )  # fmt: skip
+    assert refused(log)[Refusal.NO_REWARD] == ("again", "resumed")
+    export_runs(log, tmp_path / "runs.jsonl")
+    other = RunLog(tmp_path / "other.sqlite")
+    import_runs(other, tmp_path / "runs.jsonl")
+    assert other.events("again") == log.events("again")
+    assert refused(other)[Refusal.NO_REWARD] == ("again", "resumed")
+    other.close()
 
 
 def test_the_runs_of_a_log_can_be_chosen(tmp_path, log) -> None:
@@ -357,6 +399,8 @@ def test_a_run_that_a_limit_stopped_can_be_resumed_and_then_replayed(make_reader
     log.reward("a", 1.0)
     assert refused(log) == {Refusal.UNFINISHED: ("a",)}
     reader.resume("a")
+    assert refused(log, min_group=1) == {Refusal.NO_REWARD: ("a",)}, "that reward was of the attempt before"
+    log.reward("a", 1.0)
     assert refused(log, min_group=1) == {}
 
 

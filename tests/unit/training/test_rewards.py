@@ -489,3 +489,31 @@ def test_judges_are_asked_side_by_side_where_that_is_wanted(make_reader, log) ->
     judge = JudgedBy(ScriptedPolicy(lambda prompt: "\\boxed{5}"))
     assert relabel(log, judge, name="judged", at_once=3).given == ("a", "b", "c", "d")
     assert log.latest_rewards("d")["judged"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("said_text", "gold", "value"),
+    [
+        ("\\boxed{NewYork}", "New York", 1.0),
+        ("\\boxed{new york}", "NewYork", 1.0),
+        ("\\boxed{\\dfrac{1}{2}}", "\\frac{1}{2}", 1.0),
+        ("\\boxed{\\tfrac12}", "\\frac12", 1.0),
+        ("\\boxed{\\left(5\\right)}", "(5)", 1.0),
+        ("\\boxed{90^\\circ}", "90", 1.0),
+        ("\\boxed{5\\%}", "5", 1.0),
+        ("\\boxed 42$ dollars", "42", 1.0),
+        ("\\boxed{New York.}", "New York", 0.0),
+        ("\\boxed{the castle}", "castle", 0.0),
+        ("\\boxed{-5}", "5", 0.0),
+        ("\\boxed{3.5}", "35", 0.0),
+        ("\\boxed{1/2}", "12", 0.0),
+        ("\\boxed{C++}", "C", 0.0),
+        ("\\boxed{7", "7", 0.0),
+        ("\\fbox{7}", "7", 0.0),
+        ("it is 7", "7", 0.0),
+        ("\\boxed{7}" + "x" * 300, "7", 0.0),
+        ("<think>\\boxed{7}</think>", "7", 1.0),
+    ],
+)
+def test_the_released_reward_has_rules_of_its_own(said_text, gold, value) -> None:
+    assert chosen_reward("memagent_released", GoldAnswers({"r": gold}))(run(said_text)) == value

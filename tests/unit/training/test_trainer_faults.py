@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def test_a_training_that_ends_before_its_warm_up_is_refused(world: World, tmp_pa
     runs = write_log(tmp_path / "runs.sqlite", comparable(world[1]), folder / "model")
     wishes = QUIET | {"groups_per_step": 99, "max_logprob_gap": 9.0}
     job = TrainingJob(runs=runs, model=str(folder / "model"), out=tmp_path / "out", settings=wishes)
-    with pytest.raises(TrainingError, match=r"warms up over 20 optimizer steps.*warmup_steps lower"):
+    with pytest.raises(TrainingError, match=r"warms up over 320 optimizer steps.*warmup_steps lower"):
         train(prepare(job))
     assert not (tmp_path / "out").exists()
 
@@ -206,3 +207,53 @@ def test_ranks_with_other_rewards_are_refused(world: World, tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode != 0
     assert "TrainingError" in done.stderr
+
+
+# Was so: a log-prob of -120 made every weight NaN, and the log said a loss of 0.
+@pytest.mark.parametrize("preset", ["memagent-paper", "dapo"])
+def test_an_unlikely_logged_token_leaves_the_weights_finite(preset: str, world: World, tmp_path: Path) -> None:
+    groups = [_with_logprob(group, -120.0) for group in world[1]]
+    changes = {"old_logprobs": "logged", "max_logprob_gap": 1e9, "max_steps": 2}
+    trainer = trained((world[0], groups), tmp_path, preset, **changes)
+    assert all(bool(torch.isfinite(each).all()) for each in trainer.model.parameters())
+    assert trainer.skipped_steps == 0
+
+
+def test_a_step_that_is_not_finite_moves_nothing_and_too_many_in_a_row_end_the_training(
+    world: World, tmp_path: Path
+) -> None:
+    class Broken(MultiConvDAPOTrainer):
+        broken: tuple[int, ...] = (1,)
+
+        def _forward_backward(self, *given: Any) -> Any:
+            loss = super()._forward_backward(*given)
+            if self.state.global_step in self.broken:
+                next(iter(self.model.parameters())).grad[0, 0] = float("nan")
+            return loss
+
+    trainer = Broken(str(world[0] / "model"), world[1], settings(tmp_path / "a", max_steps=3, max_grad_norm=1.0))
+    trainer.train()
+    assert [entry["skipped"] for entry in logs_of(trainer)] == [0.0, 1.0, 0.0]
+    assert trainer.skipped_steps == 1
+    assert all(bool(torch.isfinite(each).all()) for each in trainer.model.parameters())
+    stopped = Broken(str(world[0] / "model"), world[1], settings(tmp_path / "b", max_steps=9, max_skipped_steps=1))
+    stopped.broken = tuple(range(1, 9))
+    with pytest.raises(TrainingError, match=r"not finite in 2 steps in a row, the last of them 3.*max_skipped_steps"):
+        stopped.train()
+
+
+def test_rewards_that_32_bits_cannot_hold_are_refused_with_the_run(world: World, tmp_path: Path) -> None:
+    first = world[1][0]
+    huge = replace(first, rollouts_G=(replace(first.rollouts_G[0], reward=1e39), *first.rollouts_G[1:]))
+    with pytest.raises(TrainingError, match=rf"32 bits.*{first.rollouts_G[0].run_id}"):
+        trained((world[0], [huge, *world[1][1:]]), tmp_path)
+
+
+def _with_logprob(group: RolloutGroup, value: float) -> RolloutGroup:
+    """The group with that log-prob for the first token of each rollout's last conversation."""
+    rollouts = []
+    for rollout in group.rollouts_G:
+        *others, last = rollout.conversations_K
+        changed = array("f", [value, *last.logprobs_T[1:]])
+        rollouts.append(replace(rollout, conversations_K=(*others, replace(last, logprobs_T=changed))))
+    return replace(group, rollouts_G=tuple(rollouts))

@@ -403,3 +403,16 @@ def test_step_rewards_and_their_share_go_together(job) -> None:
     assert "ignores it" in refusal(job(step_reward="format"))
     prepared = prepare(job(settings={"step_reward_share": 0.5}, step_reward=FormatReward(boxed=False)))
     assert prepared.replay.groups[0].rollouts_G[0].step_rewards_K is not None
+
+
+def test_the_loss_has_the_temperature_of_the_runs(job, log) -> None:
+    sampled = log(sampling={"temperature": 0.7, "top_p": 1.0})
+    unweighted = {"importance_cap": None}
+    assert prepare(job(sampled, settings=unweighted)).config.temperature == 0.7
+    assert "temperature of 0.7" in refusal(job(sampled, settings={"temperature": 1.0, **unweighted}))
+
+
+def test_runs_of_several_temperatures_are_refused_with_the_remedy(world, job, log) -> None:
+    first = world[1][0]
+    mixed = {each.run_id: {"sampling": {"temperature": 0.7}} for each in first.rollouts_G}
+    assert "memagent export" in refusal(job(log(of_run=mixed)))

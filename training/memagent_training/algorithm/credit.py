@@ -20,6 +20,8 @@ from typing import Any, Final
 from memagent_training.data.rollouts import OUTCOME, Rollout, RolloutGroup
 from memagent_training.training_errors import TrainingError
 
+_LARGEST_REWARD: Final = 3.4028234663852886e38
+
 
 class Scope(StrEnum):
     """What a reward is of, and with what it is compared."""
@@ -125,9 +127,9 @@ class CreditTerm:
                 run_id=rollout.run_id,
             )
         for value in earned if isinstance(earned, tuple) else (earned,):
-            if not math.isfinite(value):
+            if not abs(value) <= _LARGEST_REWARD:
                 raise TrainingError(
-                    f"A reward is {value}",
+                    f"A reward is {value}, which is not a finite number of 32 bits",
                     hint="Mend the reward function and relabel the runs, or leave this one's group out.",
                     run_id=rollout.run_id,
                 )

@@ -11,9 +11,14 @@ conversation, a column for each completion token. What is not learned from has a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
+
+LOG_BOUND: Final = 20.0
+"""Log ratios are cut off here, as in verl: far beyond any clip, where the exponential would become infinite, and its
+gradient, times the clip's 0, no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class TokenLoss:
 
     def ratio(self, logprobs_BT: Tensor, old_BT: Tensor, learned_BT: Tensor) -> Tensor:
         """R."""
-        log_r_BT = torch.where(learned_BT, logprobs_BT - old_BT, 0.0)
+        log_r_BT = torch.where(learned_BT, logprobs_BT - old_BT, 0.0).clamp(-LOG_BOUND, LOG_BOUND)
         if self.per_conversation:
             log_r_BT = (log_r_BT.sum(1, keepdim=True) / learned_BT.sum(1, keepdim=True).clamp(min=1)) * learned_BT
         return log_r_BT.exp()
@@ -54,6 +59,6 @@ class TokenLoss:
 
     def kl(self, logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:
         """k3, an estimate of the KL divergence from the reference that is never negative."""
-        gap_BT = reference_BT - logprobs_BT
+        gap_BT = (reference_BT - logprobs_BT).clamp(-LOG_BOUND, LOG_BOUND)
         k3_BT = gap_BT.exp() - gap_BT - 1
         return k3_BT if self.kl_clamp is None else k3_BT.clamp(max=self.kl_clamp)

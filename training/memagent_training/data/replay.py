@@ -24,6 +24,7 @@ from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
 from memagent_graph.trace import Writes
 from memagent_training.data.replay_report import Refusal, ReplayReport, named
 from memagent_training.data.reward_functions import (
+    LARGEST_REWARD,
     LoggedReward,
     LoggedStepReward,
     RewardFunction,
@@ -110,7 +111,8 @@ def load_groups(
         gold_of: what each run's answer should be, for rewards that have no gold answers of their own.
         chosen: which of a log's runs.
         groups: the group of each run. Without it, runs of one question on one document form a group if they began
-            with the same chunk, and with the same sampling and settings but for the seed and where the model is.
+            with the same chunk, and with the same sampling and settings but for the seed and where the model is. Runs
+            of different policy versions are in different groups, unless `policy_versions` allows several.
         whole_groups: refuse all rollouts of a group of which one is refused. Runs by weights, a tokenizer or prompts
             that were not chosen do not count as part of it. Otherwise the rest of the group is compared.
         min_group: with fewer rollouts a group is refused.
@@ -135,7 +137,11 @@ def load_groups(
             run, kept.conversations_K,
             versions=versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
         )  # fmt: skip
-        ledger.enter(kept, _group_of(run, groups), next(refusals, None))
+        ledger.enter(kept, _group_of(run, groups, by_version=versions is None), next(refusals, None))
+    missing = (
+        {} if groups is None or callable(groups) else {k: v for k, v in groups.items() if k not in ledger.group_of}
+    )
+    ledger.broken |= set(missing.values())
     tokenizer = _only("tokenizer", ledger.candidates.values())
     template = _only("template", ledger.candidates.values())
     functions: dict[str, RewardFunction | StepRewardFunction] = {
@@ -162,7 +168,9 @@ def load_groups(
         members.setdefault(ledger.group_of[run_id] or "", []).append(rollouts[run_id])
     found_groups = [RolloutGroup(group_id, tuple(rollouts_G)) for group_id, rollouts_G in members.items()]
     name = str(source.path if isinstance(source, RunLog) else source)
-    return Replay(found_groups, _report(name, ledger, found_groups, policy_versions, tokenizer, template))
+    return Replay(
+        found_groups, _report(name, ledger, found_groups, policy_versions, tokenizer, template, tuple(missing))
+    )
 
 
 @dataclass
@@ -244,7 +252,7 @@ def _allowed(policy_versions: Sequence[str] | None, max_staleness: int | None) -
     return frozenset(policy_versions if max_staleness is None else policy_versions[-1 - max_staleness :])
 
 
-def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
+def _group_of(run: TrainingRun, groups: Groups | None, *, by_version: bool) -> str | None:
     if groups is not None:
         return groups(run) if callable(groups) else groups.get(run.run_id)
     if not run.conversations_K:
@@ -255,6 +263,8 @@ def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
     sampling = {name: value for name, value in first.sampling.items() if name not in _IMMATERIAL_SAMPLING}
     span = (None, None) if first.span is None else (first.span.start_byte, first.span.end_byte)
     same = [record.question, record.document["key"], first.role, *span, settings, sampling]
+    if by_version:  # what another policy earned is not what this one would have
+        same.append(first.policy_version)
     if record.strategy_fingerprint:  # logs of the former version, which knew one way of reading, have none
         same += [record.strategy, record.strategy_fingerprint]
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
@@ -321,7 +331,7 @@ def _rollout(
             unknown[f"{name}: {why_unknown(function, run)}"] += 1
             return Refusal.NO_REWARD
         values = tuple(value) if isinstance(value, Iterable) else (value,)
-        if not all(map(math.isfinite, values)):
+        if not all(abs(each) <= LARGEST_REWARD for each in values):
             return Refusal.NON_FINITE_REWARD
         earned[name] = checked_steps(values, run, name) if isinstance(value, Iterable) else float(value)
     reward, steps_K = earned.pop(OUTCOME), earned.pop(STEP, None)
@@ -354,6 +364,7 @@ def _report(
     policy_versions: Sequence[str] | None,
     tokenizer: str | None,
     template: str | None,
+    missing: tuple[str, ...],
 ) -> ReplayReport:
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     conversations = [each for rollout in rollouts for each in rollout.conversations_K]
@@ -379,12 +390,20 @@ def _report(
         template=template if rollouts else None,
         versions=dict(Counter(each.policy_version for each in conversations)),
         staleness=dict(staleness),
+        missing=missing,
+        temperatures=dict(
+            Counter(_temperature(each) for run in ledger.candidates.values() for each in run.conversations_K)
+        ),
         reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _reshaped(run)),
     )
 
 
 def _earned(rollout: Rollout) -> tuple[object, ...]:
     return rollout.reward, rollout.step_rewards_K, *sorted(rollout.term_rewards.items())
+
+
+def _temperature(conversation: Conversation) -> float:
+    return float(conversation.sampling.get("temperature", 1.0))
 
 
 def _reshaped(run: TrainingRun) -> bool:

@@ -41,7 +41,7 @@ class Refusal(StrEnum):
     )
     """It has no reward of that name, or the reward function cannot tell its worth."""
     NON_FINITE_REWARD = "non_finite_reward", "mend the reward function and score them again"
-    """Its reward is NaN or infinite."""
+    """Its reward is NaN, infinite, or larger than 32 bits can hold."""
     NOT_GROUPED = "not_grouped", "name their groups"
     """The groups were given, and it is in none of them."""
     INCOMPLETE_GROUP = (
@@ -95,6 +95,10 @@ class ReplayReport:
     """Conversations by the policy version that wrote them; "" where the policy did not report it."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Rollouts by how many versions behind the newest their oldest conversation is; empty without an order."""
+    missing: tuple[str, ...] = ()
+    """Runs that the given groups name and the source does not hold: their groups are not whole."""
+    temperatures: Mapping[float, int] = field(default_factory=dict)
+    """Conversations by the temperature that they were sampled at."""
     reshaped: tuple[str, ...] = ()
     """Runs sampled with another temperature than 1, or a top_p below 1. Their log-probs are those before temperature,
     so importance weights from them are approximate."""
@@ -115,6 +119,8 @@ class ReplayReport:
             lines.append("versions behind: " + ", ".join(f"{lag} ({n})" for lag, n in sorted(self.staleness.items())))
         if self.equal_rewards:
             lines.append(f"{_count(self.equal_rewards, 'group')} with all rewards equal")
+        if self.missing:
+            lines.append(f"named in the groups, and not there: {_runs(self.missing)}")
         if self.reshaped:
             lines.append(f"{_runs(self.reshaped)} sampled with a temperature or top_p other than 1")
         lines += [

@@ -16,10 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import RewardError
+
+LARGEST_REWARD: Final = 3.4028234663852886e38
+"""The largest number of 32 bits, in which losses are computed."""
 
 
 class RewardFunction(Protocol):
@@ -97,15 +100,20 @@ def _newest(run: TrainingRun, name: str | None, source: str | None) -> dict[int 
     return {each.conversation: each.value for each in found}
 
 
+def not_usable(value: float) -> str:
+    """What is wrong with a reward beyond `LARGEST_REWARD`, in words."""
+    return "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"
+
+
 def checked(value: float, run: TrainingRun, name: str) -> float:
-    """The value, if it is a finite number.
+    """The value, if it is a finite number that training can hold, in 32 bits.
 
     Raises:
         RewardError: it is not.
     """
-    if not math.isfinite(value):
+    if not abs(value) <= LARGEST_REWARD:
         raise RewardError(
-            f"the reward {name!r} is {value}, which is not a finite number",
+            f"the reward {name!r} is {value}, which is {not_usable(value)}",
             run_id=run.run_id,
             hint="Mend the reward function; None says that it cannot tell.",
         )

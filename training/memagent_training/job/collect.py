@@ -140,6 +140,7 @@ async def collect(
         resume: Continue a collection of this name, of the same samples and settings, if the log has one.
 
     Raises:
+        RewardError: A reward is not a finite number, or the function cannot tell it; names function and run.
         TrainingError: The reader keeps no log, the log has a collection of that name, or there is no such reward.
         PolicyUnreachableError, PolicyAuthenticationError: The server is gone, or refuses the key. What is whole by then
             is in the log.
@@ -170,7 +171,7 @@ async def collect(
                 group_name = at_work.pop(task)
                 try:
                     group = task.result()
-                except _SERVER_GONE:
+                except (*_SERVER_GONE, RewardError):  # what a function gives is no failure of the read
                     raise
                 except MemAgentError as error:
                     collected.failed[group_name] = error

@@ -60,7 +60,7 @@ _FIXED: dict[str, tuple[object, str]] = {
 """Options of TRL's that must stay as they are, and what to use instead."""
 _LEAST = {
     "epsilon": 0, "beta": 0, "kl_clamp": 0, "muon_learning_rate": 0, "importance_cap": 1, "groups_per_step": 1,
-    "token_budget": INERT_TOKENS,
+    "token_budget": INERT_TOKENS, "max_skipped_steps": 0,
 }  # fmt: skip
 _CHOICES: dict[str, list[str]] = {
     "layout": list(Layout),
@@ -138,6 +138,9 @@ class MultiConvDAPOConfig(GRPOConfig):
     """Conversations whose completion the sampler gave a probability above 1 minus this are not forwarded, though they
     count in the means. The gradient of such a row is at most about that small a part of an uncertain one's: with 0.001,
     a copied memory costs nothing. 0 forwards every row that has a gradient."""
+    max_skipped_steps: int = 3
+    """Optimizer steps in a row that may be skipped because loss or gradient are not finite; with one more, training
+    stops."""
     max_logprob_gap: float = 1.0
     """Mean absolute difference per token, in nats, between logged and recomputed log-probs above which training does
     not begin: the runs are then another model's."""

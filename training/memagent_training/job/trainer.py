@@ -98,6 +98,9 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 hint="Set router_aux_loss_coef=0 to train without it.",
             )
         self.policy_versions = tuple(policy_versions)
+        self.skipped_steps = 0
+        """Steps that were not taken, as their loss or gradient was not finite."""
+        self._skipped_in_a_row = 0
         self.logprob_gap: LogProbGap | None = None
         """Logged against recomputed log-probs, once training has begun."""
         policy: Any = self.model
@@ -170,8 +173,39 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             # Not with FSDP, where every rank would hold whole gradients until the last micro-batch.
             with nullcontext() if is_last or self.is_fsdp_enabled else self.accelerator.no_sync(model):
                 loss += self._forward_backward(model, step.rows, micro_batch, metrics)
-        self._log_step(step, metrics, time.perf_counter() - began)
-        return loss
+        is_skipped = self._skipped(model, loss)
+        self._log_step(step, metrics, time.perf_counter() - began, is_skipped=is_skipped)
+        return torch.zeros_like(loss) if is_skipped else loss
+
+    def _skipped(self, model: nn.Module, loss: Tensor) -> bool:
+        """Whether loss or gradient are not finite on any rank; then no parameter has a gradient, and none is moved.
+
+        Raises:
+            TrainingError: too many steps in a row were so.
+        """
+        parts = [loss.detach().float()]
+        if not self.is_deepspeed_enabled:  # it keeps gradients to itself, and checks them where it scales the loss
+            parts += [
+                _local(each.grad.detach()).float().abs().sum() for each in model.parameters() if each.grad is not None
+            ]
+        broken = sum(float(not bool(torch.isfinite(each))) for each in parts)
+        total = self.accelerator.reduce(torch.tensor(broken, device=loss.device), reduction="sum")
+        if not float(total):
+            self._skipped_in_a_row = 0
+            return False
+        self._skipped_in_a_row += 1
+        self.skipped_steps += 1
+        model.zero_grad(set_to_none=True)
+        step = self.state.global_step + 1
+        if self._skipped_in_a_row > self.args.max_skipped_steps:
+            raise TrainingError(
+                f"loss or gradient were not finite in {self._skipped_in_a_row} steps in a row, the last of them {step}",
+                hint="Lower the learning rate or max_grad_norm, look at rewards and log-probs of the step's runs, or "
+                "allow more (--set max_skipped_steps=...). Continue from the last checkpoint with --resume.",
+            )
+        if self.accelerator.is_main_process:
+            print(f"step {step} skipped: loss or gradient are not finite", flush=True)
+        return True
 
     def floating_point_ops(self, inputs: Any) -> int:
         """6 per weight and forwarded token, without attention; for the log."""
@@ -340,7 +374,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
 
     # Metrics
 
-    def _log_step(self, step: ScheduledStep, metrics: TokenMetrics, seconds: float) -> None:
+    def _log_step(self, step: ScheduledStep, metrics: TokenMetrics, seconds: float, *, is_skipped: bool) -> None:
         """TRL's log takes them from where its own loss would leave means of means over micro-batches."""
         plan = step.plan
         self.state.num_input_tokens_seen += plan.forwarded_tokens
@@ -354,6 +388,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             "tokens/padding_fraction": plan.padding_share,
             "num_tokens": self.state.num_input_tokens_seen,
             "step_time": seconds,
+            "skipped": float(is_skipped),
         }
         for name, value in values.items():
             self._metrics["train"][name].append(float(value))
@@ -365,6 +400,12 @@ class _InertRow:
 
     prompt_ids_P: tuple[int, ...]
     completion_ids_T: tuple[int, ...]
+
+
+def _local(value: Tensor) -> Tensor:
+    """A sharded tensor's part on this rank, or the tensor."""
+    local: Tensor = value.to_local() if hasattr(value, "to_local") else value
+    return local
 
 
 def _rewards_are_logged(*_: Any, **__: Any) -> list[float | None]:

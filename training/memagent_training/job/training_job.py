@@ -153,6 +153,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
         template=job.template,
     )
     groups = replay.require_groups()
+    config = _at_temperature(job, config, replay.report.temperatures)
     check_roles(terms, {each.role for group in groups for run in group.rollouts_G for each in run.conversations_K})
     _check_tokenizer(job, base, replay)
     schedule = config.schedule(replay.groups)
@@ -214,6 +215,20 @@ def read_groups(path: Path) -> dict[str, str]:
         return {run.strip(): group.strip() for run, group in rows}
     except (OSError, ValueError, csv.Error) as error:
         raise TrainingError(f"{path} does not say the groups: {error}", hint=hint) from error
+
+
+def _at_temperature(job: TrainingJob, config: MultiConvDAPOConfig, sampled: Mapping[float, int]) -> MultiConvDAPOConfig:
+    """The settings with the temperature that the runs were sampled at: the loss is about that distribution."""
+    if set(sampled) == {config.temperature}:
+        return config
+    at = ", ".join(f"{each:g} ({count} conversations)" for each, count in sorted(sampled.items()))
+    if len(sampled) > 1 or min(sampled) <= 0 or "temperature" in job.settings:
+        raise TrainingError(
+            f"the runs were sampled at a temperature of {at}, which cannot be trained on at {config.temperature:g}",
+            hint="Export those of one temperature above 0 to a file of their own (memagent export) and train on it; "
+            "leave the setting temperature out, and theirs is used.",
+        )
+    return make_config(job.preset, {**job.settings, "temperature": min(sampled)}, job.out)
 
 
 def _check_step_rewards(job: TrainingJob, config: MultiConvDAPOConfig) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from memagent_graph.evaluation import scorers
 from memagent_graph.evaluation.samples import Metric
@@ -50,9 +51,10 @@ class ExactMatch(_Compares):
 
 @dataclass(frozen=True, slots=True)
 class BoxedExactMatch(_Compares):
-    r"""The paper's: 1 if the last \boxed{} in the completion's last 300 characters is a gold answer.
+    r"""1 if the last \boxed{} in the last 300 characters is a gold answer, both normalised as for `strict`.
 
-    Reasoning counts as part of the completion, which it does not for `ExactMatch`.
+    It looks where the paper's reward looks; `MemAgentReleased` also compares as that does. Reasoning counts as part of
+    the completion, which it does not for `ExactMatch`.
     """
 
     def __call__(self, run: TrainingRun, /) -> float | None:
@@ -62,6 +64,57 @@ class BoxedExactMatch(_Compares):
             return None
         boxed = scorers.boxed_at_end(run.raw_answer)
         return float(boxed is not None and scorers.is_exactly(boxed, gold.answers, gold.metric or Metric.ANY))
+
+
+@dataclass(frozen=True, slots=True)
+class MemAgentReleased(_Compares):
+    r"""The reward that MemAgent was released with (arXiv 2507.02259): 1 if the last box is a gold answer.
+
+    Known from the released code's verifier for HotpotQA, whose rules are told here in our own code: completion and gold
+    answer in lower case, the last \boxed{} or "\boxed " in the last 300 characters, and the string rules of
+    the MATH benchmark without its rewriting of fractions, roots and units. Spaces and line ends do not count, so
+    NewYork is New York; \dfrac and \tfrac are \frac; \left, \right, degrees, \$ and \% are left out; " ." is
+    " 0.". Other punctuation and articles count. There, each question has one gold answer; here any of several will do.
+    """
+
+    def __call__(self, run: TrainingRun, /) -> float | None:
+        """1 or 0."""
+        gold = self.of(run)
+        if gold is None or run.raw_answer is None:
+            return None
+        said = _released_box(run.raw_answer[-300:].lower())
+        return float(
+            said is not None and _released_form(said) in {_released_form(each.lower()) for each in gold.answers}
+        )
+
+
+_REWRITTEN: Final = (
+    ("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""), ("\\right", ""),
+    ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""), ("\\%", ""), (" .", " 0."), ("{.", "{0."), (" ", ""),
+)  # fmt: skip
+"""What the released reward replaces, in this order."""
+
+
+def _released_form(text: str) -> str:
+    for found, instead in _REWRITTEN:
+        text = text.replace(found, instead)
+    return text
+
+
+def _released_box(said: str) -> str | None:
+    """What stands in the last box; None where there is none, or it does not end."""
+    if "\\boxed " in said:
+        return said.rpartition("\\boxed ")[2].partition("$")[0]
+    start = said.rfind("\\boxed")
+    opened = start + len("\\boxed{")
+    if start < 0 or not said.startswith("\\boxed{", start):
+        return None
+    depth = 1
+    for at in range(opened, len(said)):
+        depth += {"{": 1, "}": -1}.get(said[at], 0)
+        if not depth:
+            return said[opened:at]
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from memagent_training.rewards.outcome_rewards import (
     BoxedExactMatch,
     ExactMatch,
     LenientMatch,
+    MemAgentReleased,
     StringMatch,
     TokenF1,
 )
@@ -51,6 +52,7 @@ OUTCOME_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], RewardFunctio
     "evidence_f2": EvidenceF2,
     "longrlvr": LongRLVR,
     "exit_in_time": ExitInTime,
+    "memagent_released": MemAgentReleased,
 }
 """They compare a run with gold answers or evidence. An evaluation's names for scores (`REWARD_NAMES`) do, too."""
 STEP_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], StepRewardFunction]]] = {

@@ -70,7 +70,9 @@ class Collector:
             except ReplayError as error:
                 refusal = error
             self._loaded = (number, groups)
-            advantage = self._prepared.config.advantage_settings  # penalties and step rewards teach something, too
+            advantage = (
+                self._prepared.config.advantage_settings
+            )  # step rewards teach something, too; penalties alone do not
             teaching = sum(reason_to_drop(group, advantage) is None for group in groups)
             uniform = [group for group in (*found.groups, *found.uniform) if not group.has_variance]
             record = CollectionRecord(
@@ -106,7 +108,8 @@ class Collector:
             self._prepared.job.collect,
             name=_collection(number),
             reward=self._prepared.job.reward,
-            keep_uniform=any(term.reward != OUTCOME for term in self._terms),
+            keep_uniform=any(term.reward != OUTCOME for term in self._terms)
+            or not self._prepared.config.drop_zero_variance,
             resume=True,
         )
 
