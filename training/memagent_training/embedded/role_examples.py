@@ -1,8 +1,8 @@
 """Training rows for every role of every way of reading: the scripted reader also keeps, stops, extracts, asks, recalls.
 
 What it knows is a list of entries, one a line: the value of a planted fact, or what the facts of a chain lead to, one
-after the other ("Oddo Ludrey", then "Bramthorpe", where the question is in which town the owner of the punt lives). At a
-section it adds each next entry whose fact stands there, so that a second hop is found only once the first is known.
+after the other ("Oddo Ludrey", then "Bramthorpe", where the question is in which town the owner of the punt lives). At
+a section it adds each next entry whose fact stands there, so that a second hop is found only once the first is known.
 Each role then writes what its grammar says of the same step:
 
     update                 all entries, or "none"
@@ -16,7 +16,8 @@ Each role then writes what its grammar says of the same step:
     merge                  the findings without those that come twice
     answer                 the last entry
 
-Half of the rows are those of `training_examples`, so that needles are not unlearnt; the others have chains of two facts.
+Half of the rows have the sections of `training_examples`, so that needles are not unlearnt, the others chains of two
+facts, whose names are drawn from the lists that the multi-hop tasks draw from.
 """
 
 from __future__ import annotations
@@ -217,7 +218,12 @@ class RoleRowBuilder(RowBuilder):
         if role == "update":
             prompt, shares = self.form.question(chunk, memory, turn.problem), self.form.is_section_first
         else:
-            fields = {"chunk": chunk, "memory": memory, "prompt": turn.problem, "recalled": recalled or NOTHING_RECALLED}
+            fields = {
+                "chunk": chunk,
+                "memory": memory,
+                "prompt": turn.problem,
+                "recalled": recalled or NOTHING_RECALLED,
+            }
             prompt, shares = self.form.role_prompt(role, **fields)
         return Branch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT)
 

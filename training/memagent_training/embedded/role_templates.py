@@ -28,7 +28,7 @@ _PROBLEM: Final = "<problem> {prompt} </problem>\n"
 ROLE_TEMPLATES: Final = {
     "gated_update": _SECTION + _CARRIED + _PROBLEM + "KEEP or REWRITE:",
     "gated_update_or_stop": _SECTION + _CARRIED + _PROBLEM + "KEEP, REWRITE or STOP:",
-    "extract": _SECTION + _CARRIED + _PROBLEM + "What it adds:",
+    "extract": _SECTION + _CARRIED + _PROBLEM + "What it adds, or none:",
     "recall_update": _SECTION + _CARRIED + "<recalled> {recalled} </recalled>\n" + _PROBLEM + "Memory, or RECALL:",
     "recall_last": "<recalled> {recalled} </recalled>\n" + _CARRIED + _PROBLEM + "Memory:",
     "merge": "<findings> {chunk} </findings>\n" + _PROBLEM + "Together:",
