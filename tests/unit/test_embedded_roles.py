@@ -25,7 +25,7 @@ from memagent_training.embedded.tokenizer import load_encoding
 from memagent_training.embedded.training_examples import Branch, PromptFormat, Prose
 
 PROSE = "The lexer reads a file line by line. It stops at the first error, and reports where that was. " * 400
-STRATEGIES = ("gated", "gated:stop=yes", "parallel", "map_reduce", "reread", "recall", "refine", "segments")
+STRATEGIES = ("gated", "gated:stop=yes", "parallel", "map_reduce", "reread", "refine", "segments")
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +87,10 @@ def test_every_reply_that_is_taught_is_within_the_grammar_of_its_role(
 
 
 def test_a_prompt_that_is_taught_is_what_the_reader_asks(builder: RoleRowBuilder, profile: Profile) -> None:
-    prompts = prompts_for(load_strategy("recall").roles, profile.prompts, own_words_only=True)
-    fields = {"memory": "Oddo Ludrey", "chunk": "It rains.", "recalled": "(nothing)"}
-    (message,) = prompts.messages("recall_update", "Who?", **fields)
-    own, shares = builder.form.role_prompt("recall_update", prompt="Who?", **fields)
+    prompts = prompts_for(load_strategy("gated").roles, profile.prompts, own_words_only=True)
+    fields = {"memory": "Oddo Ludrey", "chunk": "It rains."}
+    (message,) = prompts.messages("gated_update", "Who?", **fields)
+    own, shares = builder.form.role_prompt("gated_update", prompt="Who?", **fields)
     assert shares
     encoding = builder.form.encoding
     whole = f"<|user|>{message['content']}<|end|><|assistant|>"
@@ -113,21 +113,21 @@ def test_the_second_hop_counts_only_once_the_first_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "gated", "or_stop", "extract", "recall"),
+    ("before", "after", "gated", "or_stop", "extract"),
     [
-        ((), (), "KEEP", "KEEP", "none", "none"),
-        ((), ("A",), "REWRITE\n A", "REWRITE\n A", "A", "A\nRECALL: A"),
-        (("A",), ("A",), "KEEP", "KEEP", "none", "A"),
-        (("A",), ("A", "B"), "REWRITE\n A\n B", "STOP\n A\n B", "B", "A\n B"),
-        (("A", "B"), ("A", "B"), "KEEP", "STOP", "none", "A\n B"),
+        ((), (), "KEEP", "KEEP", "none"),
+        ((), ("A",), "REWRITE\n A", "REWRITE\n A", "A"),
+        (("A",), ("A",), "KEEP", "KEEP", "none"),
+        (("A",), ("A", "B"), "REWRITE\n A\n B", "STOP\n A\n B", "B"),
+        (("A", "B"), ("A", "B"), "KEEP", "STOP", "none"),
     ],
 )
 def test_the_scripted_reader_says_the_same_step_in_each_role(
-    before: tuple[str, ...], after: tuple[str, ...], gated: str, or_stop: str, extract: str, recall: str
+    before: tuple[str, ...], after: tuple[str, ...], gated: str, or_stop: str, extract: str
 ) -> None:
     turn = Turn("Who?", before, after, hops=2)
-    roles = ("gated_update", "gated_update_or_stop", "extract", "recall_update")
-    assert tuple(map(turn.reply, roles)) == (gated, or_stop, extract, recall)
+    roles = ("gated_update", "gated_update_or_stop", "extract")
+    assert tuple(map(turn.reply, roles)) == (gated, or_stop, extract)
 
 
 def test_a_noisy_gate_rewrites_what_it_should_keep_and_nothing_else(builder: RoleRowBuilder) -> None:

@@ -1,4 +1,4 @@
-"""Training rows for every role of every way of reading: the scripted reader also keeps, stops, extracts, asks, recalls.
+"""Training rows for more roles than update and answer: the scripted reader also keeps, stops, extracts, merges, asks.
 
 What it knows is a list of entries, one a line: the value of a planted fact, or what the facts of a chain lead to, one
 after the other ("Oddo Ludrey", then "Bramthorpe", where the question is in which town the owner of the punt lives). At
@@ -9,14 +9,12 @@ Each role then writes what its grammar says of the same step:
     gated_update           KEEP where nothing was added, else REWRITE and all entries
     gated_update_or_stop   the same, but STOP once there are as many entries as hops
     extract                the entries that were added, or "none"
-    recall_update          all entries; after a new one that is not yet the last, a line that looks it up
-    recall_last            all entries, from what was looked up alone
     decompose              ANSWER, or ASK and the question for the next hop
     integrate              all entries, the new one from a reread
     merge                  the findings without those that come twice
     answer                 the last entry
 
-Half of the rows have the sections of `training_examples`, so that needles are not unlearnt, the others chains of two
+Three rows in ten have the sections of `training_examples`, so that needles are not unlearnt, the others chains of two
 facts, whose names are drawn from the lists that the multi-hop tasks draw from.
 """
 
@@ -40,13 +38,14 @@ from memagent_training.embedded.training_examples import (
     plant,
 )
 
-_CHAINS = 0.5
+_CHAINS = 0.7
 """The share of rows about chains."""
-_UPDATES = (("update", 40), ("gated_update", 16), ("gated_update_or_stop", 14), ("extract", 14), ("recall_update", 16))
+_UPDATES = (("update", 45), ("gated_update", 20), ("gated_update_or_stop", 15), ("extract", 20))
 """Roles that read a section, and how often each is asked."""
-_OTHERS = ("answer", "answer", "decompose", "decompose", "integrate", "recall_last", "merge")
-"""Roles that read none, each with its place in every row."""
-NOTHING_RECALLED = "(nothing)"
+_OTHERS = (("answer", 3), ("decompose", 4), ("integrate", 3), ("merge", 2))
+"""Roles that read none, and how often each is asked."""
+_UNREAD = 4
+"""How many of them a row has."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,6 @@ class Turn:
         is_enough = len(self.after) >= self.hops
         if role == "extract":
             return lines(self.added)
-        if role == "recall_update" and self.added and not is_enough:
-            return f"{memory}\nRECALL: {self.after[-1]}"
         if role.startswith("gated"):
             word = "STOP" if is_enough and role.endswith("stop") else "REWRITE" if self.added else "KEEP"
             return f"{word}\n {memory}" if self.added else word
@@ -101,6 +98,11 @@ class Turn:
 def lines(entries: Sequence[str], separator: str = "\n ") -> str:
     """Entries below each other; "none" if there are none. Of each the first token is that of the text."""
     return separator.join(entries) or EMPTY
+
+
+def drawn(rng: random.Random, roles: Sequence[tuple[str, int]], count: int) -> list[str]:
+    """So many roles, each as often as its weight says."""
+    return rng.choices([role for role, _ in roles], [weight for _, weight in roles], k=count)
 
 
 def asked_alone(fact: Fact) -> str:
@@ -131,8 +133,8 @@ class RoleRowBuilder(RowBuilder):
         for _ in range(branches):
             memory, problem, reply = self.turn(rng, facts, section, hardness)
             turn = Turn(problem, entries(memory), entries(reply))
-            ends.append(self._read(rng, self._role(rng), section.text, turn, self._other_fact(rng, facts)))
-        for role in _OTHERS:
+            ends.append(self._read(rng, drawn(rng, _UPDATES, 1)[0], section.text, turn))
+        for role in drawn(rng, _OTHERS, _UNREAD):
             held = EMPTY if rng.random() < 0.2 else self.memory(rng, facts)
             ends.append(self._unread(rng, role, facts.fact().question, entries(held), facts))
         return Row(self.form.trunk(section.text), ends)
@@ -140,7 +142,7 @@ class RoleRowBuilder(RowBuilder):
     def _of_chains(self, rng: random.Random, section_tokens: int, branches: int) -> Row:
         names = Names(rng)
         chains = [draw_chain(rng, names, 2, rng.randint(2, 6)) for _ in range(2)]
-        present = [fact for chain in chains for fact in chain.facts if rng.random() < 0.5]
+        present = [fact for chain in chains for fact in chain.facts if rng.random() < 0.6]
         others = [fact for chain in chains for fact in chain.distractors]
         present += rng.sample(others, min(len(others), rng.choice((0, 0, 1, 1, 2, 3))))
         rng.shuffle(present)
@@ -151,16 +153,9 @@ class RoleRowBuilder(RowBuilder):
             problem, known = self._problem(rng, chains), rng.random()
             before = [fact.object.bare for fact in problem.chain]
             before = before[: 0 if known < 0.62 else 1 if known < 0.92 else 2]
-            role = self._role(rng)
-            recalled = ""
-            readable = list(present)
-            if role == "recall_update" and len(before) == 1 and rng.random() < 0.7:
-                shown = self._looked_up(rng, problem, others, len(before))
-                recalled, readable = self._passages(rng, shown), [*present, *shown]
-            after = problem.after(before, readable)
-            turn = Turn(problem.question, tuple(before), tuple(after), len(problem.chain))
-            ends.append(self._read(rng, role, text, turn, recalled))
-        for role in _OTHERS:
+            turn = Turn(problem.question, tuple(before), tuple(problem.after(before, present)), len(problem.chain))
+            ends.append(self._read(rng, drawn(rng, _UPDATES, 1)[0], text, turn))
+        for role in drawn(rng, _OTHERS, _UNREAD):
             problem = self._problem(rng, chains, share_of_chains=0.8)
             depth = rng.choices((0, 1, 2), (20, 50, 30))[0]
             ends.append(self._unread_of_chain(rng, role, problem, depth, others))
@@ -175,39 +170,13 @@ class RoleRowBuilder(RowBuilder):
         fact = rng.choice((*chain.facts, *chain.facts, *chain.distractors))
         return Problem(asked_alone(fact), (fact,))
 
-    @staticmethod
-    def _looked_up(rng: random.Random, problem: Problem, others: Sequence[Fact], known: int) -> list[Fact]:
-        """Facts that a look-up shows: the next hop's two times in three, and others about the same name."""
-        shown = [*problem.chain[known : known + 1]] if rng.random() < 0.66 else []
-        subject = problem.chain[known - 1].object
-        about = [fact for fact in others if fact.subject == subject]
-        shown += about[: rng.randint(0, 2)]
-        shown += [problem.chain[known - 1]] if rng.random() < 0.4 else []
-        rng.shuffle(shown)
-        return shown
-
-    def _passages(self, rng: random.Random, shown: Sequence[Fact]) -> str:
-        """Passages as a look-up shows them: a fact with some of the prose around it."""
-        passages = []
-        for fact in shown:
-            words = self.prose.stretch(rng, 90).split()
-            before, after = words[: rng.randint(0, 5)], words[5 : 5 + rng.randint(0, 6)]
-            passages.append(" ".join([*before, fact.text, *after]))
-        return "\n".join(passages)
-
-    def _other_fact(self, rng: random.Random, facts: PlantedFacts) -> str:
-        return "" if rng.random() < 0.8 else facts.fact().statement
-
     def _cut_prose(self, rng: random.Random, tokens: int) -> str:
         ids = self.form.encoding.encode_ordinary(self.prose.stretch(rng, int(tokens * 4.6)))
         return self.form.encoding.decode(ids[: max(8, tokens - 40)]).strip("\ufffd")
 
     # Branches
 
-    def _role(self, rng: random.Random) -> str:
-        return rng.choices([role for role, _ in _UPDATES], [share for _, share in _UPDATES])[0]
-
-    def _read(self, rng: random.Random, role: str, chunk: str, turn: Turn, recalled: str) -> Branch:
+    def _read(self, rng: random.Random, role: str, chunk: str, turn: Turn) -> Branch:
         """A step that reads a section."""
         if role == "gated_update" and not turn.added and rng.random() < self.gate_noise:
             reply = f"REWRITE\n {lines(turn.after)}"
@@ -218,13 +187,7 @@ class RoleRowBuilder(RowBuilder):
         if role == "update":
             prompt, shares = self.form.question(chunk, memory, turn.problem), self.form.is_section_first
         else:
-            fields = {
-                "chunk": chunk,
-                "memory": memory,
-                "prompt": turn.problem,
-                "recalled": recalled or NOTHING_RECALLED,
-            }
-            prompt, shares = self.form.role_prompt(role, **fields)
+            prompt, shares = self.form.role_prompt(role, chunk=chunk, memory=memory, prompt=turn.problem)
         return Branch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT)
 
     def _unread(
@@ -240,12 +203,6 @@ class RoleRowBuilder(RowBuilder):
             after = held or (found,)
             fields = {"chunk": found, "subquestion": problem, "memory": lines(held)}
             return self._ends(role, lines(after), prompt=problem, **fields)
-        if role == "recall_last":
-            fact = facts.fact()
-            shown = fact.statement if rng.random() < 0.5 else ""
-            after = held or ((fact.value,) if shown else ())
-            fields = {"recalled": shown or NOTHING_RECALLED, "memory": lines(held)}
-            return self._ends(role, lines(after), prompt=fact.question, **fields)
         return self._answer(rng, problem, held)
 
     def _unread_of_chain(
@@ -260,21 +217,12 @@ class RoleRowBuilder(RowBuilder):
         if role == "merge":
             findings = [fact.object.bare for fact in rng.sample(others, min(len(others), rng.randint(1, 4)))]
             return self._merge(rng, problem.question, [*known, *findings])
-        if role in {"integrate", "recall_last"}:
-            known = known[:1] if len(problem.chain) > 1 else ()
-            memory = lines(known)
-            following = problem.chain[len(known)]
         if role == "integrate":
-            found = rng.random() < 0.75
-            after = (*known, following.object.bare) if found else known
-            chunk = following.object.bare if found else EMPTY
-            fields = {"chunk": chunk, "subquestion": asked_alone(following), "memory": memory}
-            return self._ends(role, lines(after), prompt=problem.question, **fields)
-        if role == "recall_last":
-            shown = self._looked_up(rng, problem, others, len(known)) if known else []
-            after = tuple(problem.after(known, shown))
-            fields = {"recalled": self._passages(rng, shown) or NOTHING_RECALLED, "memory": memory}
-            return self._ends(role, lines(after), prompt=problem.question, **fields)
+            known = known[:1] if len(problem.chain) > 1 else ()
+            following = problem.chain[len(known)]
+            found = (following.object.bare,) if rng.random() < 0.75 else ()
+            fields = {"chunk": lines(found), "subquestion": asked_alone(following), "memory": lines(known)}
+            return self._ends(role, lines((*known, *found)), prompt=problem.question, **fields)
         return self._answer(rng, problem.question, known)
 
     def _merge(self, rng: random.Random, problem: str, findings: Sequence[str]) -> Branch:

@@ -25,7 +25,7 @@ from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts, ask_agai
 EMPTY = "none"
 FIRST_WEIGHT = 2.0
 """Weight of an update's first token, which decides between a value and "none"."""
-_FIELD = re.compile(r"\{(memory|prompt|chunk|recalled|subquestion)\}")
+_FIELD = re.compile(r"\{(memory|prompt|chunk|subquestion)\}")
 
 
 @dataclass(frozen=True)
