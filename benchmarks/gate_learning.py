@@ -1,22 +1,24 @@
 """Does a gate decide rightly? Of each policy: decisions at chunks with and without evidence, words written, answers.
 
-    python -m benchmarks.gate_learning --policy before=weak-gate --policy after=gate-loop --n 200
+    python -m benchmarks.gate_learning work/gate --policy before=weak-gate --policy after=gate-loop --n 200
 
 Reads with `--strategy gated` on a generated task, held-out entities and values among others, at temperature 1 and
 greedily. A decision is right where memory is rewritten at a chunk with a part of the fact asked for, or kept at another
 one: what the preset `gru-mem` rewards as `gate_right`. Shares are means over documents, one question on each, with
-bootstrap intervals; with two policies, the last is compared with the first on the same questions.
+bootstrap intervals; with two policies, the last is compared with the first on the same questions. What was read is kept
+in the folder, by the policy's name, and not read again.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 
@@ -126,6 +128,16 @@ async def measure(folder: Path, samples: Sequence[Sample], temperature: float, s
     return Measured(dict(zip((each.question for each in samples), scores, strict=True)), dict(policy.decisions))
 
 
+def kept(path: Path, folder: Path, samples: Sequence[Sample], temperature: float, strategy: str) -> Measured:
+    """What was measured before, if it was; else measure it now, and keep it."""
+    if not path.exists():
+        found = asyncio.run(measure(folder, samples, temperature, strategy))
+        path.write_text(json.dumps(asdict(found)), encoding="utf-8")
+    stored = json.loads(path.read_text("utf-8"))
+    decisions = {question: Decisions(**each) for question, each in stored["decisions"].items()}
+    return Measured(stored["answers"], decisions)
+
+
 def line(name: str, temperature: float, found: Measured) -> str:
     """A row of the table."""
     shares = [estimate(list(values.values())) for values in (found.answers, *map(found.by_sample, SHARES))]
@@ -139,6 +151,7 @@ SHARES = ("right", "at_evidence", "elsewhere")
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--policy", action="append", required=True, metavar="NAME=FOLDER", help="repeatable")
     parser.add_argument("--task", default="niah_multikey_1")
     parser.add_argument("--length", type=int, default=2000)
@@ -147,6 +160,7 @@ def main() -> None:
     parser.add_argument("--strategy", default="gated")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.0])
     given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
     policies = dict(pair.split("=", maxsplit=1) for pair in given.policy)
     settings = TaskSettings(tokenizer=load_tokenizer("embedded"), seed=given.seed, small=True)
     task = load_task(given.task, settings)
@@ -158,9 +172,10 @@ def main() -> None:
     for temperature in given.temperatures:
         found = {}
         for name, folder in policies.items():
-            found[name] = asyncio.run(measure(Path(folder), samples, temperature, given.strategy))
+            path = given.folder / f"{name}-{given.task}-{given.length}-{given.n}-{given.seed}-{temperature:g}.json"
+            found[name] = kept(path, Path(folder), samples, temperature, given.strategy)
             print(line(name, temperature, found[name]), flush=True)
-        first, *_, last = policies
+        first, last = next(iter(policies)), next(reversed(policies))
         if first != last:
             before, after = found[first], found[last]
             answers = compare(after.answers, before.answers, names=(last, first))
