@@ -1,4 +1,4 @@
-"""Training rows for more roles than update and answer: the scripted reader also keeps, stops, extracts, merges, asks.
+"""Training rows for more roles than update and answer: the scripted reader also keeps, stops, extracts and asks.
 
 What it knows is a list of entries, one a line: the value of a planted fact, or what the facts of a chain lead to, one
 after the other ("Oddo Ludrey", then "Bramthorpe", where the question is in which town the owner of the punt lives). At
@@ -11,7 +11,6 @@ Each role then writes what its grammar says of the same step:
     extract                the entries that were added, or "none"
     decompose              ANSWER, or ASK and the question for the next hop
     integrate              all entries, the new one from a reread
-    merge                  the findings without those that come twice
     answer                 the last entry
 
 Three rows in ten have the sections of `training_examples`, so that needles are not unlearnt, the others chains of two
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memagent_graph.evaluation.planted_facts import PlantedFacts
 from memagent_graph.evaluation.tasks.invented_names import Names
@@ -42,9 +41,9 @@ _CHAINS = 0.7
 """The share of rows about chains."""
 _UPDATES = (("update", 45), ("gated_update", 20), ("gated_update_or_stop", 15), ("extract", 20))
 """Roles that read a section, and how often each is asked."""
-_OTHERS = (("answer", 3), ("decompose", 4), ("integrate", 3), ("merge", 2))
+_OTHERS = (("answer", 3), ("decompose", 4), ("integrate", 3))
 """Roles that read none, and how often each is asked."""
-_UNREAD = 4
+_UNREAD = 3
 """How many of them a row has."""
 
 
@@ -158,7 +157,7 @@ class RoleRowBuilder(RowBuilder):
         for role in drawn(rng, _OTHERS, _UNREAD):
             problem = self._problem(rng, chains, share_of_chains=0.8)
             depth = rng.choices((0, 1, 2), (20, 50, 30))[0]
-            ends.append(self._unread_of_chain(rng, role, problem, depth, others))
+            ends.append(self._unread_of_chain(rng, role, problem, depth))
         return Row(self.form.trunk(text), ends)
 
     # Problems and what is shown
@@ -188,7 +187,17 @@ class RoleRowBuilder(RowBuilder):
             prompt, shares = self.form.question(chunk, memory, turn.problem), self.form.is_section_first
         else:
             prompt, shares = self.form.role_prompt(role, chunk=chunk, memory=memory, prompt=turn.problem)
-        return Branch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT)
+        return self._weighted(Branch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT))
+
+    def _weighted(self, branch: Branch) -> Branch:
+        """The first token of every entry counts as the first of a reply does: it decides which one is written."""
+        (line_end,) = self.form.encoding.encode_ordinary("\n")
+        before = [None, *(token for _, token, _ in branch.learned)]
+        weighed = [
+            (place, token, FIRST_WEIGHT if previous == line_end else weight)
+            for (place, token, weight), previous in zip(branch.learned, before, strict=False)
+        ]
+        return replace(branch, learned=weighed)
 
     def _unread(
         self, rng: random.Random, role: str, problem: str, held: tuple[str, ...], facts: PlantedFacts
@@ -196,8 +205,6 @@ class RoleRowBuilder(RowBuilder):
         """A step without a section, about a planted fact."""
         if role == "decompose":
             return self._ends(role, "ANSWER", memory=lines(held), prompt=problem)
-        if role == "merge":
-            return self._merge(rng, problem, [facts.fact().value for _ in range(rng.randint(1, 5))])
         if role == "integrate":
             found = EMPTY if held else facts.fact().value
             after = held or (found,)
@@ -205,18 +212,13 @@ class RoleRowBuilder(RowBuilder):
             return self._ends(role, lines(after), prompt=problem, **fields)
         return self._answer(rng, problem, held)
 
-    def _unread_of_chain(
-        self, rng: random.Random, role: str, problem: Problem, depth: int, others: Sequence[Fact]
-    ) -> Branch:
+    def _unread_of_chain(self, rng: random.Random, role: str, problem: Problem, depth: int) -> Branch:
         """A step without a section, about a chain of which `depth` entries are known."""
         known = tuple(fact.object.bare for fact in problem.chain)[:depth]
         memory = lines(known, rng.choice(("\n ", "\n")))
         if role == "decompose":
             asked = problem.next_question(known)
             return self._ends(role, f"ASK\n {asked}" if asked else "ANSWER", memory=memory, prompt=problem.question)
-        if role == "merge":
-            findings = [fact.object.bare for fact in rng.sample(others, min(len(others), rng.randint(1, 4)))]
-            return self._merge(rng, problem.question, [*known, *findings])
         if role == "integrate":
             known = known[:1] if len(problem.chain) > 1 else ()
             following = problem.chain[len(known)]
@@ -224,11 +226,6 @@ class RoleRowBuilder(RowBuilder):
             fields = {"chunk": lines(found), "subquestion": asked_alone(following), "memory": lines(known)}
             return self._ends(role, lines((*known, *found)), prompt=problem.question, **fields)
         return self._answer(rng, problem.question, known)
-
-    def _merge(self, rng: random.Random, problem: str, findings: Sequence[str]) -> Branch:
-        repeated = [each for each in findings for _ in range(1 + (rng.random() < 0.25))]
-        kept = lines(list(dict.fromkeys(findings)))
-        return self._ends("merge", kept, chunk="\n".join(repeated), prompt=problem)
 
     def _answer(self, rng: random.Random, problem: str, held: Sequence[str]) -> Branch:
         prompt = self.form.answer_prompt(lines(held, rng.choice(("\n ", "\n"))), problem)

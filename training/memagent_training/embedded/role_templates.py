@@ -19,7 +19,7 @@ from typing import Final
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
 MEMORY_TOKENS: Final = 96
-"""Room for two hops, and for several findings before they have to be merged."""
+"""Room for the names of two hops, and for several findings: merging them is not taught."""
 
 _CARRIED: Final = "<memory> {memory} </memory>\n"
 _SECTION: Final = "<section> {chunk} </section>\n"
@@ -29,7 +29,6 @@ ROLE_TEMPLATES: Final = {
     "gated_update": _SECTION + _CARRIED + _PROBLEM + "KEEP or REWRITE:",
     "gated_update_or_stop": _SECTION + _CARRIED + _PROBLEM + "KEEP, REWRITE or STOP:",
     "extract": _SECTION + _CARRIED + _PROBLEM + "What it adds, or none:",
-    "merge": "<findings> {chunk} </findings>\n" + _PROBLEM + "Together:",
     "decompose": _CARRIED + _PROBLEM + "ANSWER or ASK:",
     "integrate": "<question> {subquestion} </question>\n<found> {chunk} </found>\n" + _CARRIED + _PROBLEM + "Memory:",
 }
