@@ -114,7 +114,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain:
+class Chain:
     """Facts that lead from the first one's subject to the last one's object, and others that only seem to."""
 
     facts: tuple[Fact, ...]
@@ -169,7 +169,9 @@ class MultiHopTask(GeneratedTask):
         number, member = self.shared(index)
         chance = self.chance(length, number)
         names = Names(chance)
-        chains = [self._chain(chance, names) for _ in range(self.settings.questions_per_document)]
+        chains = [
+            draw_chain(chance, names, self.hops, self.distractors) for _ in range(self.settings.questions_per_document)
+        ]
         insertions = []
         for place, chain in enumerate(chains):
             for fact, depth in zip(chain.facts, self._depths(chance), strict=True):
@@ -193,11 +195,13 @@ class MultiHopTask(GeneratedTask):
             chance.shuffle(depths)
         return depths
 
-    def _chain(self, chance: random.Random, names: Names) -> _Chain:
-        relations = _relations(chance, self.hops)
-        facts = _followed(chance, names, names.new(RELATIONS[relations[0]].of), relations)
-        other = _others(chance, names, facts)
-        return _Chain(facts, tuple(fact for _, fact in zip(range(self.distractors), other, strict=False)))
+
+def draw_chain(chance: random.Random, names: Names, hops: int, distractors: int) -> Chain:
+    """A new chain of so many facts, and so many others beside it."""
+    relations = _relations(chance, hops)
+    facts = _followed(chance, names, names.new(RELATIONS[relations[0]].of), relations)
+    other = _others(chance, names, facts)
+    return Chain(facts, tuple(fact for _, fact in zip(range(distractors), other, strict=False)))
 
 
 def _relations(chance: random.Random, hops: int) -> tuple[str, ...]:

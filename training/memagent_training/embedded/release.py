@@ -20,10 +20,11 @@ from safetensors.torch import save_file
 
 from memagent_training.embedded.policy_network import CONTEXT_WINDOW, Policy, load_policy, new_policy, special_id
 
+MEMORY_TOKENS = 48
 BUDGETS = {
     "context_window": CONTEXT_WINDOW,
     "chunk_tokens": 256,
-    "memory_tokens": 48,
+    "memory_tokens": MEMORY_TOKENS,
     "question_tokens": 96,
     "answer_tokens": 48,
     "boundary": "sentence",
@@ -37,7 +38,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def release(policy: Policy, out: Path, edition: str = "1") -> None:
+def release(policy: Policy, out: Path, edition: str = "1", memory_tokens: int = MEMORY_TOKENS) -> None:
     """Write weights and configuration into a folder that already holds tokenizer and templates."""
     out.mkdir(parents=True, exist_ok=True)
     stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in policy.state_dict().items()}
@@ -50,7 +51,7 @@ def release(policy: Policy, out: Path, edition: str = "1") -> None:
     write_json(out / "config.json", {**config, "dtype": "bfloat16", **named_before})  # as older versions read them
     generation = {"do_sample": False, "eos_token_id": special_id("<|end|>"), "pad_token_id": special_id("<|pad|>")}
     write_json(out / "generation_config.json", generation)
-    write_json(out / "memagent.json", {**BUDGETS, "edition": edition})
+    write_json(out / "memagent.json", {**BUDGETS, "memory_tokens": memory_tokens, "edition": edition})
     print(f"{policy.num_parameters():,} parameters written to {out}")
 
 
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--toward", type=Path, help="with --policy: a policy's folder to go back to by --share")
     parser.add_argument("--share", type=float, default=0.3, help="0: not at all; 1: all the way")
     parser.add_argument("--edition", required=True, help="what memagent.json calls it")
+    parser.add_argument("--memory-tokens", type=int, default=MEMORY_TOKENS)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.toward is not None and (given.policy is None or not 0 <= given.share <= 1):
@@ -86,7 +88,7 @@ def main() -> None:
     policy = new_policy() if source is None else load_policy(source)
     if given.toward is not None:
         policy = between(policy, load_policy(given.toward), given.share)
-    release(policy, given.out, given.edition)
+    release(policy, given.out, given.edition, given.memory_tokens)
 
 
 if __name__ == "__main__":

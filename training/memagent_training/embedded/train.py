@@ -22,6 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 from memagent_training.algorithm.muon import MuonWithAdamW, bfloat16_is_fast
 from memagent_training.embedded.batches import collate, make_batch
 from memagent_training.embedded.policy_network import Batch, Policy, load_policy, new_policy
+from memagent_training.embedded.role_examples import RoleRowBuilder
 from memagent_training.embedded.structured_start import give_structure, token_rarity
 from memagent_training.embedded.tokenizer import VOCABULARY, load_encoding
 from memagent_training.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder
@@ -91,8 +92,11 @@ def train(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads)
     arguments.out.mkdir(parents=True, exist_ok=True)
     form = PromptFormat.load(arguments.shipped, load_encoding(arguments.shipped))
-    builder = RowBuilder(form, Prose(arguments.corpus / "train.txt"))
-    checker = RowBuilder(form, Prose(arguments.corpus / "held_out.txt"), held_out=True)
+    train_prose, check_prose = (Prose(arguments.corpus / name) for name in ("train.txt", "held_out.txt"))
+    builder, checker = RowBuilder(form, train_prose), RowBuilder(form, check_prose, held_out=True)
+    if arguments.roles:
+        builder = RoleRowBuilder(form, train_prose, gate_noise=arguments.gate_noise)
+        checker = RoleRowBuilder(form, check_prose, held_out=True)
     source: Path | None = arguments.weights_from
     sizes = (arguments.width, arguments.inner, arguments.layers)
     policy = new_policy(*sizes) if source is None else load_policy(source)
@@ -178,6 +182,8 @@ def main() -> None:
     parser.add_argument("--inner", type=int, default=512)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--plain-start", action="store_true", help="no structured start")
+    parser.add_argument("--roles", action="store_true", help="all roles of which --shipped has templates")
+    parser.add_argument("--gate-noise", type=float, default=0.0, help="with --roles: share of needless REWRITEs")
     parser.add_argument("--float32", action="store_true", help="float32 also where bfloat16 is fast")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=20)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tiktoken
@@ -25,7 +25,7 @@ from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts, ask_agai
 EMPTY = "none"
 FIRST_WEIGHT = 2.0
 """Weight of an update's first token, which decides between a value and "none"."""
-_FIELD = re.compile(r"\{(?:memory|prompt|chunk)\}")
+_FIELD = re.compile(r"\{(memory|prompt|chunk|subquestion)\}")
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,20 @@ class PromptFormat:
     own: str
     """The rest of an update prompt."""
     answer: str
+    others: Mapping[str, str] = field(default_factory=dict)
+    """The whole templates of further roles, by name."""
 
     @classmethod
     def load(cls, folder: Path, encoding: tiktoken.Encoding) -> PromptFormat:
         """Read the templates of a model folder; where the section comes first, a token surely ends at its end."""
         names = ("update.txt", "answer.txt")
         update, answer = ((folder / "templates" / name).read_text(encoding="utf-8") for name in names)
+        paths = sorted(path for path in (folder / "templates").glob("*.txt") if path.name not in names)
+        others = {path.stem: path.read_text(encoding="utf-8").rstrip("\n") for path in paths}
         head, separator, tail = update.partition("</section>\n")
         if separator and "{memory}" not in head and "{prompt}" not in head:
-            return cls(encoding, head + separator, tail, answer)
-        return cls(encoding, "", update, answer)
+            return cls(encoding, head + separator, tail, answer, others)
+        return cls(encoding, "", update, answer, others)
 
     @property
     def literal(self) -> str:
@@ -71,6 +75,14 @@ class PromptFormat:
         text = _FIELD.sub(lambda match: fields[match[0]], self.own)
         begin = [] if self.is_section_first else self._special("<|user|>")
         return begin + self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
+
+    def role_prompt(self, role: str, **fields: str) -> tuple[list[int], bool]:
+        """Tokens of a further role's prompt, and whether they continue a trunk: then those after it alone."""
+        text = self.others[role]
+        shares = self.is_section_first and text.startswith(self.shared)
+        filled = _FIELD.sub(lambda match: fields[match[1]], text[len(self.shared) :] if shares else text)
+        begin = [] if shares else self._special("<|user|>")
+        return begin + self.encoding.encode_ordinary(filled) + self._special("<|end|>", "<|assistant|>"), shares
 
     def question_tags(self) -> set[int]:
         """Tokens that stand in every question part and seldom elsewhere."""

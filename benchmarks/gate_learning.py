@@ -1,0 +1,187 @@
+"""Does a gate decide rightly? Of each policy: decisions at chunks with and without evidence, words written, answers.
+
+    python -m benchmarks.gate_learning work/gate --policy before=weak-gate --policy after=gate-loop --n 200
+
+Reads with `--strategy gated` on a generated task, held-out entities and values among others, at temperature 1 and
+greedily. A decision is right where memory is rewritten at a chunk with a part of the fact asked for, or kept at another
+one: what the preset `gru-mem` rewards as `gate_right`. Shares are means over documents, one question on each, with
+bootstrap intervals; with two policies, the last is compared with the first on the same questions. What was read is kept
+in the folder, by the policy's name, and not read again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from memagent_graph import Completion, MemAgent, UpdateRule, UpdateRules, load_tokenizer
+from memagent_graph.evaluation.samples import Sample, TaskSettings
+from memagent_graph.evaluation.scorers import score
+from memagent_graph.evaluation.statistics import compare, estimate
+from memagent_graph.evaluation.tasks.registry import load_task
+from memagent_graph.policies import LocalPolicy
+from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policy import Messages, SamplingParams, TokenIds
+
+_SECTION = re.compile(r"<section> (.*) </section>", re.DOTALL)
+_PROBLEM = re.compile(r"<problem> (.*) </problem>", re.DOTALL)
+
+
+@dataclass
+class Decisions:
+    """What the gate said in one read."""
+
+    right: list[bool] = field(default_factory=list)
+    at_evidence: list[bool] = field(default_factory=list)
+    elsewhere: list[bool] = field(default_factory=list)
+    spent: list[int] = field(default_factory=list)
+    """Tokens written at chunks without evidence."""
+
+    def said(self, *, rewrites: bool, has_evidence: bool, tokens: int) -> None:
+        """Enter a decision."""
+        self.right.append(rewrites == has_evidence)
+        (self.at_evidence if has_evidence else self.elsewhere).append(rewrites == has_evidence)
+        if not has_evidence:
+            self.spent.append(tokens)
+
+
+class Watched:
+    """A policy whose gate is watched; told from the prompt which read and which chunk it is."""
+
+    def __init__(self, policy: LocalPolicy, samples: Iterable[Sample]) -> None:
+        self.name = policy.name
+        self._policy = policy
+        self._facts = {sample.question: [needle.text for needle in sample.needles] for sample in samples}
+        self.decisions: dict[str, Decisions] = defaultdict(Decisions)
+
+    async def describe(self) -> ModelInfo:
+        """As the policy."""
+        return await self._policy.describe()
+
+    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+        """As the policy."""
+        completion = await self._policy.complete(prompt, sampling)
+        text = str(prompt[0]["content"])  # type: ignore[index]
+        section, problem = _SECTION.search(text), _PROBLEM.search(text)
+        if section is not None and problem is not None and completion.usage is not None:
+            held = any(_shares(fact, section[1]) for fact in self._facts[problem[1]])
+            self.decisions[problem[1]].said(
+                rewrites=completion.text.strip() != "KEEP",
+                has_evidence=held,
+                tokens=completion.usage.completion_tokens,
+            )
+        return completion
+
+    async def aclose(self) -> None:
+        """As the policy."""
+        await self._policy.aclose()
+
+
+def _shares(fact: str, section: str) -> bool:
+    """Whether a section has a fact, or the beginning or the end of one that an edge cuts."""
+    half = len(fact) // 2
+    return fact in section or section.endswith(fact[:half]) or section.lstrip().startswith(fact[half:])
+
+
+@dataclass
+class Measured:
+    """One policy at one temperature: by sample, what came of its read."""
+
+    answers: dict[str, float]
+    decisions: dict[str, Decisions]
+
+    def by_sample(self, name: str) -> dict[str, float]:
+        """A share of right decisions, of the samples that have such chunks."""
+        lists = {key: getattr(each, name) for key, each in self.decisions.items()}
+        return {key: fmean(values) for key, values in lists.items() if values}
+
+
+async def measure(folder: Path, samples: Sequence[Sample], temperature: float, strategy: str) -> Measured:
+    """Read all samples with one policy."""
+    policy = Watched(LocalPolicy(folder), samples)
+    with tempfile.TemporaryDirectory() as store:
+        agent = MemAgent(
+            policy,
+            sampling=SamplingParams(temperature=temperature, seed=1 if temperature else None),
+            rules=UpdateRules(invented=UpdateRule.ACCEPT),  # as in the loop: what counts is what the policy wrote
+            strategy=strategy,
+            store=Path(store),
+            run_log=False,
+        )
+        limit = asyncio.Semaphore(32)
+
+        async def read(sample: Sample) -> float:
+            async with limit:
+                result = await agent.aread("".join(sample.text()), sample.question)
+            return score(sample, result.answer, result.raw_answer).strict
+
+        scores = await asyncio.gather(*map(read, samples))
+    await policy.aclose()
+    return Measured(dict(zip((each.question for each in samples), scores, strict=True)), dict(policy.decisions))
+
+
+def kept(path: Path, folder: Path, samples: Sequence[Sample], temperature: float, strategy: str) -> Measured:
+    """What was measured before, if it was; else measure it now, and keep it."""
+    if not path.exists():
+        found = asyncio.run(measure(folder, samples, temperature, strategy))
+        path.write_text(json.dumps(asdict(found)), encoding="utf-8")
+    stored = json.loads(path.read_text("utf-8"))
+    decisions = {question: Decisions(**each) for question, each in stored["decisions"].items()}
+    return Measured(stored["answers"], decisions)
+
+
+def line(name: str, temperature: float, found: Measured) -> str:
+    """A row of the table."""
+    shares = [estimate(list(values.values())) for values in (found.answers, *map(found.by_sample, SHARES))]
+    spent = fmean(tokens for each in found.decisions.values() for tokens in each.spent)
+    return f"| {name} | {temperature:g} | {' | '.join(map(str, shares))} | {spent:.1f} |"
+
+
+SHARES = ("right", "at_evidence", "elsewhere")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--policy", action="append", required=True, metavar="NAME=FOLDER", help="repeatable")
+    parser.add_argument("--task", default="niah_multikey_1")
+    parser.add_argument("--length", type=int, default=2000)
+    parser.add_argument("--n", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--strategy", default="gated")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.0])
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    policies = dict(pair.split("=", maxsplit=1) for pair in given.policy)
+    settings = TaskSettings(tokenizer=load_tokenizer("embedded"), seed=given.seed, small=True)
+    task = load_task(given.task, settings)
+    drawn = (task.sample(given.length, index) for index in range(given.n))
+    samples = list({sample.question: sample for sample in drawn}.values())  # a question tells whose chunk it is
+    print(f"{given.task}, {given.length} tokens, {len(samples)} questions, {given.strategy}\n")
+    print("| policy | T | answers right | decisions right | at the fact | elsewhere | tokens a chunk without news |")
+    print("|---|---:|---|---|---|---|---:|")
+    for temperature in given.temperatures:
+        found = {}
+        for name, folder in policies.items():
+            path = given.folder / f"{name}-{given.task}-{given.length}-{given.n}-{given.seed}-{temperature:g}.json"
+            found[name] = kept(path, Path(folder), samples, temperature, given.strategy)
+            print(line(name, temperature, found[name]), flush=True)
+        first, last = next(iter(policies)), next(reversed(policies))
+        if first != last:
+            before, after = found[first], found[last]
+            answers = compare(after.answers, before.answers, names=(last, first))
+            decisions = compare(after.by_sample("right"), before.by_sample("right"), names=(last, first))
+            print(f"\nAnswers: {answers.sentence}\nDecisions: {decisions.sentence}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
