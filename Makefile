@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help install demo test check format bench vllm test-vllm test-llama test-browser docs clean
+.PHONY: help install demo test check format bench vllm test-vllm test-llama test-browser soak docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -49,6 +49,9 @@ test-vllm: install vllm  ## The tests that read through a real vLLM server
 
 test-llama: install .venv-llama/.installed  ## The tests that read through a real llama.cpp server (fetches 34 MB, and 93 MB of weights)
 	MEMAGENT_LLAMA_PYTHON=.venv-llama/bin/python $(BIN)/pytest tests/integration/test_llama_cpp.py
+
+soak: install  ## Tests at full size; continues where it was stopped, results in tests/soak/results.json
+	$(BIN)/pytest tests/unit tests/soak --soak tests/soak/results.json
 
 test-browser: install  ## The tests that drive a page in Chromium (Debian: apt-get install chromium chromium-driver)
 	$(BIN)/pytest tests/browser

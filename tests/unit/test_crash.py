@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
@@ -19,7 +21,6 @@ from memagent_graph import RunLog, load_tokenizer
 
 CHUNKS = 300
 CHUNK_TOKENS = 40
-KILLS = 20
 READ = """
 import sys
 from pathlib import Path
@@ -46,7 +47,10 @@ with reader:
 """
 
 
-def test_a_read_killed_at_twenty_random_moments_ends_with_the_same_answer(tmp_path: Path) -> None:
+def test_a_read_killed_at_random_moments_ends_with_the_same_answer(
+    tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
+) -> None:
+    kills = size(20, 40)
     tokenizer = load_tokenizer("embedded")
     text = document_with({0.2: "The key of harbor is 4711.", 0.9: "The key of castle is 12."}, words=15_000)
     text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), CHUNKS * CHUNK_TOKENS)]
@@ -56,7 +60,7 @@ def test_a_read_killed_at_twenty_random_moments_ends_with_the_same_answer(tmp_pa
     moments = random.Random(5)
     with FakeServer(lambda body, number: perfect_reader(body["messages"][0]["content"]), delay=0.03) as server:
         command = [sys.executable, str(tmp_path / "read.py"), server.base_url, str(tmp_path), question]
-        for _ in range(KILLS):
+        for _ in range(kills):
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout.readline() == "reading\n"
                 time.sleep(moments.uniform(0.0, 0.45))
@@ -69,7 +73,8 @@ def test_a_read_killed_at_twenty_random_moments_ends_with_the_same_answer(tmp_pa
     assert int(chunks_read) == int(updates)
     asked = Counter(section for section in sections if section)
     assert len(asked) == int(chunks_read)
-    assert sum(asked.values()) <= len(asked) + KILLS
+    assert sum(asked.values()) <= len(asked) + kills
+    record_property("requests asked again per kill", round((sum(asked.values()) - len(asked)) / kills, 3))
     assert int(chunks_read) == -(-tokenizer.count(text) // CHUNK_TOKENS)
     assert RunLog(tmp_path / "runs.sqlite").get("r").answer == "4711"
 
@@ -117,15 +122,16 @@ async def main():
 
 asyncio.run(main())
 """
-ROUNDS = 25
 
 
-def test_the_log_of_readers_killed_at_fifty_random_moments_has_every_finished_conversation_once(tmp_path: Path) -> None:
+def test_the_log_of_readers_killed_at_random_moments_has_every_finished_conversation_once(
+    tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
+) -> None:
     """Two processes of four readers each, both killed in every round; what they printed, they had finished."""
     (tmp_path / "readers.py").write_text(READERS)
     moments = random.Random(11)
     finished: set[tuple[str, int]] = set()
-    for _ in range(ROUNDS):
+    for _ in range(size(25, 100)):
         command = [sys.executable, str(tmp_path / "readers.py"), str(tmp_path)]
         processes = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("a", "b")]
         for process in processes:
@@ -149,6 +155,7 @@ def test_the_log_of_readers_killed_at_fifty_random_moments_has_every_finished_co
     for record in log.runs():
         positions = [each.position for each in log.conversations(record.run_id)]
         assert positions == list(range(len(positions)))
+    record_property("conversations finished before a kill", len(finished))
 
 
 def test_a_process_that_closes_nothing_still_ends(tmp_path: Path) -> None:
