@@ -34,6 +34,8 @@ class Turn:
     question: str
     fields: dict[str, str]
     reply: str
+    writes: bool = False
+    """Whether the reply puts into memory what the section has."""
 
     def content(self, prompts: Prompts) -> str:
         """The prompt's text."""
@@ -124,8 +126,12 @@ class TraceMaker:
 
         def here(rng: random.Random) -> Quest:
             question, answer = facts.question(fact)
-            known = () if rng.random() < 0.75 else (facts.state(fact.relation, fact.subject, fact.value),)
-            return Quest(question, known, known or (fact.statement,), answer, True)
+            draw = rng.random()
+            if draw < 0.25:
+                known = (facts.state(fact.relation, fact.subject, fact.value),)
+                return Quest(question, known, known, answer, True)
+            noted_by_mistake = (other.statement,) if draw > 0.85 else ()
+            return Quest(question, noted_by_mistake, (fact.statement,), answer, True)
 
         def elsewhere(rng: random.Random) -> Quest:
             question, answer = facts.question(other)
@@ -263,7 +269,7 @@ def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
         reply = f"\\boxed{{{quest.answer}}}"
     else:
         reply = after
-    return Turn(role, quest.question, fields, reply)
+    return Turn(role, quest.question, fields, reply, writes=changed)
 
 
 def _without_section(rng: random.Random, quest: Quest, facts: EnglishFacts) -> Turn:
