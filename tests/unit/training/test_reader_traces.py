@@ -105,11 +105,13 @@ def test_a_turn_writes_where_memory_comes_out_changed(turns: list[Turn]) -> None
 
 
 def test_a_fact_that_has_to_be_written_weighs_more_than_one_to_be_kept() -> None:
-    def loss(*, writes: bool) -> tuple[float, float]:
+    def loss(*, writes: bool, opening: int = 0) -> tuple[float, float]:
         mask_BT = torch.tensor([[True, True, True, False]])
-        scores = LogProbs(torch.tensor([[-1.0, -1.0, -1.0, 0.0]]), None, mask_BT)
-        total, weight = weighted_loss([Example("update", array("q", [1]), array("q", [2, 3, 4]), writes)], scores)
+        scores = LogProbs(torch.tensor([[-1.0, -2.0, -3.0, 0.0]]), None, mask_BT)
+        example = Example("update", array("q", [1]), array("q", [2, 3, 4]), writes, opening)
+        total, weight = weighted_loss([example], scores)
         return float(total), weight
 
-    assert loss(writes=False) == (2 * KEEP_WEIGHT + 1, 2 * KEEP_WEIGHT + 1)
-    assert loss(writes=True) == (2 * WRITE_WEIGHT + 1, 2 * WRITE_WEIGHT + 1)
+    assert loss(writes=False) == (3 * KEEP_WEIGHT + 3, 2 * KEEP_WEIGHT + 1)
+    assert loss(writes=True) == (3 * WRITE_WEIGHT + 3, 2 * WRITE_WEIGHT + 1)
+    assert loss(writes=True, opening=1) == (1 + 5 * WRITE_WEIGHT, 1 + 2 * WRITE_WEIGHT)

@@ -5,8 +5,8 @@
 
 Batches depend on seed and step alone, so a resumed run sees what an unbroken one would have seen. The learning rate
 rises in the first steps and then falls to its last value along a half cosine. The loss is the mean over reply tokens.
-The first ones, which decide between keeping and writing, weigh more, and most of all where a fact has to be written: a
-fact that is missed is lost for good, and a note that was not needed can be written over.
+Those that decide between keeping and writing, or between an answer and none, weigh more, and most of all where there is
+something to write: a fact that is missed is lost for good, and a note too many can be passed over.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from memagent_training.language.reader_traces import TraceMaker, Turn
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "smollm2"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+BOX = "\\boxed{"
 DECISION_TOKENS, KEEP_WEIGHT, WRITE_WEIGHT = 2, 2.0, 12.0
 
 
@@ -44,6 +45,8 @@ class Example:
     prompt_ids_P: array[int]
     completion_ids_T: array[int]
     writes: bool = False
+    opening: int = 0
+    """Tokens that every reply of its role begins with, before anything is decided."""
 
 
 class ExampleMaker:
@@ -74,14 +77,17 @@ class ExampleMaker:
         )
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         reply = self._tokenizer(turn.reply + "<|im_end|>", add_special_tokens=False)["input_ids"]
-        return Example(turn.role, array("q", ids), array("q", reply), turn.writes)
+        opening = BOX if turn.reply.startswith(BOX) else ""
+        opened = len(self._tokenizer(opening, add_special_tokens=False)["input_ids"]) if opening else 0
+        return Example(turn.role, array("q", ids), array("q", reply), turn.writes, opened)
 
 
 def weighted_loss(examples: list[Example], scores: LogProbs) -> tuple[Tensor, float]:
     """The sum of weighted losses, and the sum of weights."""
     weights_BT = scores.mask_BT.float()
-    decisions_B = torch.tensor([WRITE_WEIGHT if each.writes else KEEP_WEIGHT for each in examples])
-    weights_BT[:, :DECISION_TOKENS] *= decisions_B[:, None]
+    for weights_T, example in zip(weights_BT, examples, strict=True):
+        decision = slice(example.opening, example.opening + DECISION_TOKENS)
+        weights_T[decision] *= WRITE_WEIGHT if example.writes else KEEP_WEIGHT
     return -(scores.logprobs_BT * weights_BT).sum(), float(weights_BT.sum())
 
 
