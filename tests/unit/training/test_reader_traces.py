@@ -1,7 +1,9 @@
 import random
+from array import array
 from pathlib import Path
 
 import pytest
+import torch
 
 from memagent_graph.policies.profile import require_profile
 from memagent_graph.prompts import last_boxed
@@ -11,9 +13,10 @@ from memagent_graph.strategies.gated import decision, decision_without_stop
 from memagent_graph.strategies.recall import memory_and_query
 from memagent_graph.strategies.reread import next_question
 from memagent_training.embedded.training_examples import Prose
+from memagent_training.forward.scoring import LogProbs
 from memagent_training.language.reader_traces import NOT_STATED, TraceMaker, Turn
 from memagent_training.language.real_questions import real_questions
-from memagent_training.language.supervised import SHIPPED
+from memagent_training.language.supervised import KEEP_WEIGHT, SHIPPED, WRITE_WEIGHT, Example, weighted_loss
 
 PROSE = (
     "The daemon reads its settings when it starts. If the settings file is missing, the daemon writes a new one. "
@@ -91,3 +94,24 @@ def test_equal_seeds_give_equal_turns(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text(PROSE * 40, encoding="utf-8")
     maker = TraceMaker(Prose(tmp_path / "train.txt"))
     assert maker.turns(random.Random(1), 500, 5, 2) == maker.turns(random.Random(1), 500, 5, 2)
+
+
+def test_a_turn_writes_where_memory_comes_out_changed(turns: list[Turn]) -> None:
+    updates = [turn for turn in turns if turn.role == "update"]
+    assert {turn.writes for turn in updates} == {True, False}
+    for turn in updates:
+        before = "none" if turn.fields["memory"] == "" else turn.fields["memory"]
+        assert turn.writes == (turn.reply != before), turn
+
+
+def test_a_fact_that_has_to_be_written_weighs_more_than_one_to_be_kept() -> None:
+    def loss(*, writes: bool, opening: int = 0) -> tuple[float, float]:
+        mask_BT = torch.tensor([[True, True, True, False]])
+        scores = LogProbs(torch.tensor([[-1.0, -2.0, -3.0, 0.0]]), None, mask_BT)
+        example = Example("update", array("q", [1]), array("q", [2, 3, 4]), writes, opening)
+        total, weight = weighted_loss([example], scores)
+        return float(total), weight
+
+    assert loss(writes=False) == (3 * KEEP_WEIGHT + 3, 2 * KEEP_WEIGHT + 1)
+    assert loss(writes=True) == (3 * WRITE_WEIGHT + 3, 2 * WRITE_WEIGHT + 1)
+    assert loss(writes=True, opening=1) == (1 + 5 * WRITE_WEIGHT, 1 + 2 * WRITE_WEIGHT)

@@ -34,6 +34,8 @@ class Turn:
     question: str
     fields: dict[str, str]
     reply: str
+    writes: bool = False
+    """Whether the reply puts into memory what the section has, or answers with what memory has."""
 
     def content(self, prompts: Prompts) -> str:
         """The prompt's text."""
@@ -88,16 +90,16 @@ class TraceMaker:
         while len(found) < on_section:
             draw = rng.random()
             if real and draw < 0.4:
-                quest = _real_here(rng, rng.choice(real))
+                quest = _real_here(rng, rng.choice(real), foreign)
             elif foreign and draw < 0.5:
-                quest = _real_elsewhere(rng, rng.choice(foreign))
+                quest = _real_elsewhere(rng, rng.choice(foreign), foreign)
             else:
                 quest = rng.choice(quests)(rng)
             found.append(_on_section(rng, replace(quest, question=_asked(rng, quest.question)), text))
         for _ in range(elsewhere):
             of_prose = foreign + real
             is_real = bool(of_prose) and rng.random() < 0.25
-            made = _real_here(rng, rng.choice(of_prose)) if is_real else rng.choice(quests)(rng)
+            made = _real_here(rng, rng.choice(of_prose), foreign) if is_real else rng.choice(quests)(rng)
             found.append(_without_section(rng, replace(made, question=_asked(rng, made.question)), facts))
         return found
 
@@ -121,16 +123,23 @@ class TraceMaker:
         fact = facts.fact()
         missed = [facts.near_miss(fact)] if rng.random() < 0.7 else []
         other = facts.near_miss(fact)
+        strangers = [facts.fact() for _ in range(2)]
 
         def here(rng: random.Random) -> Quest:
             question, answer = facts.question(fact)
-            known = () if rng.random() < 0.75 else (facts.state(fact.relation, fact.subject, fact.value),)
-            return Quest(question, known, known or (fact.statement,), answer, True)
+            draw = rng.random()
+            if draw < 0.25:
+                known = (facts.state(fact.relation, fact.subject, fact.value),)
+                return Quest(question, known, known, answer, True)
+            noted = _noted_by_mistake(rng, [other, *strangers])
+            return Quest(question, noted, (*noted, fact.statement), answer, True)
 
         def elsewhere(rng: random.Random) -> Quest:
             question, answer = facts.question(other)
-            known = (other.statement,) if rng.random() < 0.6 else ()
-            return Quest(question, known, known, answer if known else NOT_STATED, bool(known))
+            noted = _noted_by_mistake(rng, [fact, *strangers])
+            known = rng.random() < 0.6
+            before = (*noted, other.statement) if known else noted
+            return Quest(question, before, before, answer if known else NOT_STATED, known)
 
         return [here, here, elsewhere], [each.statement for each in _shuffled(rng, [fact, *missed])]
 
@@ -220,19 +229,35 @@ class TraceMaker:
         return [hops, hops], [each.statement for each in _shuffled(rng, [*stated, *missed])]
 
 
+def _noted_by_mistake(rng: random.Random, facts: Sequence[EnglishFact]) -> tuple[str, ...]:
+    """What a reader that would rather note too much than too little may have noted before."""
+    return tuple(each.statement for each in _shuffled(rng, facts)[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
+
+
 def _list_note(subject: str, values: Sequence[str]) -> str:
     return sentence(f"{subject}: {', '.join(values)}.")
 
 
-def _real_here(rng: random.Random, real: RealQuestion) -> Quest:
-    known = () if rng.random() < 0.8 else (real.statement,)
+def _real_here(rng: random.Random, real: RealQuestion, foreign: Sequence[RealQuestion]) -> Quest:
+    """A sentence that stands here; what was noted before it is kept beside it, for it may be what matters."""
     question = paraphrased(rng, real.question) if rng.random() < 0.6 else real.question
-    return Quest(question, known, (real.statement,), real.answer, True)
+    if rng.random() < 0.2:
+        return Quest(question, (real.statement,), (real.statement,), real.answer, True)
+    noted = _other_statements(rng, real, foreign)
+    return Quest(question, noted, (*noted, real.statement), real.answer, True)
 
 
-def _real_elsewhere(rng: random.Random, real: RealQuestion) -> Quest:
-    known = (real.statement,) if rng.random() < 0.4 else ()
-    return Quest(real.question, known, known, real.answer if known else NOT_STATED, bool(known))
+def _real_elsewhere(rng: random.Random, real: RealQuestion, others: Sequence[RealQuestion]) -> Quest:
+    noted = _other_statements(rng, real, others)
+    known = rng.random() < 0.4
+    before = (*noted, real.statement) if known else noted
+    return Quest(real.question, before, before, real.answer if known else NOT_STATED, known)
+
+
+def _other_statements(rng: random.Random, real: RealQuestion, others: Sequence[RealQuestion]) -> tuple[str, ...]:
+    """Up to two sentences that do not answer a question and may have been noted for it."""
+    notes = {each.statement for each in others if not real.could_be_answered_by(each.statement)}
+    return tuple(_shuffled(rng, sorted(notes))[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
 
 
 def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
@@ -263,7 +288,8 @@ def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
         reply = f"\\boxed{{{quest.answer}}}"
     else:
         reply = after
-    return Turn(role, quest.question, fields, reply)
+    answers = quest.answer != NOT_STATED
+    return Turn(role, quest.question, fields, reply, writes=answers if role == "question" else changed)
 
 
 def _without_section(rng: random.Random, quest: Quest, facts: EnglishFacts) -> Turn:
@@ -287,7 +313,9 @@ def _without_section(rng: random.Random, quest: Quest, facts: EnglishFacts) -> T
         return Turn(role, quest.question, {"memory": first, "recalled": recalled}, notes)
     if rng.random() < 0.12 and noise and quest.after:  # a memory that does not answer
         return Turn("answer", quest.question, {"memory": noise[0]}, f"\\boxed{{{NOT_STATED}}}")
-    return Turn("answer", quest.question, {"memory": notes or rng.choice(("", "none"))}, f"\\boxed{{{quest.answer}}}")
+    answers = quest.answer != NOT_STATED
+    reply = f"\\boxed{{{quest.answer}}}"
+    return Turn("answer", quest.question, {"memory": notes or rng.choice(("", "none"))}, reply, writes=answers)
 
 
 _FRAMES: Final = {
