@@ -403,6 +403,7 @@ class MemAgent:
     def copy(
         self,
         *,
+        policy: Policy | None = None,
         strategy: Strategy | str | None = None,
         budget_changes: Mapping[str, int] | None = None,
         sampling: SamplingParams | None = None,
@@ -413,9 +414,11 @@ class MemAgent:
     ) -> MemAgent:
         """A reader like this one, with the same policy and store, but for what is given; None leaves it as it is.
 
-        `budget_changes` and `settings` are added to this reader's own. Checkpoints may be shared.
+        `budget_changes` and `settings` are added to this reader's own. Checkpoints may be shared. Another `policy`
+        must be of the same model.
         """
         other = copy(self)
+        other.policy = self.policy if policy is None else policy
         other.run_log = self.run_log if run_log is None else _open_log(run_log)
         other._owns_log = not isinstance(run_log, RunLog | None)
         other.strategy = self.strategy if strategy is None else load_strategy(strategy)
@@ -424,6 +427,7 @@ class MemAgent:
         other._settle(
             replace(
                 given,
+                policy=other.policy,
                 tokenizer=self._context.tokenizer if self._context else given.tokenizer,
                 budget_changes={**given.budget_changes, **(budget_changes or {})},
                 sampling=sampling or given.sampling,

@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.graph import END
 
 from langchain_memagent.detached_reads import detached, detached_sync
-from langchain_memagent.questions import SOURCE, about_history, shortened
+from langchain_memagent.questions import SOURCE, about_history
 from langchain_memagent.transcripts import transcript
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import MemAgentError
@@ -23,6 +23,7 @@ from memagent_graph.reading.state import Limits, LineState, ReaderState
 from memagent_graph.reading.steps import read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import UPDATE, Role
+from memagent_graph.tokenizers.shortening import shortened
 
 _FORMAT = 1
 

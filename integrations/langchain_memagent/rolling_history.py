@@ -12,11 +12,12 @@ from itertools import accumulate
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
 from langchain_memagent.conversation import memory_message, read_on
-from langchain_memagent.questions import about_history, latest_request, shortened
+from langchain_memagent.questions import about_history, latest_request
 from langchain_memagent.transcripts import safe_cuts, transcript
 from memagent_graph.errors import BudgetError
 from memagent_graph.reader import MemAgent
 from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.tokenizers.shortening import shortened
 
 _REMEMBERED = 1024
 """Memories kept in the process, each a few kilobytes; the one not used for longest goes first."""

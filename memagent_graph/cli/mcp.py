@@ -117,7 +117,8 @@ def _serve_stdio(request: Mcp) -> None:
 def _serve_http(request: Mcp) -> None:
     import asyncio  # noqa: PLC0415
 
-    from memagent_mcp.transports import listen, serve_http, url_of  # noqa: PLC0415
+    from memagent_graph.serving.addresses import as_name, listen  # noqa: PLC0415
+    from memagent_mcp.transports import serve_http, url_of  # noqa: PLC0415
 
     async def serve() -> None:
         listener = listen(request.host, request.port)
@@ -131,7 +132,7 @@ def _serve_http(request: Mcp) -> None:
                         "runs in the log, and use the policy",
                         err=True,
                     )
-                await serve_http(server, listener, [*(request.server_name or []), *_as_name(request.host)])
+                await serve_http(server, listener, [*(request.server_name or []), *as_name(request.host)])
 
     try:
         asyncio.run(serve())
@@ -140,7 +141,7 @@ def _serve_http(request: Mcp) -> None:
 
 
 def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
-    from memagent_mcp.transports import is_local  # noqa: PLC0415
+    from memagent_graph.serving.addresses import as_name, is_local  # noqa: PLC0415
 
     if is_local(host):
         return
@@ -149,19 +150,9 @@ def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
             f"{host} lets other machines in, and nobody has to log in; add --allow-remote if that is meant",
             param_hint="'--host'",
         )
-    if not names and not _as_name(host):
+    if not names and not as_name(host):
         raise typer.BadParameter(
             f"{host} is every address of this machine; say with --server-name what clients call it, and none is "
             "answered that calls it otherwise",
             param_hint="'--server-name'",
         )
-
-
-def _as_name(host: str) -> list[str]:
-    """The address as clients may call it: none for 0.0.0.0 and ::, which stand for all addresses."""
-    import ipaddress  # noqa: PLC0415
-
-    try:
-        return [] if ipaddress.ip_address(host).is_unspecified else [host]
-    except ValueError:
-        return [host]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,40 @@ class OpenAICompatiblePolicy:
         except openai.OpenAIError as error:
             raise self._error(error) from error
         return tokens if isinstance(tokens, list) else None
+
+    def relay(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send somebody else's request to the server, once and as it is; its reply is read from what this gives.
+
+        Args:
+            method: the request's method.
+            path: below `base_url`, without a slash at its beginning.
+            body: sent byte by byte.
+            headers: in the place of this policy's own of these names; its key is always its own.
+
+        Raises:
+            PolicyUnreachableError: no connection, or none in time; also while the reply is read.
+        """
+        return self._relayed(method, f"{self.base_url.rstrip('/')}/{path}", body, headers or {})
+
+    @asynccontextmanager
+    async def _relayed(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with self._connections.get().sender.relay(method, url, body, headers) as reply:
+                yield reply
+        except TimeoutError as error:
+            raise self._silence(error, f" ({self._timeouts.read:g} s without a byte)") from error
+        except aiohttp.ClientError as error:
+            raise self._unreachable(error) from error
+
+    def with_fields(self, fields: Mapping[str, Any]) -> OpenAICompatiblePolicy:
+        """The same policy, on the same connections, with further fields in every completion request."""
+        other = copy(self)
+        other._extra_body = {**self._extra_body, **fields}
+        return other
 
     async def aclose(self) -> None:
         """Close the connections that belong to the running event loop."""

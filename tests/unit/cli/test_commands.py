@@ -27,7 +27,7 @@ from memagent_graph.storage.paths import default_run_log
 
 ROOT = Path(__file__).parents[3]
 BUILT_IN = ["read", "resume", "doctor", "demo", "show", "diff", "runs", "reward", "export", "import", "eval",
-            "eval-report", "mcp", "policy"]  # fmt: skip
+            "eval-report", "serve", "mcp", "policy"]  # fmt: skip
 
 
 def memagent(*arguments: object, code: int = 0) -> Any:
