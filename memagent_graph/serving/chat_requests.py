@@ -64,7 +64,7 @@ class FileContent(msgspec.Struct, frozen=True):
 
     file_id: Annotated[str, Meta(max_length=_LONGEST_NAME)] | None = None
     filename: Annotated[str, Meta(max_length=_LONGEST_NAME)] | None = None
-    file_data: Raw | None = None
+    file_data: Raw = Raw(b"")
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,7 +240,7 @@ class ChatCompletions:
         if file.file_id is not None:
             known = self._uploads.get(owner, file.file_id)
             return await converted(store, self._uploads.content(owner, known.id), known.filename, seconds=seconds)
-        data = JsonText.of(file.file_data) if file.file_data is not None else None
+        data = JsonText.of(file.file_data)
         if data is None:
             raise bad_request("a file part has neither file_id nor file_data", "messages")
         with tempfile.TemporaryDirectory(prefix="memagent-") as folder:

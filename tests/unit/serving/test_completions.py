@@ -24,7 +24,7 @@ class Upstream(FakeServer):
     """A fake server that keeps the bytes and headers of every request."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, window=1000, **options)
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
 
@@ -146,9 +146,7 @@ def test_the_answer_says_where_it_comes_from(client: openai.OpenAI) -> None:
 
 
 def test_a_streamed_reply_tells_progress_as_reasoning_and_then_the_answer(client: openai.OpenAI) -> None:
-    chunks = list(
-        ask(client, user(LONG), user(QUESTION), stream=True, stream_options={"include_usage": True})
-    )
+    chunks = list(ask(client, user(LONG), user(QUESTION), stream=True, stream_options={"include_usage": True}))
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
     assert reasoning.startswith("Reading message 1 (user).")
@@ -301,7 +299,9 @@ def test_what_cannot_be_had_is_said_in_the_apis_own_form(
     assert upstream.requests == []
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff\xfe", b'{"model": "fake", "messages": [1]}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b'"x"', b"\xff\xfe", b'{"model": "fake", "messages": [1]}', b"[" * 100_000]
+)
 def test_malformed_json_is_refused(server: Served, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     reply = httpx2.post(f"{server.api}/chat/completions", content=body, headers=headers)
@@ -322,7 +322,9 @@ def test_a_policy_server_that_is_down_is_told_and_health_says_which_part(tmp_pat
         url = gone.base_url
     with served(url, tmp_path) as server:
         for messages in ([user("hello")], [user(LONG), user(QUESTION)]):
-            reply = httpx2.post(f"{server.api}/chat/completions", json={"model": "fake", "messages": messages}, timeout=60)
+            reply = httpx2.post(
+                f"{server.api}/chat/completions", json={"model": "fake", "messages": messages}, timeout=60
+            )
             assert reply.status_code == 503
             assert "Is the server running?" in reply.json()["error"]["message"]
         health = httpx2.get(f"{server.url}/health")
