@@ -21,7 +21,7 @@ from memagent_graph.cli.options import (
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
-    from memagent_graph.serving.config import ServeSettings
+    from memagent_graph.serving.serve_settings import ServeSettings
 
 _MEGABYTE = 2**20
 
@@ -29,7 +29,7 @@ _MEGABYTE = 2**20
 def _take_file(context: typer.Context, path: Path | None) -> Path | None:
     """Let the settings of a file stand for those that neither a flag nor the environment has."""
     if path is not None:
-        from memagent_graph.serving.config import file_settings  # noqa: PLC0415
+        from memagent_graph.serving.serve_settings import file_settings  # noqa: PLC0415
 
         with failures_told():
             known = {str(each.name) for each in context.command.params}
@@ -106,9 +106,9 @@ class Serve(ReaderOptions):
 
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_graph.serving.addresses import as_name  # noqa: PLC0415
-        from memagent_graph.serving.config import ServeSettings, require_safe  # noqa: PLC0415
         from memagent_graph.serving.keys import Keys  # noqa: PLC0415
         from memagent_graph.serving.reads import Bounds  # noqa: PLC0415
+        from memagent_graph.serving.serve_settings import ServeSettings, require_safe  # noqa: PLC0415
         from memagent_graph.storage.paths import data_folder  # noqa: PLC0415
 
         keys = Keys.load(self.keys, os.environ.get("MEMAGENT_KEYS", ""))
@@ -151,7 +151,7 @@ async def _serve(request: Serve) -> None:
     _require_extra()
     from memagent_graph.serving.addresses import in_url, listen  # noqa: PLC0415
     from memagent_graph.serving.app import Serving  # noqa: PLC0415
-    from memagent_graph.serving.running import run_server  # noqa: PLC0415
+    from memagent_graph.serving.http_server import run_server  # noqa: PLC0415
 
     with listen(request.host, request.port) as listener:
         async with request.make_reader() as reader:

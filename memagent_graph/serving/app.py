@@ -27,13 +27,13 @@ from memagent_graph.serving.addresses import AllowedNames
 from memagent_graph.serving.api_errors import ApiError, bad_request, not_found
 from memagent_graph.serving.chat_replies import RUN_ID_HEADER
 from memagent_graph.serving.completions import AFRESH_HEADER, READ_HEADER, ChatCompletions
-from memagent_graph.serving.config import ServeSettings
 from memagent_graph.serving.guard import Guard
 from memagent_graph.serving.keys import Owner
 from memagent_graph.serving.ledger import Entry, Ledger
 from memagent_graph.serving.metrics import Metrics
 from memagent_graph.serving.pass_through import Relaying, passed_on
 from memagent_graph.serving.reads import Read, ReadManager
+from memagent_graph.serving.serve_settings import ServeSettings
 from memagent_graph.serving.uploads import Uploads, listing
 
 _HEALTH_SECONDS: Final = 5.0
@@ -98,12 +98,14 @@ def make_app(serving: Serving, routes: Sequence[BaseRoute] = ()) -> Starlette:
             expose_headers=told,
         )
         middleware.insert(0, cors)
-    return Starlette(
+    app = Starlette(
         routes=[*_routes(serving), *routes],
         middleware=middleware,
         exception_handlers={HTTPException: _refused},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 def owner_of(request: Request) -> Owner:

@@ -35,7 +35,6 @@ from memagent_graph.serving.chat_replies import (
     usage_of,
 )
 from memagent_graph.serving.chat_requests import ChatRequest, FileContent, parse, require_readable
-from memagent_graph.serving.config import ServeSettings
 from memagent_graph.serving.continued_requests import body_after, goes_on, messages_after
 from memagent_graph.serving.converting import converted
 from memagent_graph.serving.json_text import JsonText
@@ -52,6 +51,7 @@ from memagent_graph.serving.metrics import Metrics
 from memagent_graph.serving.pass_through import Relaying, events_of, is_stream, passed_on
 from memagent_graph.serving.reads import Ask, Progress, Read, ReadManager
 from memagent_graph.serving.request_texts import Source, document_of, sources_of
+from memagent_graph.serving.serve_settings import ServeSettings
 from memagent_graph.serving.spool import Body, Spool, require_plain
 from memagent_graph.serving.uploads import Uploads, shown_name
 

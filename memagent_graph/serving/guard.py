@@ -58,6 +58,8 @@ class Guard:
         try:
             self._admit(scope)
             await self._app(scope, receive, sent)
+        except ClientDisconnect:
+            status = status or 499
         except Exception as error:
             told = api_error(error)
             if told.code == "internal":

@@ -73,22 +73,28 @@ class Spool:
         """
         expected = int(declared) if declared is not None and declared.isdecimal() else 0
         self._check(expected, largest, param="Content-Length")
-        if expected > IN_MEMORY_BYTES and self.used + expected > self._quota:
-            raise self._full()
         taken = 0
         file: IO[bytes] | None = None
         buffer = bytearray()
         size = 0
+
+        def take(upto: int) -> None:
+            nonlocal taken
+            if upto > taken:
+                if self.used + upto - taken > self._quota:
+                    raise self._full()
+                self.used += upto - taken
+                taken = upto
+
+        if expected > IN_MEMORY_BYTES:
+            take(expected)
         try:
             async for piece in self._pieces(stream):
                 size += len(piece)
                 self._check(size, largest)
                 buffer += piece
                 if len(buffer) >= _WRITE_BYTES and (file is not None or size > IN_MEMORY_BYTES):
-                    if self.used + len(buffer) > self._quota:
-                        raise self._full()
-                    self.used += len(buffer)
-                    taken += len(buffer)
+                    take(size)
                     if file is None:
                         file = await asyncio.to_thread(self._new_file)
                     await asyncio.to_thread(_write, file, buffer)
@@ -96,8 +102,7 @@ class Spool:
             if file is None:
                 yield Body(bytes(buffer), None, size)
                 return
-            self.used += len(buffer)
-            taken += len(buffer)
+            take(size)
             await asyncio.to_thread(_finish, file, buffer)
             yield Body(None, file, size)
         finally:

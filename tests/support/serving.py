@@ -17,8 +17,8 @@ import uvicorn
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
 from memagent_graph.serving.addresses import listen
 from memagent_graph.serving.app import Serving, make_app
-from memagent_graph.serving.config import ServeSettings
 from memagent_graph.serving.keys import Keys, Owner
+from memagent_graph.serving.serve_settings import ServeSettings
 
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 ALICE, BOB = "alice-has-a-secret-key", "bob-has-another-secret"
@@ -72,7 +72,7 @@ def served(
             server = uvicorn.Server(uvicorn.Config(make_app(serving), log_level="warning", access_log=False))
             server.config.timeout_graceful_shutdown = 1
             running = asyncio.create_task(server.serve(sockets=[listener]))
-            while not server.started and not running.done():
+            while not server.started and not running.done():  # noqa: ASYNC110  uvicorn tells no other way
                 await asyncio.sleep(0.01)
             made.append(Served(f"http://127.0.0.1:{listener.getsockname()[1]}", serving))
             ready.set()

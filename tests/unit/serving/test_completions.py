@@ -216,11 +216,14 @@ def test_a_streamed_request_that_goes_on_is_one_stream(tmp_path: Path) -> None:
         return web.Response(text=text, content_type="text/event-stream")
 
     tools = [{"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}]
-    with Upstream(respond) as upstream, served(upstream.base_url, tmp_path) as server:
-        with openai.OpenAI(base_url=server.api, api_key="x") as client:
-            options = {"tools": tools, "stream": True}
-            chunks = list(ask(client, user(LONG), user(QUESTION), **options))
-            counted = list(ask(client, user(LONG), user(QUESTION), stream_options={"include_usage": True}, **options))
+    with (
+        Upstream(respond) as upstream,
+        served(upstream.base_url, tmp_path) as server,
+        openai.OpenAI(base_url=server.api, api_key="x") as client,
+    ):
+        options = {"tools": tools, "stream": True}
+        chunks = list(ask(client, user(LONG), user(QUESTION), **options))
+        counted = list(ask(client, user(LONG), user(QUESTION), stream_options={"include_usage": True}, **options))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == "done"
     assert len({chunk.id for chunk in chunks}) == 1
@@ -338,10 +341,13 @@ def test_a_failure_within_a_stream_is_an_error_of_the_client(tmp_path: Path) -> 
     def fail(body: dict[str, Any], number: int) -> Any:
         return web.json_response({"error": {"message": "out of memory"}}, status=500) if number else "some memory"
 
-    with Upstream(fail) as upstream, served(upstream.base_url, tmp_path) as server:
-        with openai.OpenAI(base_url=server.api, api_key="x", max_retries=0) as client:
-            with pytest.raises(openai.APIError, match="out of memory"):
-                list(ask(client, user(LONG), user(QUESTION), stream=True))
+    with (
+        Upstream(fail) as upstream,
+        served(upstream.base_url, tmp_path) as server,
+        openai.OpenAI(base_url=server.api, api_key="x", max_retries=0) as client,
+        pytest.raises(openai.APIError, match="out of memory"),
+    ):
+        list(ask(client, user(LONG), user(QUESTION), stream=True))
 
 
 def test_health_and_metrics(server: Served, client: openai.OpenAI) -> None:
