@@ -48,6 +48,7 @@ class JsonText:
             stop = min(start + _PIECE_BYTES, end)
             if stop < end:
                 stop = _boundary(self.raw, start, stop)
+                stop = end if stop == start else stop  # nowhere in a megabyte: then at once
             yield _decoded(self.raw[start:stop])
             start = stop
 
@@ -101,7 +102,7 @@ def _boundary(raw: memoryview, start: int, stop: int) -> int:
     place = stop
     while place > start and not _is_safe(raw, start, place):
         place -= 1
-    return place if place > start else stop
+    return place
 
 
 def _is_safe(raw: memoryview, start: int, place: int) -> bool:

@@ -122,7 +122,10 @@ class Ledger:
 
     def _entries(self, condition: str, values: tuple[Any, ...]) -> list[Entry]:
         rows = self._run(f"SELECT {_COLUMNS} FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
-        return [Entry(*values, ReadState(state), error) for *values, state, error in rows]
+        return [
+            Entry(run_id, owner, request, question, document, began, ended, ReadState(state), error)
+            for run_id, owner, request, question, document, began, ended, state, error in rows
+        ]
 
     def _run(self, statement: str, values: tuple[Any, ...]) -> list[Any]:
         try:
