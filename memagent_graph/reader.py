@@ -24,15 +24,17 @@ from memagent_graph.events import StopReason
 from memagent_graph.policies.added import default_policy
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import Profile, policy_folder, require_profile
-from memagent_graph.policy import Policy, SamplingParams
+from memagent_graph.policy import Policy, SamplingParams, TokenUsage, strip_reasoning
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.assembly import Choices, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question, checked_questions
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
+from memagent_graph.reading.pinned_lines import Pins
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules, new_run_id
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult
+from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.paths import default_run_log, default_store
@@ -50,6 +52,18 @@ class ReadRequest:
 
     document: DocumentSource
     question: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSoFar:
+    """What the policy answers from the memory of a run that may be at work still."""
+
+    answer: str
+    """Empty where it wrote nothing, or refused."""
+    memory: str
+    """What it was asked from."""
+    usage: TokenUsage | None
+    """None where the policy reports none."""
 
 
 class MemAgent:
@@ -254,12 +268,14 @@ class MemAgent:
         run_id: str | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
+        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Read, giving each memory update as it is made, and the result at the end.
 
-        Arguments as for `aread`; `pace`, from `concurrency.pace`, keeps the read together with others of the document.
+        Arguments as for `aread`; `pace`, from `concurrency.pace`, keeps the read together with others of the document;
+        `pins` gives, whenever a memory is written, the lines that must be in it (see `reading.pinned_lines`).
         """
-        async with aclosing(self._start(document, question, run_id, limits, pace=pace)) as parts:
+        async with aclosing(self._start(document, question, run_id, limits, pace=pace, pins=pins)) as parts:
             async for part in parts:
                 yield part
 
@@ -346,8 +362,9 @@ class MemAgent:
         document: DocumentSource | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
+        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """`aresume`, giving each further memory update as it is made, and the result at the end; `pace` as above."""
+        """`aresume`, giving each further memory update, and the result at the end; `pace` and `pins` as above."""
         graph = await self._graph()
         state = (await newest_snapshot(graph, run_id)).values
         await self._require_same(state, graph.reader_context, run_id, document)
@@ -358,7 +375,7 @@ class MemAgent:
             return
         if reason:
             await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
-        async with aclosing(self._run(graph, None, state, limits, done, pace=pace)) as parts:
+        async with aclosing(self._run(graph, None, state, limits, done, pace=pace, pins=pins)) as parts:
             async for part in parts:
                 yield part
 
@@ -374,7 +391,32 @@ class MemAgent:
 
     history = synchronous(ahistory)
 
-    async def aedit_memory(self, run_id: str, chunk: int, text: str, *, branch: str | None = None) -> None:
+    async def aanswer_so_far(self, run_id: str, question: str | None = None) -> AnswerSoFar:
+        """Ask for an answer from a run's memory as it stands, once; the run, at work or not, does not change.
+
+        Args:
+            run_id: the run.
+            question: another question than the run's, at most `budget.question_tokens` tokens.
+
+        Raises:
+            RunNotFoundError: the checkpoints know no such run.
+            PolicyError: the policy could not be asked.
+        """
+        graph = await self._graph()
+        context, state = graph.reader_context, (await newest_snapshot(graph, run_id)).values
+        asked = question or state["question"]
+        check_question(asked, context)
+        memory = graph.strategy.so_far(state, context)[0]
+        sampling = replace(context.sampling, max_tokens=ANSWER.tokens(context.budget), logprobs=False)
+        completion = await context.policy.complete(context.prompts.answer_messages(asked, memory), sampling)
+        text = strip_reasoning(completion.text).strip()
+        return AnswerSoFar(context.prompts.extract_answer(text) or text, memory, completion.usage)
+
+    answer_so_far = synchronous(aanswer_so_far)
+
+    async def aedit_memory(
+        self, run_id: str, chunk: int, text: str, *, branch: str | None = None, author: str | None = None
+    ) -> None:
         """Replace the memory as it was after `chunk` (counted from 0); `resume` then reads on from there.
 
         Args:
@@ -383,6 +425,7 @@ class MemAgent:
             text: the memory in the place of the one that was written there.
             branch: the branch that read the chunk, where the strategy has several that did, "" for the trunk; if left
                 out, the one that read it last.
+            author: who does it, for the run's trace and log.
 
         Raises:
             RunNotFoundError: the checkpoints know no such run.
@@ -392,9 +435,10 @@ class MemAgent:
         graph = await self._graph()
         state = (await newest_snapshot(graph, run_id)).values
         await self._require_same(state, graph.reader_context, run_id, None)
-        step = await edit_memory(graph, run_id, chunk, text, branch)
+        step = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
-            await asyncio.to_thread(self.run_log.wait, self.run_log.edit(run_id, chunk, text, step=step.id))
+            entered = self.run_log.edit(run_id, chunk, text, step=step.id, author=author)
+            await asyncio.to_thread(self.run_log.wait, entered)
 
     edit_memory = synchronous(aedit_memory)
 
@@ -549,6 +593,7 @@ class MemAgent:
         *,
         shown: bool = True,
         pace: Reach | None = None,
+        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Begin a read and drive it to its end."""
         graph = await self._graph()
@@ -557,7 +602,8 @@ class MemAgent:
         reference = await self._reference(document)
         given = {"question": question, "document": reference, "run_id": run_id}
         done = Trace((), reference["size"])
-        async with aclosing(self._run(graph, given, given, limits, done, shown=shown, pace=pace)) as parts:
+        run = self._run(graph, given, given, limits, done, shown=shown, pace=pace, pins=pins)
+        async with aclosing(run) as parts:
             async for part in parts:
                 yield part
 
@@ -571,6 +617,7 @@ class MemAgent:
         *,
         shown: bool = True,
         pace: Reach | None = None,
+        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Drive the graph from `state` to its end, giving its updates, then the result.
 
@@ -589,6 +636,7 @@ class MemAgent:
             pass_by=None if shown else keep,
             done=done,
             pace=pace,
+            pins=pins,
         )
         values: dict[str, Any] = dict(state)
         stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])

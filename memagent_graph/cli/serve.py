@@ -152,6 +152,7 @@ async def _serve(request: Serve) -> None:
     from memagent_graph.serving.addresses import in_url, listen  # noqa: PLC0415
     from memagent_graph.serving.app import Serving  # noqa: PLC0415
     from memagent_graph.serving.http_server import run_server  # noqa: PLC0415
+    from memagent_graph.serving.page_sessions import PageSessions  # noqa: PLC0415
 
     with listen(request.host, request.port) as listener:
         async with request.make_reader() as reader:
@@ -161,9 +162,12 @@ async def _serve(request: Serve) -> None:
                 f"serving at http://{in_url(host)}:{port}/v1 with {request.settings().policy_told}; end with Ctrl-C",
                 err=True,
             )
+            sessions = PageSessions(settings.keys)
+            token = f"#token={sessions.token}" if sessions.token else " (sign in with a key)"
+            typer.echo(f"the live page is at http://{in_url(host)}:{port}/{token}", err=True)
             if not settings.keys:
                 typer.echo("there are no keys: whoever reaches this address may use it", err=True)
-            await run_server(serving, listener)
+            await run_server(serving, listener, sessions)
 
 
 def _require_extra() -> None:

@@ -27,6 +27,7 @@ from memagent_graph.events import EventKind, StopReason, UpdateRule
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
+from memagent_graph.reading.pinned_lines import Pins
 from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.run_log.recording import Recording
 from memagent_graph.tokenizers import Tokenizer
@@ -284,6 +285,8 @@ class ReaderContext:
     """What the run had asked before this call; None where only its log can tell."""
     pace: Reach | None = field(default=None, repr=False)
     """Keeps this read together with others of the same document."""
+    pins: Pins | None = field(default=None, repr=False)
+    """The lines of memory that a person pinned; a new memory that lacks one gets it back."""
     may_shrink: bool = False
     """Whether `chunk_tokens` is nobody's choice, so that a strategy whose prompts are longer takes shorter chunks."""
     meter: Meter = field(default_factory=Meter)

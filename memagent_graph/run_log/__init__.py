@@ -2,6 +2,7 @@
 
 schema      connections, and the version of a file's tables
 migration   the tables, and how a file of an older version gets them
+edits       who replaced a memory
 records     what is in it, as data: runs, conversations, events, rewards
 packing     token ids, log-probs and texts as small blobs
 writer      one thread per log that commits what many reads hand in

@@ -19,6 +19,7 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import RunLogError, RunNotFoundError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
+from memagent_graph.run_log.edits import edited_by
 from memagent_graph.run_log.filters import RunFilter, RunTotals
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import (
@@ -160,7 +161,9 @@ class RunLog:
         """Somebody waits for what was handed in; it is written within milliseconds."""
         self._writer.hurry()
 
-    def edit(self, run_id: str, position: int, memory: str, *, step: str | None = None) -> Future[None]:
+    def edit(
+        self, run_id: str, position: int, memory: str, *, step: str | None = None, author: str | None = None
+    ) -> Future[None]:
         """Enter that a person replaced the memory that a step wrote: all that came of it is superseded.
 
         A run that this log does not hold is left alone.
@@ -170,6 +173,7 @@ class RunLog:
             position: the chunk's number.
             memory: the new memory.
             step: the step's id; the trunk's newest at that chunk if left out.
+            author: who did it, where that is known.
         """
         kept = self._kept(TextKind.MEMORY, memory)
 
@@ -178,7 +182,7 @@ class RunLog:
                 return
             edited = step if step is not None else rows.step_at(connection, run_id, position)
             rows.supersede(connection, run_id, [edited] if edited else [], with_them=False)
-            event = LoggedEvent(time.time(), "memory_edited", "a person replaced the memory", position)
+            event = LoggedEvent(time.time(), "memory_edited", edited_by(author), position)
             rows.insert_event(connection, run_id, replace(event, text=kept, step=edited), None)
             connection.execute("UPDATE runs SET ended = NULL, stop_reason = NULL WHERE run_id = ?", (run_id,))
             connection.execute("UPDATE answers SET answer = NULL WHERE run_id = ?", (run_id,))

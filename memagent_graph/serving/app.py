@@ -31,10 +31,11 @@ from memagent_graph.serving.guard import Guard
 from memagent_graph.serving.keys import Owner
 from memagent_graph.serving.ledger import Entry, Ledger
 from memagent_graph.serving.metrics import Metrics
+from memagent_graph.serving.page_sessions import PageSessions
 from memagent_graph.serving.pass_through import Relaying, passed_on
 from memagent_graph.serving.reads import Read, ReadManager
 from memagent_graph.serving.serve_settings import ServeSettings
-from memagent_graph.serving.uploads import Uploads, listing
+from memagent_graph.serving.uploads import UploadedFile, Uploads, listing
 
 _HEALTH_SECONDS: Final = 5.0
 _NEWEST: Final = 100
@@ -73,12 +74,13 @@ class Serving:
         self.ledger.close()
 
 
-def make_app(serving: Serving, routes: Sequence[BaseRoute] = ()) -> Starlette:
+def make_app(serving: Serving, routes: Sequence[BaseRoute] = (), sessions: PageSessions | None = None) -> Starlette:
     """The application.
 
     Args:
         serving: what it works with; it is closed with the application.
         routes: further ones, which the guard protects as well.
+        sessions: the browsers that may use the live page, where its routes are among them.
     """
     settings = serving.settings
 
@@ -87,7 +89,8 @@ def make_app(serving: Serving, routes: Sequence[BaseRoute] = ()) -> Starlette:
         yield
         await serving.aclose()
 
-    middleware = [Middleware(Guard, AllowedNames(settings.names, settings.origins), settings.keys, serving.metrics)]
+    names = AllowedNames(settings.names, settings.origins)
+    middleware = [Middleware(Guard, names, settings.keys, serving.metrics, sessions)]
     if settings.origins:
         told = [RUN_ID_HEADER, READ_HEADER]
         cors = Middleware(
@@ -115,6 +118,22 @@ def owner_of(request: Request) -> Owner:
     return owner
 
 
+async def uploaded(serving: Serving, request: Request) -> UploadedFile:
+    """Keep the file of a request's form.
+
+    Raises:
+        ApiError: there is none, it is too large, or it does not come.
+    """
+    owner = owner_of(request)
+    room = min(owner.max_bytes or serving.settings.uploads, serving.settings.max_body) + _FORM_BYTES
+    whole = Request(request.scope, bounded(request.receive, room, serving.settings.idle_seconds))
+    async with whole.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
+        file, purpose = form.get("file"), form.get("purpose", "user_data")
+        if not isinstance(file, UploadFile) or not isinstance(purpose, str):
+            raise bad_request("the form has no file; send it as the field file", "file")
+        return await asyncio.to_thread(serving.uploads.add, owner, file.filename, purpose, file.file)
+
+
 def _routes(serving: Serving) -> list[Route]:
     reader, manager, uploads = serving.reader, serving.manager, serving.uploads
 
@@ -140,15 +159,7 @@ def _routes(serving: Serving) -> list[Route]:
         )
 
     async def upload(request: Request) -> Response:
-        owner = owner_of(request)
-        room = min(owner.max_bytes or serving.settings.uploads, serving.settings.max_body) + _FORM_BYTES
-        bounded = Request(request.scope, _bounded(request.receive, room, serving.settings.idle_seconds))
-        async with bounded.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
-            file, purpose = form.get("file"), form.get("purpose", "user_data")
-            if not isinstance(file, UploadFile) or not isinstance(purpose, str):
-                raise bad_request("the form has no file; send it as the field file", "file")
-            kept = await asyncio.to_thread(uploads.add, owner, file.filename, purpose, file.file)
-        return JSONResponse(kept.body())
+        return JSONResponse((await uploaded(serving, request)).body())
 
     async def files(request: Request) -> Response:
         return JSONResponse(listing(await asyncio.to_thread(uploads.all, owner_of(request))))
@@ -215,11 +226,11 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse(told.body(), told.status, headers=told.headers)
 
 
-def _bounded(receive: Receive, largest: int, idle_seconds: float) -> Receive:
+def bounded(receive: Receive, largest: int, idle_seconds: float) -> Receive:
     """Refuse bodies that are larger, or that do not come."""
     size = 0
 
-    async def bounded() -> Message:
+    async def received() -> Message:
         nonlocal size
         try:
             message = await asyncio.wait_for(receive(), idle_seconds)
@@ -227,10 +238,10 @@ def _bounded(receive: Receive, largest: int, idle_seconds: float) -> Receive:
             raise ApiError(408, "the request's body did not come in time", code="request_timeout") from error
         size += len(message.get("body", b""))
         if size > largest:
-            raise ApiError(413, f"a file may have {largest:,} bytes here", code="request_too_large", param="file")
+            raise ApiError(413, f"it may have {largest:,} bytes here", code="request_too_large", param="file")
         return message
 
-    return bounded
+    return received
 
 
 def _shown(entry: Entry, read: Read | None = None) -> dict[str, Any]:

@@ -16,12 +16,22 @@ from memagent_graph.serving.addresses import AllowedNames
 from memagent_graph.serving.api_errors import ApiError, api_error
 from memagent_graph.serving.keys import Keys
 from memagent_graph.serving.metrics import Metrics
+from memagent_graph.serving.page_sessions import PAGE, PageSessions
 
 log = logging.getLogger(__name__)
 
 _OPEN: Final = frozenset({"/health"})
 """Paths that say nothing of anyone."""
-_KNOWN: Final = ("/v1/chat/completions", "/v1/models", "/v1/files", "/v1/reads", "/v1/responses", "/health", "/metrics")
+_KNOWN: Final = (
+    "/v1/chat/completions",
+    "/v1/models",
+    "/v1/files",
+    "/v1/reads",
+    "/v1/responses",
+    "/health",
+    "/metrics",
+    PAGE,
+)
 
 
 class Guard:
@@ -32,13 +42,17 @@ class Guard:
         names: by which names it may be called, and by which pages.
         keys: whom it knows.
         metrics: what is counted.
+        sessions: the browsers that may use the live page; None where there is none.
     """
 
-    def __init__(self, app: ASGIApp, names: AllowedNames, keys: Keys, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, names: AllowedNames, keys: Keys, metrics: Metrics, sessions: PageSessions | None = None
+    ) -> None:
         self._app = app
         self._names = names
         self._keys = keys
         self._metrics = metrics
+        self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -86,6 +100,9 @@ class Guard:
                 code="origin_not_allowed",
             )
         if scope["path"] in _OPEN:
+            return
+        if self._sessions is not None and self._sessions.has(scope["path"]):
+            scope.setdefault("state", {})["owner"] = self._sessions.admit(scope)
             return
         owner = self._keys.owner(headers.get("authorization"))
         if owner is None:

@@ -6,11 +6,13 @@ another key's, does not exist for whoever asks.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +30,8 @@ class ReadState(StrEnum):
     RUNNING = "running"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    PAUSED = "paused"
+    """A person paused it, or changed its memory."""
     STOPPED = "stopped"
     """A limit was reached."""
     FINISHED = "finished"
@@ -54,17 +58,23 @@ class Entry:
     ended: float | None = None
     state: ReadState = ReadState.WAITING
     error: str | None = None
+    apart: bool = False
+    """Whether a person had a hand in it: whoever asks its request again gets another read."""
+    pins: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By branch: the lines of memory that a person pinned."""
 
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS reads (
     run_id TEXT PRIMARY KEY, owner TEXT NOT NULL, request TEXT NOT NULL, question TEXT NOT NULL, document TEXT NOT NULL,
-    began REAL NOT NULL, ended REAL, state TEXT NOT NULL, error TEXT
+    began REAL NOT NULL, ended REAL, state TEXT NOT NULL, error TEXT,
+    apart INTEGER NOT NULL DEFAULT 0, pins TEXT NOT NULL DEFAULT '{}'
 );
 CREATE INDEX IF NOT EXISTS reads_of_requests ON reads (owner, request, began);
 CREATE INDEX IF NOT EXISTS reads_of_owners ON reads (owner, began);
 """
-_COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error"
+_COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error, apart, pins"
+_FOUND: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
 
 
 class Ledger:
@@ -85,6 +95,7 @@ class Ledger:
             self._connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0, isolation_level=None)
             use_write_ahead_log(self._connection)
             self._connection.executescript(_SCHEMA)
+            self._connection.create_function("folded", 1, str.casefold, deterministic=True)
         except (OSError, sqlite3.Error) as error:
             raise self._failure(error) from error
 
@@ -92,7 +103,7 @@ class Ledger:
         """Enter a read."""
         values = (entry.run_id, entry.owner, entry.request, entry.question, entry.document, entry.began)
         self._run(
-            f"INSERT INTO reads ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, NULL, ?, NULL)",  # noqa: S608
+            "INSERT INTO reads (run_id, owner, request, question, document, began, state) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (*values, entry.state),
         )
 
@@ -111,6 +122,23 @@ class Ledger:
             "owner = ? AND began < ? ORDER BY began DESC LIMIT ?", (owner, before or float("inf"), newest)
         )
 
+    def search(self, owner: str, text: str, *, newest: int, skip: int = 0) -> tuple[list[Entry], int]:
+        """The reads of a key with a text in question, document's name or id, letters' case aside, newest first.
+
+        Returns:
+            `newest` of them behind the first `skip`, and how many there are in all.
+        """
+        found = owner, text.casefold()
+        counted = self._run(f"SELECT count(*) FROM reads WHERE {_FOUND}", found)  # noqa: S608  one of those above
+        page = self._entries(f"{_FOUND} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*found, newest, skip))
+        return page, counted[0][0]
+
+    def set_apart(self, run_id: str, pins: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Enter that a person had a hand in a read, and which lines are pinned, where that changes."""
+        self._run("UPDATE reads SET apart = 1 WHERE run_id = ?", (run_id,))
+        if pins is not None:
+            self._run("UPDATE reads SET pins = ? WHERE run_id = ?", (json.dumps(pins), run_id))
+
     def get(self, owner: str, run_id: str) -> Entry | None:
         """One read; None where it is not there, or is another key's."""
         return next(iter(self._entries("owner = ? AND run_id = ?", (owner, run_id))), None)
@@ -123,8 +151,8 @@ class Ledger:
     def _entries(self, condition: str, values: tuple[Any, ...]) -> list[Entry]:
         rows = self._run(f"SELECT {_COLUMNS} FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
         return [
-            Entry(run_id, owner, request, question, document, began, ended, ReadState(state), error)
-            for run_id, owner, request, question, document, began, ended, state, error in rows
+            Entry(*values, ReadState(state), error, bool(apart), json.loads(pins))
+            for *values, state, error, apart, pins in rows
         ]
 
     def _run(self, statement: str, values: tuple[Any, ...]) -> list[Any]:

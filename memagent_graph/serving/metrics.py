@@ -7,6 +7,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from memagent_graph.policy import TokenUsage
 from memagent_graph.results import Usage
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -53,8 +54,8 @@ class Metrics:
         """Show a number that is asked for when it is looked at."""
         Gauge(name, words, registry=self._registry).set_function(value)
 
-    def count(self, usage: Usage) -> None:
-        """Count what a read cost."""
+    def count(self, usage: Usage | TokenUsage) -> None:
+        """Count what a read cost, or a single answer."""
         self.tokens.labels("prompt").inc(usage.prompt_tokens)
         self.tokens.labels("completion").inc(usage.completion_tokens)
         self.tokens.labels("cached").inc(usage.cached_tokens)

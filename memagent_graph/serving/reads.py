@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final
@@ -81,13 +81,15 @@ class Read:
     request: str
     began: float = field(default_factory=time.time)
     state: ReadState = ReadState.WAITING
-    update: MemoryUpdate | None = None
-    """The newest."""
-    chunks: int = 0
-    """Memory updates so far, in this process."""
+    updates: list[MemoryUpdate] = field(default_factory=list)
+    """Those of this process, in order."""
+    pins: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By branch: the lines that a person pinned; they hold from the next memory on."""
     result: ReadResult | None = None
     error: Exception | None = None
     followers: int = 0
+    ends_as: ReadState = ReadState.CANCELLED
+    """What it is once its task was cancelled."""
     task: asyncio.Task[None] | None = None
     _version: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,6 +99,20 @@ class Read:
         self._version += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    @property
+    def chunks(self) -> int:
+        """Memory updates so far, in this process."""
+        return len(self.updates)
+
+    @property
+    def update(self) -> MemoryUpdate | None:
+        """The newest."""
+        return self.updates[-1] if self.updates else None
+
+    def pinned(self, branch: str) -> list[str]:
+        """The lines that a branch may not lose; the trunk, which the others come to, those of all."""
+        return [line for name, lines in self.pins.items() if branch in ("", name) for line in lines]
 
     @property
     def version(self) -> tuple[int, asyncio.Event]:
@@ -165,7 +181,7 @@ class ReadManager:
                 return running[-1], "joined"
             self._require_room(ask.owner)
             known = await asyncio.to_thread(self._ledger.of_request, ask.owner.name, request)
-            last = known[0] if known and not afresh else None
+            last = next((entry for entry in known if not entry.apart), None) if not afresh else None
             if last is not None and not self._is_outdated(last):
                 read, kind = Read(last.run_id, ask, request, last.began), "resumed"
                 if last.state is ReadState.FINISHED:
@@ -174,10 +190,32 @@ class ReadManager:
                 read, kind = Read(f"{request[:24]}-{len(known)}", ask, request), "started"
                 entry = Entry(read.run_id, ask.owner.name, request, ask.question, ask.document["name"], read.began)
                 await asyncio.to_thread(self._ledger.begin, entry)
-            self._metrics.reads.labels(kind).inc()
-            self._reads[read.run_id] = read
-            read.task = asyncio.create_task(self._drive(read, kind))
+            self._set_out(read, kind)
         return read, kind
+
+    async def resume(self, ask: Ask, entry: Entry) -> Read:
+        """Continue one read where it was left, whatever else was asked for.
+
+        Args:
+            ask: what it reads.
+            entry: the ledger's, with the lines that are pinned.
+
+        Raises:
+            ApiError: 429; too much is read already.
+        """
+        async with self._lock:
+            if (known := self._reads.get(entry.run_id)) is not None:
+                return known
+            self._require_room(ask.owner)
+            request = "" if entry.apart else entry.request
+            read = Read(entry.run_id, ask, request, entry.began, pins=entry.pins)
+            self._set_out(read, "resumed")
+        return read
+
+    def _set_out(self, read: Read, kind: str) -> None:
+        self._metrics.reads.labels(kind).inc()
+        self._reads[read.run_id] = read
+        read.task = asyncio.create_task(self._drive(read, kind))
 
     def find(self, owner: Owner, run_id: str) -> Read | None:
         """A read that is waiting or at work; None where there is none, or it is another key's."""
@@ -220,9 +258,10 @@ class ReadManager:
             if self.bounds.cancel_on_close and not read.followers and not read.state.has_ended:
                 await self.cancel(read)
 
-    async def cancel(self, read: Read) -> None:
-        """End a read. What it has read is kept: asked for again, it continues."""
+    async def cancel(self, read: Read, state: ReadState = ReadState.CANCELLED) -> None:
+        """End a read as cancelled or paused. What it has read is kept: asked for again, it continues."""
         if read.task is not None and not read.task.done():
+            read.ends_as = state
             read.task.cancel()
             await asyncio.wait([read.task])
 
@@ -264,7 +303,7 @@ class ReadManager:
                         if isinstance(part, ReadResult):
                             result = part
                         else:
-                            read.update, read.chunks = part, read.chunks + 1
+                            read.updates.append(part)
                             read.change()
             state = ReadState.STOPPED if result.stop_reason.resumable else ReadState.FINISHED
             if kind != "repeated":
@@ -272,9 +311,10 @@ class ReadManager:
             await asyncio.to_thread(self._ledger.mark, read.run_id, state)
             read.result = result
         except asyncio.CancelledError:
+            state = read.ends_as
             error = ApiError(
                 409,
-                f"the read {read.run_id} was cancelled; ask the same again, and it continues",
+                f"the read {read.run_id} was {state.value}; ask the same again, and it continues",
                 code="read_cancelled",
             )
             raise
@@ -303,23 +343,23 @@ class ReadManager:
         await asyncio.to_thread(self._ledger.mark, read.run_id, state)
 
     async def _parts(self, read: Read, *, resumes: bool) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        reader, ask = await self._reader_for(read.ask), read.ask
+        reader, ask = await self.reader_for(read.ask), read.ask
         limits = _tighter(self.bounds.limits, ask.owner)
         if resumes:
             try:
-                async with aclosing(reader.astream_resume(read.run_id, limits=limits)) as parts:
+                async with aclosing(reader.astream_resume(read.run_id, limits=limits, pins=read.pinned)) as parts:
                     async for part in parts:
                         yield part
                 return
             except (RunNotFoundError, RunMismatchError) as error:
                 # It was killed before its first step, or another version of this package wrote its checkpoints.
                 log.info("read %s begins again: %s", read.run_id, error)
-        stream = reader.astream(ask.document, ask.question, run_id=read.run_id, limits=limits)
+        stream = reader.astream(ask.document, ask.question, run_id=read.run_id, limits=limits, pins=read.pinned)
         async with aclosing(stream) as parts:
             async for part in parts:
                 yield part
 
-    async def _reader_for(self, ask: Ask) -> MemAgent:
+    async def reader_for(self, ask: Ask) -> MemAgent:
         """A reader with the request's sampling, on the policy's and the checkpoints' connections that all share."""
         salt = ask.owner.name if self._salted and ask.owner is not LOCAL else ""
         key = (salt, ask.sampling, ask.answer_tokens)

@@ -69,14 +69,14 @@ _BREAK: Final = "\n\n"
 
 def _pieces_of(part: Part, stored: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
     if stored is not None:
-        return lambda: _stored_pieces(store, stored)
+        return lambda: stored_pieces(store, stored)
     text = part.text
     assert text is not None  # noqa: S101  a plan names texts and files
     return lambda: ((None, piece) for piece in text.pieces())
 
 
-def _stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
-    """A stored text, parted where its sections begin."""
+def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
+    """A stored text, with the names of its sections where they begin."""
     marks = [(mark.start_char, mark.label) for mark in store.sections(ref)]
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = store.size(ref) or 0
