@@ -93,6 +93,7 @@ class Ledger:
         try:
             private_file(path)
             self._connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0, isolation_level=None)
+            self._connection.row_factory = sqlite3.Row
             use_write_ahead_log(self._connection)
             self._connection.executescript(_SCHEMA)
             self._connection.create_function("folded", 1, str.casefold, deterministic=True)
@@ -151,8 +152,15 @@ class Ledger:
     def _entries(self, condition: str, values: tuple[Any, ...]) -> list[Entry]:
         rows = self._run(f"SELECT {_COLUMNS} FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
         return [
-            Entry(*values, ReadState(state), error, bool(apart), json.loads(pins))
-            for *values, state, error, apart, pins in rows
+            Entry(
+                **{
+                    **dict(row),
+                    "state": ReadState(row["state"]),
+                    "apart": bool(row["apart"]),
+                    "pins": json.loads(row["pins"]),
+                }
+            )
+            for row in rows
         ]
 
     def _run(self, statement: str, values: tuple[Any, ...]) -> list[Any]:

@@ -43,7 +43,7 @@ class PageSessions:
         self.token: str | None = None if keys else secrets.token_urlsafe(24)
         """What the start-up line has; None where a key lets in."""
 
-    def sign_in(self, shown: str, port: int) -> tuple[Owner, Response]:
+    def sign_in(self, shown: str, port: int) -> Response:
         """Let a browser in.
 
         Args:
@@ -51,7 +51,7 @@ class PageSessions:
             port: the server's, which the cookie's name has, as cookies are shared by all ports of a host.
 
         Returns:
-            whose it is, and a response that sets its cookie.
+            a response that sets its cookie.
 
         Raises:
             ApiError: 401; it is neither.
@@ -68,7 +68,7 @@ class PageSessions:
             self._sessions.popitem(last=False)
         response = Response(status_code=204)
         response.set_cookie(_cookie(port), session, path="/", httponly=True, samesite="strict")
-        return owner, response
+        return response
 
     def sign_out(self, scope: Scope) -> None:
         """Forget the browser that sent a request."""

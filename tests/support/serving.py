@@ -18,6 +18,8 @@ from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompt
 from memagent_graph.serving.addresses import listen
 from memagent_graph.serving.app import Serving, make_app
 from memagent_graph.serving.keys import Keys, Owner
+from memagent_graph.serving.live import LivePage
+from memagent_graph.serving.page_sessions import PageSessions
 from memagent_graph.serving.serve_settings import ServeSettings
 
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
@@ -44,9 +46,10 @@ def small_reader(upstream: str | None, folder: Path, *, policy: Any = None, **op
 class Served:
     """What `served` gives: where the server is, and what it works with."""
 
-    def __init__(self, url: str, serving: Serving) -> None:
+    def __init__(self, url: str, serving: Serving, sessions: PageSessions | None = None) -> None:
         self.url = url
         self.serving = serving
+        self.sessions = sessions
 
     @property
     def api(self) -> str:
@@ -59,9 +62,15 @@ class Served:
 
 @contextmanager
 def served(
-    upstream: str | None, folder: Path, *, policy: Any = None, reader: dict[str, Any] | None = None, **settings: Any
+    upstream: str | None,
+    folder: Path,
+    *,
+    policy: Any = None,
+    reader: dict[str, Any] | None = None,
+    page: bool = False,
+    **settings: Any,
 ) -> Iterator[Served]:
-    """A server in a thread, with settings as `ServeSettings` has them."""
+    """A server in a thread, with settings as `ServeSettings` has them, and with its live page if so wished."""
     ready, stop, failure = threading.Event(), threading.Event(), []
     made: list[Served] = []
     listener = listen("127.0.0.1", 0)
@@ -69,12 +78,15 @@ def served(
     async def serve() -> None:
         async with small_reader(upstream, folder, policy=policy, **(reader or {})) as agent:
             serving = Serving(agent, ServeSettings(**{"folder": folder / "serve", **settings}))
-            server = uvicorn.Server(uvicorn.Config(make_app(serving), log_level="warning", access_log=False))
+            sessions = PageSessions(serving.settings.keys) if page else None
+            routes = LivePage(serving, sessions).routes() if sessions else []
+            app = make_app(serving, routes, sessions)
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
             server.config.timeout_graceful_shutdown = 1
             running = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started and not running.done():  # noqa: ASYNC110  uvicorn tells no other way
                 await asyncio.sleep(0.01)
-            made.append(Served(f"http://127.0.0.1:{listener.getsockname()[1]}", serving))
+            made.append(Served(f"http://127.0.0.1:{listener.getsockname()[1]}", serving, sessions))
             ready.set()
             await asyncio.to_thread(stop.wait)
             server.should_exit = True

@@ -92,7 +92,8 @@ class LiveReads:
         document = references[0] if len(references) == 1 else await self._joined(references)
         reads = []
         for question in asked:
-            read, _ = await self._manager.start(Ask(owner, document, question, context.sampling), afresh=afresh)
+            wanted = Ask(owner=owner, document=document, question=question, sampling=context.sampling)
+            read, _ = await self._manager.start(wanted, afresh=afresh)
             self._remember(read)
             reads.append(read)
         return reads
@@ -163,7 +164,8 @@ class LiveReads:
             record = await asyncio.to_thread(self._log.get, entry.run_id)
         except RunNotFoundError as error:
             raise not_found("the read had not begun when the server stopped; ask again") from error
-        return Ask(owner, record.document, entry.question, (await self._reader.aprepare()).sampling)
+        sampling = (await self._reader.aprepare()).sampling
+        return Ask(owner=owner, document=record.document, question=entry.question, sampling=sampling)
 
     # A person's hand
 

@@ -134,11 +134,8 @@ class LivePage:
         return _file(request.path_params["name"])
 
     async def _sign_in(self, request: Request) -> Response:
-        server = request.scope.get("server")
-        _, response = self._sessions.sign_in(
-            (await _body(self._serving, request, SignIn)).token, server[1] if server else 0
-        )
-        return response
+        shown, server = await _body(self._serving, request, SignIn), request.scope.get("server")
+        return self._sessions.sign_in(shown.token, server[1] if server else 0)
 
     async def _session(self, request: Request) -> Response:
         context = await self._serving.reader.aprepare()
