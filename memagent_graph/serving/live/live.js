@@ -80,12 +80,6 @@ async function route() {
   if (what === "main") return;
   tell("");
   document.title = "memagent";
-  if (what.startsWith("token=")) {
-    const token = what.slice("token=".length);
-    history.replaceState(null, "", "/");
-    await doing(() => ask("POST", "/page/session", { token }));
-    return begin();
-  }
   state.read = null;
   if (what === "read" && rest[0]) openRead(rest[0]);
   else if (what === "compare" && rest[1]) await doing(() => openComparison(rest[0], rest[1]));
@@ -93,6 +87,11 @@ async function route() {
   else await openHome();
 }
 async function begin() {
+  if (location.hash.startsWith("#token=")) {
+    const token = location.hash.slice("#token=".length);
+    history.replaceState(null, "", "/");
+    await doing(() => ask("POST", "/page/session", { token }));
+  }
   try {
     const who = await ask("GET", "/page/session");
     $("who").textContent = who.owner === "local" ? who.model : `${who.owner}, ${who.model}`;
@@ -408,7 +407,7 @@ async function openDocument(id, start, end) {
 // ---- what a person does
 
 function listen() {
-  window.addEventListener("hashchange", () => route());
+  window.addEventListener("hashchange", () => location.hash.startsWith("#token=") ? begin() : route());
   $("sign-in").addEventListener("submit", (event) => {
     event.preventDefault();
     doing(async () => {
