@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -35,6 +36,8 @@ from memagent_graph.serving.pass_through import Relaying, passed_on
 from memagent_graph.serving.reads import Read, ReadManager
 from memagent_graph.serving.serve_settings import ServeSettings
 from memagent_graph.serving.uploads import Uploads, listing
+
+log = logging.getLogger(__name__)
 
 _HEALTH_SECONDS: Final = 5.0
 _NEWEST: Final = 100
@@ -84,7 +87,9 @@ def make_app(serving: Serving, routes: Sequence[BaseRoute] = ()) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        preparing = asyncio.create_task(_prepare(serving.reader))
         yield
+        preparing.cancel()
         await serving.aclose()
 
     middleware = [Middleware(Guard, AllowedNames(settings.names, settings.origins), settings.keys, serving.metrics)]
@@ -206,6 +211,14 @@ def _routes(serving: Serving) -> list[Route]:
         Route("/health", health),
         Route("/metrics", metrics),
     ]
+
+
+async def _prepare(reader: MemAgent) -> None:
+    """Ask the policy what it is before the first request does; a server that is not there yet may come later."""
+    try:
+        await reader.aprepare()
+    except MemAgentError as error:
+        log.warning("%s", error)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
