@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive
 
 from memagent_graph.errors import MemAgentError
+from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.reader import MemAgent
 from memagent_graph.serving.addresses import AllowedNames
@@ -218,7 +219,7 @@ async def _prepare(reader: MemAgent) -> None:
     try:
         await reader.aprepare()
     except MemAgentError as error:
-        log.warning("%s", error)
+        log.warning("%s", in_one_line(str(error)))
 
 
 async def _refused(request: Request, error: Exception) -> Response:
