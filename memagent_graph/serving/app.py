@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive
 
 from memagent_graph.errors import MemAgentError
+from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.reader import MemAgent
 from memagent_graph.serving.addresses import AllowedNames
@@ -36,6 +38,8 @@ from memagent_graph.serving.pass_through import Relaying, passed_on
 from memagent_graph.serving.reads import Read, ReadManager
 from memagent_graph.serving.serve_settings import ServeSettings
 from memagent_graph.serving.uploads import UploadedFile, Uploads, listing
+
+log = logging.getLogger(__name__)
 
 _HEALTH_SECONDS: Final = 5.0
 _NEWEST: Final = 100
@@ -86,7 +90,9 @@ def make_app(serving: Serving, routes: Sequence[BaseRoute] = (), sessions: PageS
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        preparing = asyncio.create_task(_prepare(serving.reader))
         yield
+        preparing.cancel()
         await serving.aclose()
 
     names = AllowedNames(settings.names, settings.origins)
@@ -217,6 +223,14 @@ def _routes(serving: Serving) -> list[Route]:
         Route("/health", health),
         Route("/metrics", metrics),
     ]
+
+
+async def _prepare(reader: MemAgent) -> None:
+    """Ask the policy what it is before the first request does; a server that is not there yet may come later."""
+    try:
+        await reader.aprepare()
+    except MemAgentError as error:
+        log.warning("%s", in_one_line(str(error)))
 
 
 async def _refused(request: Request, error: Exception) -> Response:

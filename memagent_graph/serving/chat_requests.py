@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec import Meta, Raw
 
-from memagent_graph.serving.api_errors import bad_request
+from memagent_graph.serving.api_errors import ApiError, bad_request
 from memagent_graph.serving.json_text import JsonText
 
 Fields: TypeAlias = Mapping[str, Raw]
@@ -17,6 +18,9 @@ Fields: TypeAlias = Mapping[str, Raw]
 
 _MOST_MESSAGES: Final = 100_000
 _LONGEST_NAME: Final = 512
+_SMALL_BYTES: Final = 4 << 20
+_MOST_STRINGS: Final = 1_000_000
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NOTHING: Final = frozenset({b"null", b"false", b"0", b"0.0", b"[]", b"{}"})
 
 _fields: Final = msgspec.json.Decoder(dict[str, Raw])
@@ -121,6 +125,7 @@ def parse(body: memoryview) -> ChatRequest:
     Raises:
         ApiError: 400, saying what is wrong with it.
     """
+    _require_few_values(body)
     try:
         fields = _fields.decode(body)
         small = {name: fields[name] for name in Options.__struct_fields__ if name in fields}
@@ -136,6 +141,26 @@ def parse(body: memoryview) -> ChatRequest:
     if not found:
         raise bad_request("there are no messages; send at least one", "messages", "empty_array")
     return ChatRequest(fields, options, found)
+
+
+def _require_few_values(body: memoryview) -> None:
+    """Refuse a large body of countless small values, each of which would take many times its bytes in memory.
+
+    What is long in an honest request is text, so strings are skipped, and the rest is measured.
+    """
+    if len(body) <= _SMALL_BYTES:
+        return
+    between = position = 0
+    for number, string in enumerate(_STRING.finditer(body)):
+        between += string.start() - position
+        position = string.end()
+        if number > _MOST_STRINGS or between > _SMALL_BYTES:
+            break
+    else:
+        between += len(body) - position
+        if between <= _SMALL_BYTES:
+            return
+    raise ApiError(413, "the request has too many values beside its texts; send fewer messages", code="too_many_values")
 
 
 def _message(fields: dict[str, Raw]) -> ChatMessage:

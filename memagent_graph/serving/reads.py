@@ -19,6 +19,7 @@ from typing import Final
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
+from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policy import SamplingParams
 from memagent_graph.reader import MemAgent
@@ -320,7 +321,7 @@ class ReadManager:
             raise
         except Exception as failure:  # noqa: BLE001  whoever follows has it; nobody else waits for this task
             state, error = ReadState.FAILED, failure
-            log.warning("read %s failed: %s", read.run_id, failure)
+            log.warning("read %s failed: %s", read.run_id, in_one_line(str(failure)))
         finally:
             if error is not None:
                 await asyncio.shield(asyncio.to_thread(self._mark_failure, read.run_id, state, error))

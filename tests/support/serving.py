@@ -121,11 +121,19 @@ class ServingProcess:
         upstream: the policy server's API.
         home: its data folder.
         options: further options.
+        model: the model that the policy server serves.
         environment: further variables.
     """
 
-    def __init__(self, upstream: str, home: Path, *options: str, environment: dict[str, str] | None = None) -> None:
-        self._options = ["--base-url", upstream, "--model", "fake", "--tokenizer", "embedded", *options]
+    def __init__(
+        self,
+        upstream: str,
+        home: Path,
+        *options: str,
+        model: str = "fake",
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self._options = ["--base-url", upstream, "--model", model, "--tokenizer", "embedded", *options]
         self._environment = {**os.environ, "MEMAGENT_HOME": str(home), **(environment or {})}
         self._port = 0
         self.process: subprocess.Popen[str] | None = None

@@ -18,6 +18,8 @@ from support.fake_server import FakeServer
 from support.scripts import document_with
 from support.serving import ALICE, BOB, KEYS, Served, served
 
+from memagent_graph.serving.api_errors import ApiError
+from memagent_graph.serving.chat_requests import parse
 from memagent_graph.serving.keys import Keys, Owner
 
 LONG = document_with({0.3: "The key of harbor is 4711."}, words=1000)
@@ -222,6 +224,27 @@ def test_a_key_may_have_a_lower_bound_of_its_own(upstream: FakeServer, tmp_path:
     with served(upstream.base_url, tmp_path, keys=keys) as server:
         reply = httpx2.post(f"{server.api}/chat/completions", json=chat("x" * 1000), headers=KEY)
         assert reply.status_code == 413
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "fake", "messages": [' + b"{}," * 2_000_000 + b"{}]}",
+        b'{"model": "fake", "messages": [' + b'"",' * 1_500_000 + b'""]}',
+        b'{"model": "fake", "messages": []' + b', "a": "b"' * 700_000 + b"}",
+    ],
+)
+def test_countless_small_values_are_refused_before_they_take_memory(body: bytes) -> None:
+    with pytest.raises(ApiError, match="too many values") as caught:
+        parse(memoryview(body))
+    assert caught.value.status == 413
+
+
+def test_a_long_text_of_escapes_and_quotes_is_no_such_thing() -> None:
+    text = '{"a": [1, "\\"]}, ' * 500_000
+    parsed = parse(memoryview(json.dumps(chat(text)).encode()))
+    assert parsed.messages[0].parts[0].text is not None
+    assert parsed.messages[0].parts[0].text.text() == text
 
 
 def test_slow_bodies_are_given_up(server: Served) -> None:

@@ -16,6 +16,8 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, perfect_reader
 from support.serving import Served, served
 
+from memagent_graph import ScriptedPolicy
+
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=3000)
 QUESTION = "What is the key of harbor?"
 
@@ -359,3 +361,35 @@ def test_health_and_metrics(server: Served, client: openai.OpenAI) -> None:
     assert 'memagent_completions_total{way="read"} 1.0' in page
     assert 'memagent_reads_ended_total{state="finished"} 1.0' in page
     assert "memagent_reads 0.0" in page
+
+
+# A policy without a server
+
+
+def test_a_policy_in_this_process_answers_short_requests_and_reads_long_ones(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(lambda prompt: perfect_reader(prompt) if "<problem>" in prompt else f"said: {prompt[-5:]}")
+    with (
+        served(None, tmp_path, policy=policy) as server,
+        openai.OpenAI(base_url=server.api, api_key="x", max_retries=0) as client,
+    ):
+        name = policy.name
+        assert [model.id for model in client.models.list()] == [name]
+        assert client.models.retrieve(name).id == name
+        create = client.chat.completions.create
+        short: list[Any] = [user("hello")]
+        assert create(model=name, messages=short).choices[0].message.content == "said: hello"
+        chunks = list(create(model=name, messages=short, stream=True, stream_options={"include_usage": True}))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "said: hello"
+        assert chunks[-1].usage is not None
+        long: list[Any] = [user(LONG), user(QUESTION)]
+        assert create(model=name, messages=long).choices[0].message.content == "4711"
+        history: list[Any] = [user(f"note {n} " + "word " * 30) for n in range(60)]
+        gone_on = create(model=name, messages=[*history, user("The end?")], stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in gone_on if chunk.choices)
+        assert text == "said:  end?"
+        for messages in (short, long):
+            with pytest.raises(openai.BadRequestError, match="does not know tools"):
+                create(model=name, messages=messages, tools=[{"type": "function", "function": {"name": "f"}}])
+        with pytest.raises(openai.NotFoundError):
+            create(model="another", messages=short)
+        assert httpx2.get(f"{server.url}/health").json()["status"] == "ok"

@@ -21,6 +21,7 @@ from support.scripts import document_with, part, perfect_reader
 from support.serving import ALICE, BOB, KEYS, ServingProcess, served
 
 from memagent_graph.reading.state import Limits
+from memagent_graph.serving.keys import Keys, Owner
 from memagent_graph.serving.ledger import Entry, Ledger, ReadState
 from memagent_graph.serving.reads import Bounds
 
@@ -250,6 +251,15 @@ def test_one_key_cannot_take_all_places(slow: FakeServer, tmp_path: Path) -> Non
         assert post(server.api, body("Another?")).status_code == 429
         assert answer(post(server.api, body(), key=BOB)) == "4711"
         assert answer(first.result()) == "4711"
+
+
+def test_a_key_may_have_lower_limits_of_its_own(slow: FakeServer, tmp_path: Path) -> None:
+    keys = Keys([(Owner("alice", max_tokens=500), ALICE), (Owner("bob"), BOB)])
+    with served(slow.base_url, tmp_path, keys=keys) as server:
+        stopped, whole = post(server.api, body()), post(server.api, body(), key=BOB)
+    assert stopped.json()["memagent"]["stop_reason"] == "max_tokens_total"
+    assert stopped.json()["choices"][0]["finish_reason"] == "length"
+    assert answer(whole) == "4711"
 
 
 def test_signs_of_life_keep_a_stream_open(tmp_path: Path) -> None:
