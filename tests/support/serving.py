@@ -136,6 +136,8 @@ class ServingProcess:
         self._options = ["--base-url", upstream, "--model", model, "--tokenizer", "embedded", *options]
         self._environment = {**os.environ, "MEMAGENT_HOME": str(home), **(environment or {})}
         self._port = 0
+        self.page = ""
+        """The link to its live page."""
         self.process: subprocess.Popen[str] | None = None
 
     @property
@@ -146,11 +148,12 @@ class ServingProcess:
         command = [sys.executable, "-m", "memagent_graph", "serve", "--port", str(self._port), *self._options]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=self._environment)
         told = ""
-        while "serving at http://" not in told:
+        while "the live page is at " not in told:
             line = self.process.stderr.readline()
             assert line, f"the server did not start: {told}"
             told += line
         self._port = int(told.partition("127.0.0.1:")[2].partition("/")[0])
+        self.page = told.partition("the live page is at ")[2].split()[0]
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
     def kill(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from memagent_graph.documents import DocumentRef
@@ -100,7 +101,7 @@ class LiveReads:
 
     async def _joined(self, references: Sequence[DocumentRef]) -> DocumentRef:
         store = self._reader.store
-        sources = [Source(each["name"], lambda each=each: stored_pieces(store, each), each) for each in references]
+        sources = [Source(each["name"], partial(stored_pieces, store, each), each) for each in references]
         return await asyncio.to_thread(store.add, document_of(sources))
 
     # What is there

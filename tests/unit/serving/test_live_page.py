@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
-from support.serving import ALICE, BOB, KEYS, Served, served
+from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
 
 from memagent_graph.run_log.edits import author_of
 from memagent_graph.serving.ledger import Entry, Ledger, ReadState
@@ -28,10 +28,18 @@ OWN = {"X-Memagent-Page": "1"}
 class Browser:
     """What the page's script does, without a browser."""
 
-    def __init__(self, server: Served, token: str | None = None) -> None:
-        self.client = httpx2.Client(base_url=server.url, headers=OWN, timeout=30)
-        shown = token or server.sessions.token
+    def __init__(self, url: str, shown: str | None) -> None:
+        self.client = httpx2.Client(base_url=url, headers=OWN, timeout=30)
         assert self.client.post("/page/session", json={"token": shown}).status_code == 204
+
+    @classmethod
+    def of(cls, server: Served, key: str | None = None) -> Browser:
+        return cls(server.url, key or server.sessions.token)
+
+    @classmethod
+    def at(cls, process: ServingProcess) -> Browser:
+        """By the link that the process printed."""
+        return cls(*process.page.split("/#token="))
 
     def post(self, path: str, **body: Any) -> httpx2.Response:
         return self.client.post(f"/page/{path}", json=body)
@@ -109,7 +117,7 @@ def server(policy: Scripted, tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def browser(server: Served) -> Browser:
-    return Browser(server)
+    return Browser.of(server)
 
 
 def paused(browser: Browser, run_id: str, chunks: int = 2) -> dict[str, Any]:
@@ -185,7 +193,7 @@ def test_a_read_that_waits_can_be_paused_and_continued(policy: Scripted, tmp_pat
         FakeServer(policy, delay=0.03, window=1000) as upstream,
         served(upstream.base_url, tmp_path, page=True, bounds=Bounds(reads=1)) as server,
     ):
-        browser = Browser(server)
+        browser = Browser.of(server)
         _, waiting = browser.begin(QUESTION, "What is the key of castle?")
         assert browser.post(f"reads/{waiting}/pause").status_code == 204
         assert browser.read(waiting)["state"] == "paused"
@@ -346,6 +354,28 @@ def test_the_ledger_finds_nothing_of_other_owners(tmp_path: Path) -> None:
     ledger.close()
 
 
+def test_a_killed_server_leaves_reads_that_continue_from_the_page(policy: Scripted, tmp_path: Path) -> None:
+    with (
+        FakeServer(policy, delay=0.1, window=8192) as upstream,
+        ServingProcess(upstream.base_url, tmp_path, "--chunk-tokens", "200") as process,
+    ):
+        before = Browser.at(process)
+        (run_id,) = before.begin()
+        until(lambda: len(policy.sections) > 3)
+        process.kill()
+        done = len(policy.sections)
+        process.start()
+        after = Browser.at(process)
+        assert before.client.get("/page/reads").status_code == 401  # its session ended with the process
+        assert after.read(run_id)["state"] == "interrupted"
+        assert after.post(f"reads/{run_id}/continue").status_code == 204
+        assert finished(after, run_id)["answer"] == "4711"
+        with after.events(run_id) as wait_for:
+            chunks = len(wait_for("snapshot")["updates"])
+        assert done > 3
+        assert len(policy.sections) <= chunks + 1
+
+
 # Attacks
 
 
@@ -424,7 +454,7 @@ def test_keys_see_their_own_reads_and_files_alone(policy: Scripted, tmp_path: Pa
         served(upstream.base_url, tmp_path, page=True, keys=KEYS) as server,
     ):
         assert server.sessions.token is None
-        alice, bob = Browser(server, ALICE), Browser(server, BOB)
+        alice, bob = Browser.of(server, ALICE), Browser.of(server, BOB)
         (run_id,) = alice.begin()
         finished(alice, run_id)
         assert bob.get("reads")["total"] == 0
