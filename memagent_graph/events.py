@@ -69,6 +69,8 @@ class EventKind(StrEnum):
     """The answer did not have the required form; the whole completion is the answer."""
     MEMORY_EDITED = "memory_edited"
     """A person replaced the memory."""
+    PINNED = "pinned"
+    """The policy's new memory lacked a line that a person had pinned, and it was put back."""
     LOGGING_STOPPED = "logging_stopped"
     """The run log could not be written; the read continued without it."""
 

@@ -24,15 +24,17 @@ from memagent_graph.events import StopReason
 from memagent_graph.policies.added import default_policy
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import Profile, policy_folder, require_profile
-from memagent_graph.policy import Policy, SamplingParams
+from memagent_graph.policy import Policy, SamplingParams, TokenUsage, strip_reasoning
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.assembly import Choices, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph, check_question, checked_questions
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
+from memagent_graph.reading.pinned_lines import Pins
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules, new_run_id
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult
+from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.storage.checkpoints import lease_of, open_saver
 from memagent_graph.storage.paths import default_run_log, default_store
@@ -50,6 +52,18 @@ class ReadRequest:
 
     document: DocumentSource
     question: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSoFar:
+    """What the policy answers from the memory of a run that may be at work still."""
+
+    answer: str
+    """Empty where it wrote nothing, or refused."""
+    memory: str
+    """What it was asked from."""
+    usage: TokenUsage | None
+    """None where the policy reports none."""
 
 
 class MemAgent:
@@ -254,12 +268,14 @@ class MemAgent:
         run_id: str | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
+        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Read, and yield each memory update as it is made and the result at the end.
 
-        Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
+        Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document;
+        `pins` returns, whenever a memory is written, the lines that must be in it (see `reading.pinned_lines`).
         """
-        async with aclosing(self._start(document, question, run_id, limits, pace=pace)) as parts:
+        async with aclosing(self._start(document, question, run_id, limits, pace=pace, pins=pins)) as parts:
             async for part in parts:
                 yield part
 
@@ -346,8 +362,12 @@ class MemAgent:
         document: DocumentSource | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
+        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Like `aresume`, but yield each memory update as it is made and the result at the end; `pace` as above."""
+        """Like `aresume`, but yield each memory update as it is made and the result at the end.
+
+        `pace` and `pins` as above.
+        """
         graph = await self._graph()
         with lease_of(graph.checkpointer, run_id):
             state = (await newest_snapshot(graph, run_id)).values
@@ -359,7 +379,7 @@ class MemAgent:
                 return
             if reason:
                 await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
-            async with aclosing(self._run(graph, None, state, limits, done, pace=pace)) as parts:
+            async with aclosing(self._run(graph, None, state, limits, done, pace=pace, pins=pins)) as parts:
                 async for part in parts:
                     yield part
 
@@ -375,7 +395,32 @@ class MemAgent:
 
     history = synchronous(ahistory)
 
-    async def aedit_memory(self, run_id: str, chunk: int, text: str, *, branch: str | None = None) -> None:
+    async def aanswer_so_far(self, run_id: str, question: str | None = None) -> AnswerSoFar:
+        """Answer once from a run's memory as it stands; the run, running or not, does not change.
+
+        Args:
+            run_id: the run.
+            question: another question than the run's, at most `budget.question_tokens` tokens.
+
+        Raises:
+            RunNotFoundError: there is no such run in the checkpoints.
+            PolicyError: the policy could not be called.
+        """
+        graph = await self._graph()
+        context, state = graph.reader_context, (await newest_snapshot(graph, run_id)).values
+        asked = question or state["question"]
+        check_question(asked, context)
+        memory = graph.strategy.so_far(state, context)[0]
+        sampling = replace(context.sampling, max_tokens=ANSWER.tokens(context.budget), logprobs=False)
+        completion = await context.policy.complete(context.prompts.answer_messages(asked, memory), sampling)
+        text = strip_reasoning(completion.text).strip()
+        return AnswerSoFar(context.prompts.extract_answer(text) or text, memory, completion.usage)
+
+    answer_so_far = synchronous(aanswer_so_far)
+
+    async def aedit_memory(
+        self, run_id: str, chunk: int, text: str, *, branch: str | None = None, author: str | None = None
+    ) -> None:
         """Replace the memory after `chunk` (counted from 0); `resume` then continues from there.
 
         Args:
@@ -384,6 +429,7 @@ class MemAgent:
             text: the new memory.
             branch: the branch that read the chunk, if several did; "" is the trunk; if left
                 out, the one that read it last.
+            author: who does it, for the run's trace and log.
 
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
@@ -393,9 +439,10 @@ class MemAgent:
         graph = await self._graph()
         state = (await newest_snapshot(graph, run_id)).values
         await self._require_same(state, graph.reader_context, run_id, None)
-        step = await edit_memory(graph, run_id, chunk, text, branch)
+        step = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
-            await asyncio.to_thread(self.run_log.wait, self.run_log.edit(run_id, chunk, text, step=step.id))
+            entered = self.run_log.edit(run_id, chunk, text, step=step.id, author=author)
+            await asyncio.to_thread(self.run_log.wait, entered)
 
     edit_memory = synchronous(aedit_memory)
 
@@ -404,6 +451,7 @@ class MemAgent:
     def copy(
         self,
         *,
+        policy: Policy | None = None,
         strategy: Strategy | str | None = None,
         budget_changes: Mapping[str, int] | None = None,
         sampling: SamplingParams | None = None,
@@ -414,9 +462,11 @@ class MemAgent:
     ) -> MemAgent:
         """A reader like this one, with the same policy and store, and the given changes; None leaves a value as it is.
 
-        `budget_changes` and `settings` are added to this reader's own. Checkpoints may be shared.
+        `budget_changes` and `settings` are added to this reader's own. Checkpoints may be shared. Another `policy`
+        must be of the same model.
         """
         other = copy(self)
+        other.policy = self.policy if policy is None else policy
         other.run_log = self.run_log if run_log is None else _open_log(run_log)
         other._owns_log = not isinstance(run_log, RunLog | None)
         other.strategy = self.strategy if strategy is None else load_strategy(strategy)
@@ -425,6 +475,7 @@ class MemAgent:
         other._settle(
             replace(
                 given,
+                policy=other.policy,
                 tokenizer=self._context.tokenizer if self._context else given.tokenizer,
                 budget_changes={**given.budget_changes, **(budget_changes or {})},
                 sampling=sampling or given.sampling,
@@ -549,6 +600,7 @@ class MemAgent:
         *,
         shown: bool = True,
         pace: Reach | None = None,
+        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Start a read and run it to its end."""
         graph = await self._graph()
@@ -558,7 +610,8 @@ class MemAgent:
         given = {"question": question, "document": reference, "run_id": run_id}
         done = Trace((), reference["size"])
         with lease_of(graph.checkpointer, run_id):
-            async with aclosing(self._run(graph, given, given, limits, done, shown=shown, pace=pace)) as parts:
+            run = self._run(graph, given, given, limits, done, shown=shown, pace=pace, pins=pins)
+            async with aclosing(run) as parts:
                 async for part in parts:
                     yield part
 
@@ -572,6 +625,7 @@ class MemAgent:
         *,
         shown: bool = True,
         pace: Reach | None = None,
+        pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Run the graph from `state` to its end; yield its updates, then the result.
 
@@ -590,6 +644,7 @@ class MemAgent:
             pass_by=None if shown else keep,
             done=done,
             pace=pace,
+            pins=pins,
         )
         values: dict[str, Any] = dict(state)
         stream = graph.astream(given, thread(run_id), context=context, stream_mode=["updates", "values"])

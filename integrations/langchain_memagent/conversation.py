@@ -24,7 +24,7 @@ from langgraph.graph import END
 from langgraph.store.base import BaseStore, Item
 
 from langchain_memagent.detached_reads import detached, reported
-from langchain_memagent.questions import SOURCE, about_history, shortened
+from langchain_memagent.questions import SOURCE, about_history
 from langchain_memagent.subgraph_reads import PARTS, FollowedRead
 from langchain_memagent.transcripts import transcript
 from memagent_graph.concurrency.background import run_sync
@@ -37,6 +37,7 @@ from memagent_graph.reading.state import Limits, LineState, ReaderState
 from memagent_graph.reading.steps import read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import UPDATE, Role
+from memagent_graph.tokenizers.shortening import shortened
 from memagent_graph.trace import MemoryUpdate
 
 _FORMAT = 1

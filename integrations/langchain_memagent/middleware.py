@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from langchain_memagent.detached_reads import detached, reported
 from langchain_memagent.long_results import Reading, Unread, further_findings, over_long_text, replaced_text
-from langchain_memagent.questions import Questions, about_result, latest_request, shortened
+from langchain_memagent.questions import Questions, about_result, latest_request
 from langchain_memagent.rolling_history import RollingHistory
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
@@ -26,6 +26,7 @@ from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
 from memagent_graph.reader import MemAgent, raise_first, result_of
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.results import ReadResult
+from memagent_graph.tokenizers.shortening import shortened
 from memagent_graph.trace import MemoryUpdate
 
 try:

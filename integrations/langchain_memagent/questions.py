@@ -10,6 +10,7 @@ from pydantic import BeforeValidator
 
 from langchain_memagent.transcripts import call_text, content_text
 from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.tokenizers.shortening import shortened
 
 Questions: TypeAlias = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 """An argument of a tool: models that ask one thing often give it as plain text."""
@@ -23,10 +24,6 @@ STANDING_QUESTION = "What will matter later: who wants what, names, numbers, fac
 _ROOM_FOR_MORE = 256
 """Question budgets, in tokens, below which the request stands alone. A policy with so little was trained on bare
 questions: the embedded one finds ten facts of ten with them, and none once a sentence follows."""
-
-_ELLIPSIS = " [...] "
-_LONGEST_TOKEN = 16
-"""Characters; ordinary text has about four to a token, so more than this times the budget never fits."""
 
 
 def latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | None:
@@ -65,28 +62,8 @@ def about_history(request: str | None, tokens: int, tokenizer: Tokenizer) -> str
     return _with_request(request, f"\n{STANDING_QUESTION}", tokens, tokenizer)
 
 
-def shortened(text: str, tokens: int, tokenizer: Tokenizer) -> str:
-    """`text`, or its beginning and its end with "[...]" between, in at most `tokens` tokens."""
-    if len(text) <= tokens * _LONGEST_TOKEN and tokenizer.count(text) <= tokens:
-        return text
-    fitting, beyond = 0, min(len(text), tokens * _LONGEST_TOKEN)
-    while fitting + 1 < beyond:
-        middle = (fitting + beyond) // 2
-        if tokenizer.count(_ends(text, middle)) <= tokens:
-            fitting = middle
-        else:
-            beyond = middle
-    return _ends(text, fitting) if fitting else text[:1]
-
-
 def _with_request(request: str, rest: str, tokens: int, tokenizer: Tokenizer) -> str:
     if tokens < _ROOM_FOR_MORE:
         return shortened(request, tokens, tokenizer)
     room = max(1, tokens - tokenizer.count(rest))
     return shortened(shortened(request, room, tokenizer) + rest, tokens, tokenizer)
-
-
-def _ends(text: str, characters: int) -> str:
-    """The first two thirds of so many characters from the beginning, the others from the end."""
-    tail = characters // 3
-    return f"{text[: characters - tail].rstrip()}{_ELLIPSIS}{text[len(text) - tail :].lstrip()}".rstrip()

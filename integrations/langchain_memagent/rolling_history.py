@@ -13,12 +13,13 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMes
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memagent.conversation import memory_message, read_on
-from langchain_memagent.questions import about_history, latest_request, shortened
+from langchain_memagent.questions import about_history, latest_request
 from langchain_memagent.transcripts import safe_cuts, transcript
 from memagent_graph.budget import Budget
 from memagent_graph.errors import BudgetError
 from memagent_graph.reader import MemAgent
 from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.tokenizers.shortening import shortened
 from memagent_graph.trace import MemoryUpdate
 
 _REMEMBERED = 1024

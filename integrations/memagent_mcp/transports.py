@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
 import socket
@@ -17,10 +16,9 @@ from mcp.server.fastmcp import FastMCP
 from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
 
-from memagent_graph.errors import MemAgentError
+from memagent_graph.serving.addresses import LOCAL_NAMES, in_url
 
 _SECONDS_TO_STOP: Final = 3
-_LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def reserve_standard_output() -> TextIOWrapper:
@@ -68,46 +66,18 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, names: Itera
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any that is free.
-
-    Raises:
-        MemAgentError: the address cannot be had.
-    """
-    try:
-        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server((host, port), family=family)
-    except (OSError, UnicodeError) as error:  # UnicodeError: it is not the name of a host
-        raise MemAgentError(
-            f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}",
-            hint="Name another with --host and --port; port 0 takes any that is free.",
-        ) from error
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine can connect to such an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def url_of(listener: socket.socket) -> str:
     """Where clients find the server."""
     host, port = listener.getsockname()[:2]
-    return f"http://{_in_url(host)}:{port}/mcp"
+    return f"http://{in_url(host)}:{port}/mcp"
 
 
 def allowed_names(names: Iterable[str]) -> TransportSecuritySettings:
     """The Host and Origin headers that are answered: those of this machine and of `names`, at any port."""
-    hosts = [_in_url(name) for name in (*_LOCAL_NAMES, *names)]
+    hosts = [in_url(name) for name in (*LOCAL_NAMES, *names)]
     forms = [form for host in dict.fromkeys(hosts) for form in (host, f"{host}:*")]
     return TransportSecuritySettings(
         enable_dns_rebinding_protection=True,
         allowed_hosts=forms,
         allowed_origins=[f"{scheme}://{form}" for scheme in ("http", "https") for form in forms],
     )
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

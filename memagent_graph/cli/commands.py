@@ -38,6 +38,7 @@ _BUILT_IN: Final = {
     "import": "import_:Import",
     "eval": "eval:Eval",
     "eval-report": "eval_report:EvalReport",
+    "serve": "serve:Serve",
     "mcp": "mcp:Mcp",
     "policy": "policy_commands:COMMANDS",
 }
@@ -79,13 +80,17 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {each.name: each.annotation for each in parameters}
     # A number may be negative and must not be parsed as an option.
-    has_numbers = {"ignore_unknown_options": True} if getattr(command, "takes_negative_numbers", False) else None
+    context: dict[str, Any] = {}
+    if getattr(command, "takes_negative_numbers", False):
+        context["ignore_unknown_options"] = True
+    if prefix := getattr(command, "environment", None):
+        context["auto_envvar_prefix"] = prefix
     examples = [f"  {rich.markup.escape(example)}" for example in getattr(command, "examples", ())]
     app.command(
         name,
         help=command.__doc__,
         epilog="\n\n".join(["Examples:", *examples]) if examples else None,
-        context_settings=has_numbers,
+        context_settings=context,
     )(callback)
 
 

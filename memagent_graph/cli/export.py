@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
@@ -13,6 +13,9 @@ from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import counted, print_json, size
 from memagent_graph.cli.run_choice import RunChoice, open_existing
 from memagent_graph.plain_text import in_one_line
+
+if TYPE_CHECKING:
+    from memagent_graph.run_log import RunFilter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,10 @@ class Export(RunChoice):
     no_superseded: Annotated[
         bool, typer.Option("--no-superseded", help="Leave out conversations that a resume or an edit replaced.")
     ] = False
+    edits: Annotated[
+        bool,
+        typer.Option("--edits", help="Memories that people changed, as preference pairs: prompt, chosen, rejected."),
+    ] = False
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False
     log: Log = None
     as_json: AsJSON = False
@@ -47,7 +54,12 @@ class Export(RunChoice):
 
         if self.skip_incomplete and not self.for_training:
             raise typer.BadParameter("only with --for-training", param_hint="'--skip-incomplete'")
+        if self.edits and (self.for_training or self.no_superseded):
+            raise typer.BadParameter("not with --for-training or --no-superseded", param_hint="'--edits'")
         chosen = self.filter()
+        if self.edits:
+            self._export_edits(chosen)
+            return
         with failures_told(as_json=self.as_json), Console().working("writing the runs"):
             report = export_runs(
                 open_existing(self.log),
@@ -70,3 +82,28 @@ class Export(RunChoice):
         if report.incomplete:
             named = ", ".join(map(in_one_line, report.incomplete))
             typer.echo(f"left out {len(report.incomplete)} that cannot be trained on: {named}", err=True)
+
+    def _export_edits(self, chosen: RunFilter) -> None:
+        from memagent_graph.run_log.exchange import export_edits  # noqa: PLC0415
+        from memagent_graph.timeline.run_views import store_of  # noqa: PLC0415
+
+        with failures_told(as_json=self.as_json):
+            log = open_existing(self.log)
+            report = export_edits(
+                log,
+                self.destination,
+                lambda document: store_of(document, log.path),
+                chosen=chosen,
+                format=self.format,
+                overwrite=self.overwrite,
+            )
+        if self.as_json:
+            print_json({"file": str(self.destination), **asdict(report)})
+            return
+        typer.echo(
+            f"{counted(report.pairs, 'pair')} in {in_one_line(str(self.destination))}, {size(report.bytes)}", err=True
+        )
+        if report.left_out:
+            typer.echo(
+                f"left out {counted(report.left_out, 'edit')} whose prompt cannot be put together again", err=True
+            )

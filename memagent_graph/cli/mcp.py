@@ -127,7 +127,8 @@ def _serve_stdio(request: Mcp) -> None:
 def _serve_http(request: Mcp) -> None:
     import asyncio  # noqa: PLC0415
 
-    from memagent_mcp.transports import listen, serve_http, url_of  # noqa: PLC0415
+    from memagent_graph.serving.addresses import as_name, listen  # noqa: PLC0415
+    from memagent_mcp.transports import serve_http, url_of  # noqa: PLC0415
 
     async def serve() -> None:
         listener = listen(request.host, request.port)
@@ -142,7 +143,7 @@ def _serve_http(request: Mcp) -> None:
                         err=True,
                     )
                 try:
-                    await serve_http(server, listener, [*(request.server_name or []), *_as_name(request.host)])
+                    await serve_http(server, listener, [*(request.server_name or []), *as_name(request.host)])
                 finally:
                     await server.aclose()
 
@@ -153,7 +154,7 @@ def _serve_http(request: Mcp) -> None:
 
 
 def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
-    from memagent_mcp.transports import is_local  # noqa: PLC0415
+    from memagent_graph.serving.addresses import as_name, is_local  # noqa: PLC0415
 
     if is_local(host):
         return
@@ -162,19 +163,9 @@ def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
             f"{host} accepts other machines, and there is no login; add --allow-remote if you want that",
             param_hint="'--host'",
         )
-    if not names and not _as_name(host):
+    if not names and not as_name(host):
         raise typer.BadParameter(
             f"{host} is every address of this machine; give the name that clients use with --server-name; "
             "requests with another name are refused",
             param_hint="'--server-name'",
         )
-
-
-def _as_name(host: str) -> list[str]:
-    """The address as a name for clients: none for 0.0.0.0 and ::, which mean all addresses."""
-    import ipaddress  # noqa: PLC0415
-
-    try:
-        return [] if ipaddress.ip_address(host).is_unspecified else [host]
-    except ValueError:
-        return [host]

@@ -53,6 +53,8 @@ def opened(
             yield TEXT, ((None, content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
         elif isinstance(content, tuple):
             yield TEXT, _joined(content)
+        elif callable(content):
+            yield TEXT, content()
         elif isinstance(content, bytes):
             yield _from_binary(document, io.BytesIO(content), errors, *conversion)
         elif isinstance(content, Path) and not content.is_fifo() and not content.is_char_device():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NotRequired
@@ -77,7 +77,7 @@ class Document:
     Attributes:
         name: What messages and results call it.
         media_type: Its MIME type; of bytes and files it decides which converter reads them.
-        content: A path, text, bytes, an open file, an iterator (a live stream), or sections.
+        content: A path, text, bytes, an open file, an iterator (a live stream), sections, or what makes pieces.
         encoding: The declared charset, where bytes have to be decoded.
         errors: `strict`, or `replace` to put U+FFFD where bytes cannot be decoded.
     """
@@ -150,6 +150,16 @@ class Document:
         """A live stream of text or bytes; reading begins before it has ended, and pulls it on demand."""
         content = aiter(pieces) if isinstance(pieces, AsyncIterable) else iter(pieces)
         return cls(name, TEXT, content, encoding, errors)
+
+    @classmethod
+    def from_pieces(cls, pieces: Callable[[], Iterator[tuple[str | None, str]]], name: str = "text") -> Document:
+        """Text that is made piece by piece, each with the name of the section that it begins, or None.
+
+        Args:
+            pieces: Begins afresh at each call. A stream that is still being written is for `from_stream`.
+            name: What messages and results call it.
+        """
+        return cls(name, TEXT, pieces)
 
     @classmethod
     def from_langchain(cls, documents: Sequence[Any], name: str | None = None) -> Document:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -219,6 +220,40 @@ class OpenAICompatiblePolicy:
             return {}
         return told if isinstance(told, dict) else {}
 
+    def relay(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send somebody else's request to the server, once and as it is; its reply is read from what this gives.
+
+        Args:
+            method: the request's method.
+            path: below `base_url`, without a slash at its beginning.
+            body: sent byte by byte.
+            headers: in the place of this policy's own of these names; its key is always its own.
+
+        Raises:
+            PolicyUnreachableError: no connection, or none in time; also while the reply is read.
+        """
+        return self._relayed(method, f"{self.base_url.rstrip('/')}/{path}", body, headers or {})
+
+    @asynccontextmanager
+    async def _relayed(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with self._connections.get().sender.relay(method, url, body, headers) as reply:
+                yield reply
+        except TimeoutError as error:
+            raise self._silence(error, f" ({self._timeouts.read:g} s without a byte)") from None
+        except aiohttp.ClientError as error:
+            raise self._no_connection(error) from None
+
+    def with_fields(self, fields: Mapping[str, Any]) -> OpenAICompatiblePolicy:
+        """The same policy, on the same connections, with further fields in every completion request."""
+        other = copy(self)
+        other._extra_body = {**self._extra_body, **fields}
+        return other
+
     async def aclose(self) -> None:
         """Close the connections that belong to the running event loop."""
         if connection := self._connections.pop():
@@ -265,9 +300,7 @@ class OpenAICompatiblePolicy:
             allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
             raise self._silence(error, allowed) from None
         except aiohttp.ClientError as error:
-            cause = _root_cause(error)
-            refused = isinstance(cause, ConnectionRefusedError)  # its words differ from one system to the other
-            raise self._unreachable("All connection attempts failed" if refused else str(cause)) from None
+            raise self._no_connection(error) from None
 
     def _choose_model(self, models: list[dict[str, Any]]) -> dict[str, Any]:
         names = [model["id"] for model in models]
@@ -285,6 +318,11 @@ class OpenAICompatiblePolicy:
             f"{self.base_url} does not serve {self._model!r}; it serves {shown or 'nothing'}",
             hint="Name one of these with --model.",
         )
+
+    def _no_connection(self, error: aiohttp.ClientError) -> PolicyUnreachableError:
+        cause = _root_cause(error)
+        refused = isinstance(cause, ConnectionRefusedError)  # its words differ from one system to the other
+        return self._unreachable("All connection attempts failed" if refused else str(cause))
 
     def _unreachable(self, reason: str) -> PolicyUnreachableError:
         return PolicyUnreachableError(

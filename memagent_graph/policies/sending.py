@@ -11,7 +11,7 @@ import random
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Final, TypeVar
@@ -168,6 +168,15 @@ class Sender:
                     raise
             await asyncio.sleep(_pause(retries) if wait is None else wait)
             retries += 1
+
+    def relay(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send a request once, and give its reply while it comes. The time-out is for the next byte, not for all."""
+        patience = aiohttp.ClientTimeout(sock_connect=self._timeouts.connect, sock_read=self._timeouts.read)
+        # What comes back is passed on as it is, so it must not come compressed.
+        own = {**headers, "Accept-Encoding": "identity"}
+        return self._session.request(method, url, data=body, headers=own, timeout=patience, allow_redirects=False)
 
     async def close(self) -> None:
         """Close the connections."""

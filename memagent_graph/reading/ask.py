@@ -17,6 +17,7 @@ from typing import Any
 from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.events import EventKind, UpdateRule
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage, strip_reasoning
+from memagent_graph.reading.pinned_lines import with_pins
 from memagent_graph.reading.state import (
     ChunkSpan,
     Counters,
@@ -157,8 +158,9 @@ class Ask:
                 if found.text is None:
                     self._log(completion, Outcome.KEPT_PREVIOUS, self._kept)
                     return self._previous, found.value
-                self._log(completion, Outcome.ACCEPTED, found.text)
-                return found.text, found.value
+                kept = self._with_pins(found.text)
+                self._log(completion, Outcome.ACCEPTED, kept)
+                return kept, found.value
             rule = rules.rule_for(found.kind)
             if rule is UpdateRule.RETRY and remaining:
                 self.note(found.kind, found.detail, rule)
@@ -168,12 +170,22 @@ class Ask:
             parsed = self._parsed(self._cut(text)) if rule is UpdateRule.ACCEPT else None
             if isinstance(parsed, Parsed) and parsed.text is not None:
                 self.note(found.kind, found.detail, rule)
-                self._log(completion, Outcome.ACCEPTED, parsed.text)
-                return parsed.text, parsed.value
+                kept = self._with_pins(parsed.text)
+                self._log(completion, Outcome.ACCEPTED, kept)
+                return kept, parsed.value
             self.note(found.kind, found.detail, UpdateRule.KEEP_PREVIOUS)
             self._log(completion, Outcome.KEPT_PREVIOUS, self._kept)
             return self._previous if self._role.writes is Writes.MEMORY else "", None
         raise AssertionError("the last try always returns")
+
+    def _with_pins(self, text: str) -> str:
+        """What was written, with the lines that a person pinned where it is a memory."""
+        if self._context.pins is None or self._role.writes is not Writes.MEMORY:
+            return text
+        kept = with_pins(text, self._context.pins(self._branch), lambda each: self._excess(each) <= 0, self._cut)
+        if kept != text:
+            self.note(EventKind.PINNED, "a pinned line was put back")
+        return kept
 
     @property
     def _kept(self) -> str | None:

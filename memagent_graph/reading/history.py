@@ -14,6 +14,7 @@ from memagent_graph.events import EventKind
 from memagent_graph.reading.graph import ReaderGraph
 from memagent_graph.reading.state import event_record
 from memagent_graph.reading.state_views import trace_steps
+from memagent_graph.run_log.edits import edited_by
 from memagent_graph.trace import Trace, TraceStep
 
 
@@ -60,7 +61,9 @@ async def trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
     return Trace(tuple({step.id: step for step in steps}.values()), size)
 
 
-async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str, branch: str | None = None) -> TraceStep:
+async def edit_memory(
+    graph: ReaderGraph, run_id: str, chunk: int, text: str, branch: str | None = None, author: str | None = None
+) -> TraceStep:
     """Branch off after the step that wrote the memory after `chunk`, with `text` as that memory.
 
     The new branch of checkpoints becomes the run's newest state.
@@ -86,7 +89,7 @@ async def edit_memory(graph: ReaderGraph, run_id: str, chunk: int, text: str, br
                 continue
             if branch is not None and branch != record["branch"]:
                 continue
-            edited = event_record(EventKind.MEMORY_EDITED, chunk, "a person replaced the memory")
+            edited = event_record(EventKind.MEMORY_EDITED, chunk, edited_by(author))
             records = list(state["steps"])
             records[place] = {
                 **record,

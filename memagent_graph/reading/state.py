@@ -28,6 +28,7 @@ from memagent_graph.events import EventKind, StopReason, UpdateRule
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
+from memagent_graph.reading.pinned_lines import Pins
 from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.run_log.recording import Recording
 from memagent_graph.tokenizers import Tokenizer
@@ -287,6 +288,8 @@ class ReaderContext:
     """The run's steps before this call; None if only its log has them."""
     pace: Reach | None = field(default=None, repr=False)
     """Keeps this read at the same chunk as others of the same document."""
+    pins: Pins | None = field(default=None, repr=False)
+    """The lines of memory that a person pinned; a new memory that lacks one gets it back."""
     may_shrink: bool = False
     """Whether `chunk_tokens` is a default, so that a strategy with longer prompts may use shorter chunks."""
     meter: Meter = field(default_factory=Meter)

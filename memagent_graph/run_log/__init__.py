@@ -2,6 +2,7 @@
 
 schema      connections, and the version of a file's tables
 migration   the tables, and the migration of files of older versions
+edits       who replaced a memory
 records     its contents as data: runs, conversations, events, rewards
 packing     token ids, log-probs and texts as small blobs
 writer      one thread per log that commits the entries of many reads

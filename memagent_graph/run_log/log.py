@@ -19,6 +19,7 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import RunLogError, RunNotFoundError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
+from memagent_graph.run_log.edits import edited_by
 from memagent_graph.run_log.filters import RunFilter, RunTotals
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import (
@@ -89,8 +90,8 @@ class RunLog:
     ) -> Job:
         """The job of `begin`, with the prompts' wording and the trace it runs under.
 
-        An existing run with this id continues, or, with `afresh`, is replaced: its conversations no longer count. Either
-        way it is a new attempt, and the run's rewards are withdrawn; see `rows.withdraw_rewards`.
+        An existing run with this id continues, or, with `afresh`, is replaced: its conversations no longer count. In
+        both cases it is a new attempt, and the run's rewards are withdrawn; see `rows.withdraw_rewards`.
         """
         run = RunRecord(
             run_id=run_id,
@@ -162,7 +163,9 @@ class RunLog:
         """Write what was submitted within milliseconds, because a caller waits for it."""
         self._writer.hurry()
 
-    def edit(self, run_id: str, position: int, memory: str, *, step: str | None = None) -> Future[None]:
+    def edit(
+        self, run_id: str, position: int, memory: str, *, step: str | None = None, author: str | None = None
+    ) -> Future[None]:
         """Log that a person replaced the memory that a step wrote: everything that depends on it is superseded.
 
         A run that is not in this log is ignored.
@@ -172,6 +175,7 @@ class RunLog:
             position: the chunk's number.
             memory: the new memory.
             step: the step's id; the trunk's newest at that chunk if left out.
+            author: who did it, where that is known.
         """
         kept = self._kept(TextKind.MEMORY, memory)
 
@@ -180,7 +184,7 @@ class RunLog:
                 return
             edited = step if step is not None else rows.step_at(connection, run_id, position)
             rows.supersede(connection, run_id, [edited] if edited else [], with_them=False)
-            event = LoggedEvent(time.time(), "memory_edited", "a person replaced the memory", position)
+            event = LoggedEvent(time.time(), "memory_edited", edited_by(author), position)
             rows.insert_event(connection, run_id, replace(event, text=kept, step=edited), None)
             rows.withdraw_rewards(connection, run_id, event.time)
             connection.execute("UPDATE runs SET ended = NULL, stop_reason = NULL WHERE run_id = ?", (run_id,))

@@ -69,7 +69,7 @@ def compare_runs(
 
 def render_comparison(comparison: RunComparison) -> RenderableType:
     """The comparison for `rich.console.Console.print`; text that only the second run has is green."""
-    parts: list[RenderableType] = [_table(comparison), Text(), Text(_parting(comparison))]
+    parts: list[RenderableType] = [_table(comparison), Text(), Text(plain(parting_told(comparison)))]
     if comparison.a.memory == comparison.b.memory:
         parts.append(Text("The final memories are the same.", style="green"))
     else:
@@ -83,10 +83,25 @@ def _table(comparison: RunComparison) -> Table:
     table.add_column("", style="dim", no_wrap=True)
     table.add_column(Text(f"A  {plain(a.view.run_id)}"), overflow="fold", ratio=1)
     table.add_column(Text(f"B  {plain(b.view.run_id)}"), overflow="fold", ratio=1)
+    for name, left, right, same in compared_facts(comparison):
+        if name == "answer":
+            table.add_row(name, _answer(left), _answer(right))
+        else:
+            told = Text("same", style="dim") if same else Text(plain(right or ""))
+            table.add_row(plain(name), Text(plain(left or "")), told)
+    return table
+
+
+def compared_facts(comparison: RunComparison) -> list[tuple[str, str | None, str | None, bool]]:
+    """What is said of two runs side by side: a name, the one's, the other's, and whether that needs no second saying.
+
+    An answer is None where there is none.
+    """
+    a, b = comparison.a, comparison.b
+    facts: list[tuple[str, str | None, str | None, bool]] = []
 
     def row(name: str, left: str, right: str, *, same: bool | None = None) -> None:
-        same = left == right if same is None else same
-        table.add_row(name, Text(plain(left)), Text("same", style="dim") if same else Text(plain(right)))
+        facts.append((name, left, right, left == right if same is None else same))
 
     row("question", a.view.question, b.view.question)
     row("document", a.view.document["name"], b.view.document["name"], same=comparison.same_document)
@@ -95,7 +110,7 @@ def _table(comparison: RunComparison) -> Table:
         row("strategy", a.view.strategy, b.view.strategy)
     for name, (left, right) in comparison.settings.items():
         row(name, _value(left), _value(right), same=False)
-    table.add_row("answer", _answer(a), _answer(b))
+    facts.append(("answer", a.view.answer, b.view.answer, False))
     row("ended", a.view.stop_reason or "not yet", b.view.stop_reason or "not yet", same=False)
     for name, left, right in (
         ("chunks", a.totals.chunks, b.totals.chunks),
@@ -110,12 +125,11 @@ def _table(comparison: RunComparison) -> Table:
     rewards_a = {reward.name: reward.value for reward in a.view.rewards}
     rewards_b = {reward.name: reward.value for reward in b.view.rewards}
     for name in dict.fromkeys((*rewards_a, *rewards_b)):
-        row(f"reward {plain(name)}", _value(rewards_a.get(name)), _value(rewards_b.get(name)), same=False)
-    return table
+        row(f"reward {name}", _value(rewards_a.get(name)), _value(rewards_b.get(name)), same=False)
+    return facts
 
 
-def _answer(timeline: Timeline) -> Text:
-    answer = timeline.view.answer
+def _answer(answer: str | None) -> Text:
     return Text("none", style="yellow") if answer is None else Text(plain(answer), style="bold")
 
 
@@ -123,10 +137,11 @@ def _value(value: object) -> str:
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _parting(comparison: RunComparison) -> str:
+def parting_told(comparison: RunComparison) -> str:
+    """Where the memories of two runs part, in a sentence."""
     if not comparison.in_common and comparison.a.steps and comparison.b.steps:
         return "The runs have no step in common: they read on different branches."
     if comparison.parting is None:
         return "The memories are the same as far as both runs read."
     bounds = "" if comparison.same_chunks else " (the chunks have other boundaries)"
-    return f"The memories first differ at {plain(comparison.parting.name)}{bounds}."
+    return f"The memories first differ at {comparison.parting.name}{bounds}."

@@ -279,10 +279,14 @@
     const node = el("blockquote", {
       class: "passage", onmouseenter: () => { markLine(line); hover(line); }, onmouseleave: () => hover(-1),
     },
-    el("span", { class: "where" }, `${span(quote.span)}${quote.section ? `, ${quote.section}` : ""}`),
+    el("span", { class: "where" }, `${span(quote.span)}${quote.section ? `, ${quote.section}` : ""} `, inDocument(quote)),
     quote.before ? `…${quote.before}` : "", el("mark", {}, quote.text), quote.after ? `${quote.after}…` : "");
     quote.node = node;
     return node;
+  }
+  /** A link to the passage where a server shows the document. */
+  function inDocument(quote) {
+    return data.documentLink ? el("a", { href: `${data.documentLink}/${quote.span.join("/")}` }, "in the document") : "";
   }
   function drawBody(index, body) {
     const step = steps[index];

@@ -32,8 +32,14 @@ _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _ESCAPED_IN_JSON = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
-def render_page(timeline: Timeline) -> str:
-    """The page as text, to be written in UTF-8."""
+def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
+    """The page as text, to be written in UTF-8.
+
+    Args:
+        timeline: the run.
+        document_link: where a server shows the document, to be followed by `/START/END`, a passage's characters; the
+            page's quotes then lead there.
+    """
     style, script = _resource("page.css"), _resource("page.js")
     question = timeline.view.question
     return _filled(
@@ -55,7 +61,7 @@ def render_page(timeline: Timeline) -> str:
             "memory": _escaped(timeline.memory),
             "style": style,
             "script": script,
-            "data": _json(_payload(timeline)),
+            "data": _json({**_payload(timeline), **({"documentLink": document_link} if document_link else {})}),
         },
     )
 

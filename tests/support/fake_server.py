@@ -130,7 +130,7 @@ class FakeServer:
     def completion(self, body: dict[str, Any], text: str, *, finish_reason: str = "stop") -> dict[str, Any]:
         """A chat completion as vLLM words it."""
         words = text.split()
-        prompt = sum(len(message["content"].split()) for message in body["messages"])
+        prompt = sum(len((message["content"] or "").split()) for message in body["messages"])
         choice: dict[str, Any] = {
             "index": 0,
             "message": {"role": "assistant", "content": text},

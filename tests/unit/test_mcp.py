@@ -31,10 +31,11 @@ from support.strategies import reads_perfectly
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
+from memagent_graph.serving.addresses import is_local, listen
 from memagent_mcp import make_server
 from memagent_mcp.client_roots import local_path, overlap
 from memagent_mcp.tools import tightest, undisturbed
-from memagent_mcp.transports import allowed_names, is_local, listen
+from memagent_mcp.transports import allowed_names
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=1500)
 QUESTION = "What is the key of harbor?"

@@ -25,12 +25,13 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 
 from langchain_memagent.middleware import MemAgentMiddleware
-from langchain_memagent.questions import about_result, latest_request, shortened
+from langchain_memagent.questions import about_result, latest_request
 from langchain_memagent.transcripts import safe_cuts, transcript
 from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import BudgetError, PolicyUnreachableError
 from memagent_graph.policies import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
+from memagent_graph.tokenizers.shortening import shortened
 
 MakeReader = Callable[..., MemAgent]
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=3000)

@@ -71,8 +71,8 @@ def export_runs(
         MissingExtraError: Parquet without the extra `export`.
     """
     destination = Path(destination)
-    kind = _format(destination, format)
-    _check_destination(log, destination, overwrite=overwrite)
+    kind = format_of(destination, format)
+    check_destination(log, destination, overwrite=overwrite)
     run_ids = [record.run_id for record in log.runs(chosen)][::-1]
     incomplete = _incomplete(log, run_ids, superseded=superseded) if for_training else []
     if incomplete and not skip_incomplete:
@@ -84,7 +84,7 @@ def export_runs(
         )
     left_out = set(incomplete)
     tally = dict.fromkeys(("runs", "conversations", "rewards", "events"), 0)
-    with _published(destination) as file:
+    with published(destination) as file:
         with closing(ParquetWriter(file) if kind == "parquet" else JsonLinesWriter(file)) as writer:
             for run_id in run_ids:
                 # It may have been deleted meanwhile.
@@ -107,7 +107,12 @@ def _counted(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
         yield conversation
 
 
-def _format(destination: Path, given: Literal["parquet", "jsonl"] | None) -> Literal["parquet", "jsonl"]:
+def format_of(destination: Path, given: Literal["parquet", "jsonl"] | None) -> Literal["parquet", "jsonl"]:
+    """How a file is to be written, as it is said or as its suffix tells.
+
+    Raises:
+        RunLogError: neither does.
+    """
     found = given or _SUFFIXES.get(destination.suffix.lower())
     if found is None:
         raise RunLogError(
@@ -117,7 +122,12 @@ def _format(destination: Path, given: Literal["parquet", "jsonl"] | None) -> Lit
     return found
 
 
-def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> None:
+def check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> None:
+    """Refuse a file that cannot be written, or must not be.
+
+    Raises:
+        RunLogError: with the remedy.
+    """
     if not destination.parent.is_dir():
         raise RunLogError(f"there is no folder {destination.parent}", hint="Make it first.")
     if destination.is_dir():
@@ -139,7 +149,7 @@ def _named(run_ids: Sequence[str]) -> str:
 
 
 @contextmanager
-def _published(destination: Path) -> Iterator[IO[bytes]]:
+def published(destination: Path) -> Iterator[IO[bytes]]:
     """A temporary file beside the destination that gets its name on success and is deleted otherwise."""
     temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.partial")
     try:

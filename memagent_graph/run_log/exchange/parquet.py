@@ -128,7 +128,7 @@ class ParquetWriter:
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._pa = _pyarrow("Parquet export")
+        self._pa = pyarrow("Parquet export")
         self._schema = _schema(self._pa)
         self._writer = self._pa.parquet.ParquetWriter(
             file,
@@ -220,7 +220,7 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         RunLogError: it is not a Parquet file or not an export, is of a newer version, or is damaged.
         MissingExtraError: pyarrow is not installed.
     """
-    pa = _pyarrow("Parquet import")
+    pa = pyarrow("Parquet import")
     try:
         yield from _read(pa, source, file)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
@@ -340,7 +340,12 @@ def _schema(pa: Any, columns: Sequence[str] = tuple(_COLUMNS)) -> Any:
     )
 
 
-def _pyarrow(needed_for: str) -> Any:
+def pyarrow(needed_for: str) -> Any:
+    """The package with its part for Parquet.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
     try:
         importlib.import_module("pyarrow.parquet")
         return importlib.import_module("pyarrow")

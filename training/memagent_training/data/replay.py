@@ -227,7 +227,8 @@ def _refusals(
         yield Refusal.OTHER_TEMPLATE
     if run.record.stop_reason not in _TRAINABLE:
         yield Refusal.UNFINISHED
-    if any(event.kind == EventKind.MEMORY_EDITED.value for event in run.events):
+    events = [*run.events, *(event for each in kept for event in each.events)]
+    if any(event.kind in {EventKind.MEMORY_EDITED, EventKind.PINNED} for event in events):
         yield Refusal.EDITED
     if not _unbroken(run):
         yield Refusal.LOST_CONVERSATIONS

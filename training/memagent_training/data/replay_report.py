@@ -17,7 +17,7 @@ class Refusal(StrEnum):
     UNFINISHED = "unfinished", "resume them, or delete them from the log"
     """It was killed, failed, or stopped at a limit: there is no answer that a reward could be for."""
     EDITED = "edited", "read the document again without an edit"
-    """A person replaced its memory, so what it earned is not the policy's doing alone."""
+    """A person replaced its memory, or pinned a line of it, so what it earned is not the policy's doing alone."""
     LOST_CONVERSATIONS = "lost_conversations", "read the document again; these runs cannot be mended"
     """The log has holes: a position, an attempt or the answer is missing."""
     NO_TOKEN_IDS = (

@@ -1,0 +1,245 @@
+"""What `memagent serve` costs in front of a policy server, and how it bears many and large requests.
+
+    python -m benchmarks.serving            # all of it, about ten minutes
+    python -m benchmarks.serving --small    # a tenth, to see that it works
+
+The policy server is `benchmarks.slow_server`, so that what is measured is this one. Direct and relayed requests take
+turns, round by round, so that whatever else the machine does meets both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+
+from benchmarks.figures import Figure, print_table
+
+SHORT = {"model": "slow", "messages": [{"role": "user", "content": "What is the key of harbor? " * 10}]}
+
+
+@contextlib.contextmanager
+def slow_server(milliseconds: float) -> Iterator[str]:
+    """A policy server that answers after a fixed time."""
+    command = [sys.executable, "-m", "benchmarks.slow_server", str(milliseconds), "0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+        process.stdin.close()
+
+
+@dataclass(frozen=True)
+class Server:
+    """A `memagent serve` of its own."""
+
+    api: str
+    pid: int
+
+    def memory(self, name: str = "VmRSS") -> float:
+        """MiB of memory that is its own: now, or at the most so far (VmHWM). Mapped files do not count."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        values = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.endswith(" kB")}
+        return int(values["RssAnon" if name == "VmRSS" else name]) / 1024
+
+
+@contextlib.contextmanager
+def serving(upstream: str, *options: str) -> Iterator[Server]:
+    """A server in front of another."""
+    with tempfile.TemporaryDirectory() as home:
+        command = [sys.executable, "-m", "memagent_graph", "serve", "--port", "0", "--base-url", upstream]
+        command += ["--model", "slow", "--profile", "embedded", *options]
+        environment = {**os.environ, "MEMAGENT_HOME": home}
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stderr
+            line = process.stderr.readline()
+            while "serving at " not in line:
+                assert line, "memagent serve did not start"
+                line = process.stderr.readline()
+            yield Server(line.partition("serving at ")[2].split()[0], process.pid)
+            process.terminate()
+            process.stderr.read()
+
+
+def long_request(number: int, size: int, **options: Any) -> dict[str, Any]:
+    """A request with a document of its own."""
+    text = f"Document {number}. " + "The river rose a little in the night. " * (size // 38)
+    question = {"role": "user", "content": "What is the key of harbor?"}
+    return {"model": "slow", "messages": [{"role": "user", "content": text}, question], **options}
+
+
+async def seconds_for(session: aiohttp.ClientSession, api: str, requests: int, at_once: int) -> tuple[float, float]:
+    """Seconds for so many short requests, and the median of one."""
+    slots, each = asyncio.Semaphore(at_once), []
+
+    async def one() -> None:
+        async with slots:
+            began = time.perf_counter()
+            async with session.post(f"{api}/chat/completions", json=SHORT) as reply:
+                await reply.read()
+                assert reply.status == 200, reply.status
+            each.append(time.perf_counter() - began)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(requests)))
+    return time.perf_counter() - began, median(each)
+
+
+async def overhead(rounds: int, requests: int) -> list[Figure]:
+    """What relaying adds to a short request, alone and with 64 in flight."""
+    with slow_server(50) as upstream, serving(upstream) as server:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
+            await seconds_for(session, server.api, 64, 64)
+            alone, crowded = [], []
+            for _ in range(rounds):
+                direct = await seconds_for(session, upstream, requests // 8, 1)
+                relayed = await seconds_for(session, server.api, requests // 8, 1)
+                alone.append((relayed[1] - direct[1]) * 1000)
+                direct = await seconds_for(session, upstream, requests, 64)
+                relayed = await seconds_for(session, server.api, requests, 64)
+                crowded.append(direct[0] / relayed[0])
+    added, kept = median(alone), median(crowded)
+    return [
+        Figure("added to a short request, one in flight", added, "ms", "at most 3", added <= 3),
+        Figure("throughput with 64 in flight, of direct", kept, "", "at least 0.95", kept >= 0.95),
+    ]
+
+
+async def events(session: aiohttp.ClientSession, api: str, body: bytes) -> AsyncGenerator[bytes, None]:
+    """The lines of a streamed reply."""
+    headers = {"Content-Type": "application/json"}
+    async with session.post(f"{api}/chat/completions", data=body, headers=headers) as reply:
+        assert reply.status == 200, await reply.text()
+        async for line in reply.content:
+            yield line
+
+
+async def large_requests(count: int, size: int) -> list[Figure]:
+    """Memory while large requests arrive at once, and when the first progress is told of one that came alone."""
+    options = ("--cancel-on-close", "--max-waiting", "1000", "--max-reads-per-key", "1000")
+    timeout = aiohttp.ClientTimeout(total=None)
+    with slow_server(50) as upstream, serving(upstream, *options) as server:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+
+            async def first_event(number: int) -> float:
+                body = json.dumps(long_request(number, size, stream=True)).encode()
+                began = time.perf_counter()
+                async with contextlib.aclosing(events(session, server.api, body)) as lines:
+                    async for line in lines:
+                        if line.startswith(b"data:"):
+                            break
+                return time.perf_counter() - began
+
+            await first_event(-1)
+            alone = await first_event(-2)
+            before = server.memory()
+            peak = before
+            arriving = asyncio.gather(*(first_event(number) for number in range(count)))
+            while not arriving.done():
+                peak = max(peak, server.memory())
+                await asyncio.wait([arriving], timeout=0.05)
+            await arriving
+    megabytes = size / 2**20
+    return [
+        Figure(f"first progress of a request of {megabytes:.0f} MB", alone, "s", "at most 1", alone <= 1),
+        Figure(f"memory before {count} such requests", before, "MiB", "", True),
+        Figure(f"added while {count} arrive at once", peak - before, "MiB", "at most 200", peak - before <= 200),
+    ]
+
+
+async def idle_streams(count: int, seconds: float) -> list[Figure]:
+    """Streams of reads that wait: whether all stay open, and what one costs."""
+    options = ("--max-waiting", "5000", "--max-reads-per-key", "5000", "--heartbeat", "1", "--cancel-on-close")
+    timeout = aiohttp.ClientTimeout(total=None)
+    with slow_server(600_000) as upstream, serving(upstream, *options) as server:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+            before = server.memory()
+
+            async def held(number: int) -> int:
+                beats = 0
+                body = json.dumps(long_request(number, 8000, stream=True)).encode()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        async for line in events(session, server.api, body):
+                            beats += line.startswith(b":")
+                return beats
+
+            streams = asyncio.gather(*(held(number) for number in range(count)))
+            await asyncio.sleep(seconds * 0.8)
+            each = (server.memory() - before) * 1024 / count
+            alive = sum(beats > 0 for beats in await streams)
+    return [
+        Figure(f"idle streams alive, of {count}", alive, "", f"{count}", alive == count),
+        Figure("memory of one", each, "KiB", "", True),
+    ]
+
+
+async def many_requests(count: int, seconds: float) -> list[Figure]:
+    """Reads that come in faster than the bounds allow: clients wait as they are told, none is lost or done twice."""
+    waits = 0
+    with slow_server(5) as upstream, serving(upstream, "--max-reads", "16") as server:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+            async def one(number: int) -> str:
+                nonlocal waits
+                await asyncio.sleep(number * seconds / count)
+                while True:
+                    request = long_request(number, 6000)
+                    async with session.post(f"{server.api}/chat/completions", json=request) as reply:
+                        if reply.status == 200:
+                            return str((await reply.json())["memagent"]["run_id"])
+                        assert reply.status == 429, await reply.text()
+                        waits += 1
+                        await asyncio.sleep(float(reply.headers["Retry-After"]))
+
+            began = time.perf_counter()
+            runs = await asyncio.gather(*(one(number) for number in range(count)))
+            took = time.perf_counter() - began
+            async with session.get(server.api.replace("/v1", "/metrics")) as reply:
+                page = await reply.text()
+    started = next(float(line.split()[-1]) for line in page.splitlines() if 'asked_total{kind="started"}' in line)
+    return [
+        Figure(f"answered, of {count} reads", len(set(runs)), "", f"{count}", len(set(runs)) == count),
+        Figure("reads done for them", started, "", f"{count}", started == count),
+        Figure("seconds for all", took, "s", "", True),
+        Figure("times a client was told to wait", waits, "", "", True),
+    ]
+
+
+async def measured(small: bool) -> list[Figure]:
+    """All figures."""
+    if small:
+        return [
+            *await overhead(2, 128),
+            *await large_requests(5, 2 * 2**20),
+            *await idle_streams(50, 8),
+            *await many_requests(100, 6),
+        ]
+    return [
+        *await overhead(9, 640),
+        *await large_requests(50, 15 * 2**20),
+        *await idle_streams(500, 30),
+        *await many_requests(1000, 60),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a tenth, to see that it works")
+    print_table(asyncio.run(measured(parser.parse_args().small)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""`memagent serve`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.options import (
+    ApiKey,
+    Checkpoints,
+    Log,
+    MaxSeconds,
+    MaxTokensTotal,
+    ReaderOptions,
+    ReplaceUndecodable,
+)
+
+if TYPE_CHECKING:
+    from memagent_graph.reader import MemAgent
+    from memagent_graph.serving.serve_settings import ServeSettings
+
+_MEGABYTE = 2**20
+
+
+def _take_file(context: typer.Context, path: Path | None) -> Path | None:
+    """Let the settings of a file stand for those that neither a flag nor the environment has."""
+    if path is not None:
+        from memagent_graph.serving.serve_settings import file_settings  # noqa: PLC0415
+
+        with failures_told():
+            known = {str(each.name) for each in context.command.params}
+            context.default_map = {**(context.default_map or {}), **file_settings(path, known)}
+    return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(ReaderOptions):
+    """Serve the OpenAI API in front of a policy: what fits its window is passed on, what does not is read.
+
+    Every option can also be set in the environment, as MEMAGENT_SERVE_MAX_READS for --max-reads, or in a TOML file
+    named by --config, as max_reads. A flag goes before the environment, and that before the file.
+    """
+
+    environment: ClassVar[str] = "MEMAGENT_SERVE"
+
+    config: Annotated[
+        Path | None,
+        typer.Option(is_eager=True, callback=_take_file, help="A TOML file with settings.", show_default="none"),
+    ] = None
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8080
+    keys: Annotated[
+        Path | None,
+        typer.Option(help='A TOML file with a line alice = "KEY" for each key.', show_default="$MEMAGENT_KEYS"),
+    ] = None
+    without_keys: Annotated[
+        bool, typer.Option("--without-keys", help="Let other machines in though there are no keys.")
+    ] = False
+    server_name: Annotated[
+        list[str] | None, typer.Option(help="A name that clients call this host. Repeatable.", show_default="--host")
+    ] = None
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="Web pages that may ask. Repeatable.", show_default="none")
+    ] = None
+    read_above: Annotated[
+        int | None, typer.Option(min=1, help="Read prompts of more tokens.", show_default="the policy's window")
+    ] = None
+    max_reads: Annotated[int, typer.Option(min=1, help="Reads at work at once.")] = 4
+    max_waiting: Annotated[int, typer.Option(min=0, help="Further reads that may wait.")] = 64
+    max_reads_per_key: Annotated[int, typer.Option(min=1, help="Reads of one key, waiting ones included.")] = 16
+    keep_minutes: Annotated[float, typer.Option(min=0.0, help="How long a read answers the same request again.")] = 60.0
+    cancel_on_close: Annotated[
+        bool, typer.Option("--cancel-on-close", help="End a read when its last client goes away.")
+    ] = False
+    max_tokens_total: MaxTokensTotal = None
+    max_seconds: MaxSeconds = None
+    max_body: Annotated[int, typer.Option(min=1, help="The largest request, in MiB.")] = 512
+    spool: Annotated[int, typer.Option(min=1, help="Room on disk for large requests, in MiB.")] = 4096
+    uploads: Annotated[int, typer.Option(min=1, help="Room for the files of one key, in MiB.")] = 1024
+    heartbeat: Annotated[float, typer.Option(min=1.0, help="Seconds between two signs of life in a stream.")] = 15.0
+    max_connections: Annotated[int, typer.Option(min=1, help="Clients connected at once.")] = 2000
+    api_key: ApiKey = None
+    replace_undecodable: ReplaceUndecodable = False
+    checkpoints: Checkpoints = None
+    log: Log = None
+
+    def make_reader(self) -> MemAgent:
+        """The reader that serves."""
+        from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
+
+        return self.settings().make_reader(
+            api_key=self.api_key, checkpoints=self.checkpoints or default_checkpoints(), run_log=self.log or True
+        )
+
+    def serve_settings(self) -> ServeSettings:
+        """The server's settings.
+
+        Raises:
+            MemAgentError: keys that cannot be read, or an address that lets in whoever comes.
+        """
+        import os  # noqa: PLC0415
+
+        from memagent_graph.reading.state import Limits  # noqa: PLC0415
+        from memagent_graph.serving.addresses import as_name  # noqa: PLC0415
+        from memagent_graph.serving.keys import Keys  # noqa: PLC0415
+        from memagent_graph.serving.reads import Bounds  # noqa: PLC0415
+        from memagent_graph.serving.serve_settings import ServeSettings, require_safe  # noqa: PLC0415
+        from memagent_graph.storage.paths import data_folder  # noqa: PLC0415
+
+        keys = Keys.load(self.keys, os.environ.get("MEMAGENT_KEYS", ""))
+        names = tuple(self.server_name or ())
+        require_safe(self.host, keys, names, forced=self.without_keys)
+        return ServeSettings(
+            folder=data_folder() / "serve",
+            keys=keys,
+            names=(*names, *as_name(self.host)),
+            origins=tuple(self.allow_origin or ()),
+            bounds=Bounds(
+                reads=self.max_reads,
+                waiting=self.max_waiting,
+                per_key=self.max_reads_per_key,
+                keep_seconds=self.keep_minutes * 60,
+                cancel_on_close=self.cancel_on_close,
+                limits=Limits(max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds),
+            ),
+            read_above=self.read_above,
+            max_body=self.max_body * _MEGABYTE,
+            spool=self.spool * _MEGABYTE,
+            uploads=self.uploads * _MEGABYTE,
+            heartbeat=self.heartbeat,
+            max_connections=self.max_connections,
+        )
+
+    def run(self) -> None:
+        """Run the command."""
+        import asyncio  # noqa: PLC0415
+
+        with failures_told():
+            try:
+                asyncio.run(_serve(self))
+            except KeyboardInterrupt:
+                raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+async def _serve(request: Serve) -> None:
+    settings = request.serve_settings()
+    _require_extra()
+    from memagent_graph.serving.addresses import in_url, listen  # noqa: PLC0415
+    from memagent_graph.serving.app import Serving  # noqa: PLC0415
+    from memagent_graph.serving.http_server import run_server  # noqa: PLC0415
+    from memagent_graph.serving.page_sessions import PageSessions  # noqa: PLC0415
+
+    with listen(request.host, request.port) as listener:
+        async with request.make_reader() as reader:
+            serving = Serving(reader, settings)
+            host, port = listener.getsockname()[:2]
+            typer.echo(
+                f"serving at http://{in_url(host)}:{port}/v1 with {request.settings().policy_told}; end with Ctrl-C",
+                err=True,
+            )
+            sessions = PageSessions(settings.keys)
+            token = f"#token={sessions.token}" if sessions.token else " (sign in with a key)"
+            typer.echo(f"the live page is at http://{in_url(host)}:{port}/{token}", err=True)
+            if not settings.keys:
+                typer.echo("there are no keys: whoever reaches this address may use it", err=True)
+            await run_server(serving, listener, sessions)
+
+
+def _require_extra() -> None:
+    from importlib.util import find_spec  # noqa: PLC0415
+
+    from memagent_graph.errors import MissingExtraError  # noqa: PLC0415
+
+    needed = ("starlette", "uvicorn", "sse_starlette", "prometheus_client", "python_multipart")
+    if any(find_spec(each) is None for each in needed):
+        raise MissingExtraError("serve", "memagent serve")

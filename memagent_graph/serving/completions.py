@@ -1,0 +1,400 @@
+"""What becomes of a chat request: it is passed on, or read, or read and then passed on with what was found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+from sse_starlette import EventSourceResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from memagent_graph.documents import DocumentRef
+from memagent_graph.policy import Message
+from memagent_graph.reader import MemAgent
+from memagent_graph.reading.state import ReaderContext
+from memagent_graph.results import ReadResult
+from memagent_graph.serving.api_errors import ApiError, bad_request
+from memagent_graph.serving.chat_replies import (
+    DONE,
+    RUN_ID_HEADER,
+    ReplyHead,
+    annotations_of,
+    answer_text,
+    finish_reason,
+    note_of,
+    told_of,
+    usage_of,
+)
+from memagent_graph.serving.chat_requests import ChatRequest, FileContent, parse, require_readable
+from memagent_graph.serving.continued_requests import body_after, goes_on, messages_after
+from memagent_graph.serving.converting import converted
+from memagent_graph.serving.json_text import JsonText
+from memagent_graph.serving.keys import Owner
+from memagent_graph.serving.local_replies import (
+    error_event,
+    local_reply,
+    messages_of,
+    require_model,
+    require_possible,
+)
+from memagent_graph.serving.long_parts import Place, Plan, planned, question_of, sizes_of, total_of
+from memagent_graph.serving.metrics import Metrics
+from memagent_graph.serving.pass_through import Relaying, events_of, is_stream, passed_on
+from memagent_graph.serving.reads import Ask, Progress, Read, ReadManager
+from memagent_graph.serving.request_texts import Source, document_of, sources_of
+from memagent_graph.serving.serve_settings import ServeSettings
+from memagent_graph.serving.spool import Body, Spool, require_plain
+from memagent_graph.serving.uploads import Uploads, shown_name
+
+AFRESH_HEADER: Final = "X-Memagent-New-Try"
+READ_HEADER: Final = "X-Memagent-Read"
+_SECONDS_BETWEEN_NOTES: Final = 0.2
+_SEND_SECONDS: Final = 60.0
+_AROUND_FINDINGS: Final = 128
+"""Tokens set aside for what stands around what was found."""
+_PARSED_AT_ONCE: Final = 2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Matter:
+    """A request that is read: what for, and what becomes of it then."""
+
+    request: ChatRequest
+    plan: Plan
+    sources: Sequence[Source]
+    ask: Ask
+    continues: bool
+    """Whether the request goes on to the model, with what was found."""
+    asked_words: str = ""
+    held: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """The request's body, which is needed until the request has gone on."""
+
+
+class ChatCompletions:
+    """Answers chat requests.
+
+    Args:
+        reader: what reads.
+        manager: where reads are at work.
+        uploads: the files that requests may name.
+        settings: bounds.
+        metrics: what is counted.
+    """
+
+    def __init__(
+        self, reader: MemAgent, manager: ReadManager, uploads: Uploads, settings: ServeSettings, metrics: Metrics
+    ) -> None:
+        self._reader = reader
+        self._manager = manager
+        self._uploads = uploads
+        self._settings = settings
+        self._metrics = metrics
+        self._server = reader.policy if isinstance(reader.policy, Relaying) else None
+        self._parsing = asyncio.Semaphore(_PARSED_AT_ONCE)
+        self.spool = Spool(
+            settings.folder / "spool",
+            quota=settings.spool,
+            idle_seconds=settings.idle_seconds,
+            body_seconds=settings.body_seconds,
+        )
+
+    async def respond(self, request: Request, owner: Owner) -> Response:
+        """The reply to a request.
+
+        Raises:
+            ApiError: it is refused.
+            MemAgentError: it failed.
+        """
+        headers = request.headers
+        require_plain(headers.get("content-type"), headers.get("content-encoding"))
+        largest = min(owner.max_bytes or self._settings.max_body, self._settings.max_body)
+        context = await self._reader.aprepare()
+        async with AsyncExitStack() as stack:
+            body = await stack.enter_async_context(
+                self.spool.received(request.stream(), declared=headers.get("content-length"), largest=largest)
+            )
+            if body.is_large:
+                async with self._parsing:
+                    chat = await asyncio.to_thread(parse, body.view())
+                    matter = await self._matter(chat, body, owner, context)
+            else:
+                chat = parse(body.view())
+                matter = await self._matter(chat, body, owner, context)
+            if matter is None:
+                self._metrics.ways.labels("passed").inc()
+                return await unless_gone(
+                    request, self._passed(chat, bytes(body.view()), headers.get("accept"), context)
+                )
+            if matter.continues:
+                matter = replace(matter, held=stack.pop_all())
+        try:
+            self._metrics.ways.labels("read_and_passed" if matter.continues else "read").inc()
+            read, kind = await self._manager.start(matter.ask, afresh=headers.get(AFRESH_HEADER) in {"1", "true"})
+            if chat.options.stream:
+                return EventSourceResponse(
+                    self._events(matter, read),
+                    headers={RUN_ID_HEADER: read.run_id, READ_HEADER: kind},
+                    ping=max(1, round(self._settings.heartbeat)),
+                    send_timeout=_SEND_SECONDS,
+                    sep="\n",
+                )
+            async with matter.held:
+                response = await unless_gone(request, self._whole(matter, read))
+        except BaseException:
+            await matter.held.aclose()
+            raise
+        response.headers[RUN_ID_HEADER] = read.run_id
+        response.headers[READ_HEADER] = kind
+        return response
+
+    # Short requests
+
+    async def _passed(self, chat: ChatRequest, body: bytes, accept: str | None, context: ReaderContext) -> Response:
+        if self._server is not None:
+            return await passed_on(self._server, "POST", "chat/completions", body, accept=accept)
+        require_possible(chat, self._reader.policy)
+        return await self._local(chat, messages_of(chat), context)
+
+    async def _local(self, chat: ChatRequest, messages: Sequence[Message], context: ReaderContext) -> Response:
+        return await local_reply(chat, messages, self._reader.policy, context.sampling, context.budget.answer_tokens)
+
+    # Long requests
+
+    async def _matter(self, chat: ChatRequest, body: Body, owner: Owner, context: ReaderContext) -> Matter | None:
+        """What is to be read of a request; None where it fits as it is."""
+        budget, tokenizer = context.budget, context.tokenizer
+        window = context.window or budget.context_window
+        reply = min(chat.options.max_completion_tokens or chat.options.max_tokens or budget.answer_tokens, window // 4)
+        room = self._settings.read_above or window - reply
+        if body.size <= room and not chat.has_files:  # a token has at least one byte
+            return None
+        try:
+            sizes = await asyncio.to_thread(sizes_of, chat, tokenizer)
+            total = await asyncio.to_thread(total_of, chat, sizes, tokenizer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
+        findings = budget.memory_tokens + budget.answer_tokens + _AROUND_FINDINGS
+        plan = planned(chat, sizes, total=total, room=room, findings=findings)
+        if plan.is_empty:
+            return None
+        require_readable(chat)
+        require_model(chat, self._reader.policy.name)
+        continues = goes_on(chat, plan)
+        if continues and self._server is None:
+            require_possible(chat, self._reader.policy)
+        files = await self._files(chat, owner)
+        sources = sources_of(chat, plan, files, self._reader.store)
+        question, words = await asyncio.to_thread(_questions, chat, plan, context, continues)
+        sampling = context.sampling
+        options = chat.options
+        bound = options.answer_tokens
+        return Matter(
+            request=chat,
+            plan=plan,
+            sources=sources,
+            ask=Ask(
+                owner=owner,
+                document=await self._stored(sources),
+                question=question,
+                sampling=replace(
+                    sampling,
+                    temperature=sampling.temperature if options.temperature is None else options.temperature,
+                    top_p=sampling.top_p if options.top_p is None else options.top_p,
+                    seed=sampling.seed if options.seed is None else options.seed,
+                ),
+                answer_tokens=bound if bound is not None and bound < budget.answer_tokens and not continues else None,
+            ),
+            continues=continues,
+            asked_words=words,
+        )
+
+    async def _stored(self, sources: Sequence[Source]) -> DocumentRef:
+        if len(sources) == 1 and sources[0].stored is not None:
+            return sources[0].stored
+        try:
+            return await asyncio.to_thread(self._reader.store.add, document_of(sources))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
+
+    async def _files(self, chat: ChatRequest, owner: Owner) -> dict[Place, DocumentRef]:
+        found = {}
+        for number, message in enumerate(chat.messages):
+            for place, part in enumerate(message.parts):
+                if part.file is not None:
+                    found[Place(number, place)] = await self._file(part.file, owner)
+        return found
+
+    async def _file(self, file: FileContent, owner: Owner) -> DocumentRef:
+        seconds, store = self._settings.convert_seconds, self._reader.store
+        if file.file_id is not None:
+            known = self._uploads.get(owner, file.file_id)
+            return await converted(store, self._uploads.content(owner, known.id), known.filename, seconds=seconds)
+        data = JsonText.of(file.file_data)
+        if data is None:
+            raise bad_request("a file part has neither file_id nor file_data", "messages")
+        with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
+            path = Path(folder) / "file"
+            await asyncio.to_thread(_write, data, path)
+            return await converted(store, path, shown_name(file.filename), seconds=seconds)
+
+    # Replies
+
+    async def _whole(self, matter: Matter, read: Read) -> Response:
+        async with aclosing(self._manager.follow(read)) as parts:
+            async for part in parts:
+                if isinstance(part, ReadResult):
+                    return await (self._continued(matter, part) if matter.continues else self._answered(matter, part))
+        raise AssertionError("a read that is followed ends with its result")
+
+    async def _answered(self, matter: Matter, result: ReadResult) -> Response:
+        text = answer_text(result, matter.request.options.stops)
+        annotations = await asyncio.to_thread(annotations_of, result, text)
+        head = ReplyHead.of(result.run_id, matter.request.options.model)
+        message = {"content": text, "annotations": annotations}
+        told = told_of(result, _names(matter))
+        return JSONResponse(head.completion(message, finish_reason(result), usage_of(result.usage), told))
+
+    async def _continued(self, matter: Matter, result: ReadResult) -> Response:
+        messages = messages_after(matter.request, matter.plan, matter.sources, result, matter.asked_words)
+        body = body_after(matter.request, messages)
+        if self._server is None:
+            context = await self._reader.aprepare()
+            response = await self._local(matter.request, messages_of(parse(memoryview(body))), context)
+        else:
+            response = await passed_on(self._server, "POST", "chat/completions", body)
+        if response.status_code != 200:
+            return response
+        reply = msgspec.json.decode(bytes(response.body))
+        annotations = await asyncio.to_thread(annotations_of, result, "")
+        for choice in reply.get("choices", ()):
+            choice["message"]["annotations"] = annotations
+        reply["usage"] = usage_of(result.usage, reply.get("usage"))
+        reply["memagent"] = told_of(result, _names(matter))
+        return JSONResponse(reply)
+
+    async def _events(self, matter: Matter, read: Read) -> AsyncIterator[str]:
+        """A streamed reply: progress as reasoning, then the answer."""
+        head = ReplyHead.of(read.run_id, matter.request.options.model)
+        names = ", ".join(_names(matter))
+        try:
+            async with matter.held:
+                yield head.chunk({"role": "assistant", "reasoning_content": f"Reading {names}.\n"})
+                async with aclosing(self._manager.follow(read)) as parts:
+                    memory, newest = "", 0.0
+                    async for part in parts:
+                        if isinstance(part, ReadResult):
+                            end = self._continued_events if matter.continues else self._answered_events
+                            async for event in end(matter, head, part):
+                                yield event
+                        elif _is_worth_telling(part) and time.monotonic() - newest >= _SECONDS_BETWEEN_NOTES:
+                            yield head.chunk({"reasoning_content": note_of(part, memory)})
+                            memory = part.update.memory if part.update else memory
+                            newest = time.monotonic()
+        except Exception as error:  # noqa: BLE001  the status was sent, so it is told within the stream
+            yield error_event(error)
+
+    async def _answered_events(self, matter: Matter, head: ReplyHead, result: ReadResult) -> AsyncIterator[str]:
+        text = answer_text(result, matter.request.options.stops)
+        yield head.chunk({"content": text})
+        annotations = await asyncio.to_thread(annotations_of, result, text)
+        yield head.chunk({"annotations": annotations}, memagent=told_of(result, _names(matter)))
+        yield head.chunk({}, finish_reason(result))
+        if matter.request.options.wants_usage:
+            yield head.usage_chunk(usage_of(result.usage))
+        yield DONE
+
+    async def _continued_events(self, matter: Matter, head: ReplyHead, result: ReadResult) -> AsyncIterator[str]:
+        annotations = await asyncio.to_thread(annotations_of, result, "")
+        yield head.chunk({"annotations": annotations}, memagent=told_of(result, _names(matter)))
+        messages = messages_after(matter.request, matter.plan, matter.sources, result, matter.asked_words)
+        body = body_after(matter.request, messages)
+        if self._server is None:
+            context = await self._reader.aprepare()
+            reply = await self._local(matter.request, messages_of(parse(memoryview(body))), context)
+            assert isinstance(reply, EventSourceResponse)  # noqa: S101  the request asks for a stream
+            async for event in reply.body_iterator:
+                if (merged := self._merged(str(event), matter, head, result)) is not None:
+                    yield merged
+            return
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        async with self._server.relay("POST", "chat/completions", body, headers) as relayed:
+            if not is_stream(relayed):
+                yield (await relayed.read()).decode(errors="replace").replace("\n", " ")
+                return
+            async for event in events_of(relayed):
+                if (merged := self._merged(event, matter, head, result)) is not None:
+                    yield merged
+
+    def _merged(self, event: str, matter: Matter, head: ReplyHead, result: ReadResult) -> str | None:
+        """An event of the model's reply as a part of this one; None for one that nobody asked for."""
+        if event == DONE:
+            return DONE
+        values = json.loads(event)
+        if "choices" not in values:
+            return event
+        values |= {"id": f"chatcmpl-{head.run_id}", "created": head.created}
+        if values.get("usage"):
+            if not values["choices"] and not matter.request.options.wants_usage:
+                return None
+            values["usage"] = usage_of(result.usage, values["usage"])
+        return json.dumps(values, ensure_ascii=False)
+
+
+async def unless_gone(request: Request, reply: Awaitable[T]) -> T:
+    """What comes of a reply, which is given up where the client goes away meanwhile.
+
+    Raises:
+        ApiError: the client is gone.
+    """
+    work = asyncio.ensure_future(reply)
+    watch = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ApiError(499, "the client has gone", code="client_gone")
+    finally:
+        for task in (work, watch):
+            task.cancel()
+        await asyncio.gather(work, watch, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _names(matter: Matter) -> list[str]:
+    return [source.name for source in matter.sources]
+
+
+def _is_worth_telling(progress: Progress) -> bool:
+    return progress.update is not None or not progress.state.has_ended
+
+
+def _questions(chat: ChatRequest, plan: Plan, context: ReaderContext, continues: bool) -> tuple[str, str]:
+    """The question of the read, and what stands for a long request of the user's in the one that goes on."""
+    tokens, tokenizer = context.budget.question_tokens, context.tokenizer
+    question = question_of(chat, plan, tokenizer, tokens, with_context=not continues)
+    was_read = continues and any(place.message == plan.asked for place in plan.places)
+    return question, question_of(chat, plan, tokenizer, tokens, with_context=False) if was_read else ""
+
+
+def _write(data: JsonText, path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            for piece in data.from_base64():
+                file.write(piece)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise bad_request(f"file_data is not base64: {error}", "messages") from error

@@ -1,0 +1,34 @@
+"""Running the application until the process is told to stop."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+import uvicorn
+
+from memagent_graph.serving.app import Serving, make_app
+from memagent_graph.serving.live import LivePage
+from memagent_graph.serving.page_sessions import PageSessions
+
+_SECONDS_TO_STOP: Final = 5
+
+
+async def run_server(serving: Serving, listener: socket.socket, sessions: PageSessions) -> None:
+    """Answer clients.
+
+    Args:
+        serving: what it works with.
+        listener: from `addresses.listen`.
+        sessions: the browsers that may use the live page.
+    """
+    config = uvicorn.Config(
+        make_app(serving, LivePage(serving, sessions).routes(), sessions),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=serving.settings.max_connections,
+        # A stream that never comes to its end would keep the server from stopping.
+        timeout_graceful_shutdown=_SECONDS_TO_STOP,
+    )
+    await uvicorn.Server(config).serve(sockets=[listener])

@@ -1,0 +1,120 @@
+"""A JSON string of any length, decoded piece by piece from the bytes of its request, never whole in memory."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+_PIECE_BYTES: Final = 1 << 20
+_LONGEST_ESCAPE: Final = 6
+_LOOK_BACK: Final = 1 << 16
+_LOW_SURROGATES: Final = frozenset({b"udc", b"udd", b"ude", b"udf"})
+_BACKSLASH: Final = 0x5C
+_SPACE: Final = 0x20
+_LEAD: Final = 0xC0
+"""UTF-8 bytes from here on begin a character; those from 0x80 to 0xBF continue one."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonText:
+    """A text as it stands in a request: JSON's bytes of it, its quotation marks included."""
+
+    raw: memoryview
+
+    @classmethod
+    def of(cls, raw: msgspec.Raw) -> JsonText | None:
+        """The text; None where the JSON value is not a string."""
+        view = memoryview(raw)
+        return cls(view) if len(view) >= 2 and view[0] == ord('"') else None
+
+    @property
+    def size(self) -> int:
+        """Bytes of JSON; the text has no more bytes than that."""
+        return len(self.raw) - 2
+
+    def pieces(self) -> Iterator[str]:
+        """The text from its beginning to its end, about a megabyte at a time.
+
+        Raises:
+            msgspec.DecodeError, UnicodeDecodeError: it is not well formed.
+        """
+        start, end = 1, len(self.raw) - 1
+        while start < end:
+            stop = min(start + _PIECE_BYTES, end)
+            if stop < end:
+                stop = _boundary(self.raw, start, stop)
+                stop = end if stop == start else stop  # nowhere in a megabyte: then at once
+            yield _decoded(self.raw[start:stop])
+            start = stop
+
+    def text(self) -> str:
+        """The whole of it. Raises as `pieces`."""
+        return "".join(self.pieces())
+
+    def head(self, size: int) -> str:
+        """About the first `size` bytes of it. Raises as `pieces`."""
+        end = len(self.raw) - 1
+        stop = min(1 + size, end)
+        return _decoded(self.raw[1 : stop if stop == end else _boundary(self.raw, 1, stop)])
+
+    def tail(self, size: int) -> str:
+        """About the last `size` bytes of it. Raises as `pieces`."""
+        end = len(self.raw) - 1
+        start = max(1, end - size)
+        return _decoded(self.raw[start if start == 1 else _boundary(self.raw, 1, start) : end])
+
+    def from_base64(self) -> Iterator[bytes]:
+        """The bytes that it stands for, where it is base64, bare or in a data URL.
+
+        Raises:
+            ValueError: it is not base64.
+        """
+        begun, rest = False, ""
+        for piece in self.pieces():
+            is_url = not begun and piece.startswith("data:")
+            begun = True
+            rest += "".join((piece.partition(",")[2] if is_url else piece).split())
+            whole = len(rest) - len(rest) % 4
+            yield _bytes_of(rest[:whole])
+            rest = rest[whole:]
+        if rest:
+            yield _bytes_of(rest + "=" * (-len(rest) % 4))
+
+
+def _bytes_of(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"the data is not valid base64: {error}") from error
+
+
+def _decoded(part: memoryview) -> str:
+    return msgspec.json.decode(b'"' + bytes(part) + b'"', type=str)
+
+
+def _boundary(raw: memoryview, start: int, stop: int) -> int:
+    """The last place at or before `stop` where the text may be parted: within no character and no escape."""
+    place = stop
+    while place > start and not _is_safe(raw, start, place):
+        place -= 1
+    return place
+
+
+def _is_safe(raw: memoryview, start: int, place: int) -> bool:
+    byte = raw[place]
+    if byte == _SPACE or byte >= _LEAD:
+        return True
+    if byte >= 0x80:
+        return False
+    if byte == _BACKSLASH:
+        # It begins an escape where an even number of backslashes stands before it. The second half of a surrogate
+        # pair belongs to the first.
+        before = bytes(raw[max(start, place - _LOOK_BACK) : place])
+        begins = (len(before) - len(before.rstrip(b"\\"))) % 2 == 0
+        return begins and bytes(raw[place + 1 : place + 4]).lower() not in _LOW_SURROGATES
+    return _BACKSLASH not in bytes(raw[max(start, place - _LONGEST_ESCAPE + 1) : place])

@@ -1,0 +1,127 @@
+"""Who asks: keys from a file or the environment, each with a name that runs and files belong to, and its limits."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from memagent_graph.errors import MemAgentError
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_SHORTEST: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whom runs and files belong to, and what each of their requests may cost; None means no bound of its own."""
+
+    name: str
+    max_tokens: int | None = None
+    """Prompt and completion tokens of one read."""
+    max_bytes: int | None = None
+    """Bytes of one request, and of all uploaded files together."""
+    max_seconds: float | None = None
+    """Seconds that one read may take."""
+
+
+LOCAL: Final = Owner("local")
+"""Everyone, where the server has no keys."""
+
+
+class Keys:
+    """The keys that a server takes, kept as digests.
+
+    Args:
+        keys: each owner with their key; none means that everyone is `LOCAL`.
+
+    Raises:
+        MemAgentError: two owners have one name or one key, a name is not allowed, or a key is too short.
+    """
+
+    def __init__(self, keys: Iterable[tuple[Owner, str]] = ()) -> None:
+        self._owners: dict[bytes, Owner] = {}
+        names: set[str] = set()
+        for owner, key in keys:
+            if not _NAME.fullmatch(owner.name) or owner.name in names:
+                raise MemAgentError(
+                    f"{owner.name!r} cannot be a key's name, or names two keys",
+                    hint="A name has at most 64 letters, digits, hyphens, underscores, and dots but at its beginning.",
+                )
+            if len(key) < _SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
+                raise MemAgentError(
+                    f"the key of {owner.name} is not one that can be kept secret",
+                    hint=f"Use {_SHORTEST} ASCII characters or more without spaces: openssl rand -hex 24 prints some.",
+                )
+            digest = _digest(key)
+            if digest in self._owners:
+                raise MemAgentError(f"{owner.name} has the key of {self._owners[digest].name}", hint="Give it its own.")
+            names.add(owner.name)
+            self._owners[digest] = owner
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    @classmethod
+    def load(cls, file: Path | None, listed: str = "") -> Keys:
+        """The keys in a TOML file, with those of a list `name:key,name:key`.
+
+        In the file, `alice = "KEY"`, or a table `[alice]` with `key` and the limits that `Owner` has.
+
+        Raises:
+            MemAgentError: the file cannot be read, or does not say that.
+        """
+        found: list[tuple[Owner, str]] = []
+        for entry in filter(None, (each.strip() for each in listed.split(","))):
+            name, colon, key = entry.partition(":")
+            if not colon:
+                raise MemAgentError("the list of keys has an entry without a name", hint="Write it as name:key,...")
+            found.append((Owner(name.strip()), key.strip()))
+        if file is not None:
+            try:
+                values = tomllib.loads(file.read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+                raise MemAgentError(f"the keys file {file} cannot be read: {error}", hint=_EXAMPLE) from error
+            found += [_entry(file, name, value) for name, value in values.items()]
+        return cls(found)
+
+    def owner(self, authorization: str | None) -> Owner | None:
+        """Whose key an Authorization header carries; None where it carries none of these."""
+        if not self._owners:
+            return LOCAL
+        scheme, _, key = (authorization or "").partition(" ")
+        given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+        found = None
+        for digest, owner in self._owners.items():  # all of them, so that time says nothing of which one it is
+            if hmac.compare_digest(digest, given):
+                found = owner
+        return found
+
+
+_EXAMPLE: Final = 'It is TOML: a line alice = "KEY" for each key.'
+
+
+def _entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
+    table: Mapping[str, Any] = value if isinstance(value, dict) else {"key": value}
+    limits = {each.name for each in fields(Owner)} - {"name"}
+    key = table.get("key")
+    is_known = set(table) <= {"key", *limits}
+    are_numbers = all(
+        isinstance(table[each], int | float) and not isinstance(table[each], bool) and table[each] > 0
+        for each in limits & set(table)
+    )
+    if not isinstance(key, str) or not is_known or not are_numbers:
+        raise MemAgentError(
+            f"the keys file {file} says of {name} what cannot be understood",
+            hint=f"{_EXAMPLE} A table has key and, each a positive number, {', '.join(sorted(limits))}.",
+        )
+    return Owner(name, **{each: table[each] for each in limits & set(table)}), key
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()

@@ -1,0 +1,177 @@
+"""Which read belongs to which key and request: a SQLite file that outlives the process.
+
+The text of runs is in the run log and the checkpoints; here stands whose they are. A run that is not here, or is
+another key's, does not exist for whoever asks.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from memagent_graph.errors import RunLogError
+from memagent_graph.storage.private_files import private_file
+from memagent_graph.storage.write_ahead import use_write_ahead_log
+
+
+class ReadState(StrEnum):
+    """How far a read is. All but the last end, and all but FINISHED continue at the next ask."""
+
+    WAITING = "waiting"
+    """It has not begun: others are before it."""
+    RUNNING = "running"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    PAUSED = "paused"
+    """A person paused it, or changed its memory."""
+    STOPPED = "stopped"
+    """A limit was reached."""
+    FINISHED = "finished"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes of it, unless it is asked for again."""
+        return self not in {ReadState.WAITING, ReadState.RUNNING}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A read as the ledger has it. One that a killed process left is RUNNING or WAITING still."""
+
+    run_id: str
+    owner: str
+    request: str
+    """A digest of all that the read depends on; equal requests of a key meet in it."""
+    question: str
+    document: str
+    """What the document is called."""
+    began: float
+    """Seconds since 1970."""
+    ended: float | None = None
+    state: ReadState = ReadState.WAITING
+    error: str | None = None
+    apart: bool = False
+    """Whether a person had a hand in it: whoever asks its request again gets another read."""
+    pins: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By branch: the lines of memory that a person pinned."""
+
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS reads (
+    run_id TEXT PRIMARY KEY, owner TEXT NOT NULL, request TEXT NOT NULL, question TEXT NOT NULL, document TEXT NOT NULL,
+    began REAL NOT NULL, ended REAL, state TEXT NOT NULL, error TEXT,
+    apart INTEGER NOT NULL DEFAULT 0, pins TEXT NOT NULL DEFAULT '{}'
+);
+CREATE INDEX IF NOT EXISTS reads_of_requests ON reads (owner, request, began);
+CREATE INDEX IF NOT EXISTS reads_of_owners ON reads (owner, began);
+"""
+_COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error, apart, pins"
+_FOUND: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
+
+
+class Ledger:
+    """The reads of all keys. Any thread may call.
+
+    Args:
+        path: the SQLite file.
+
+    Raises:
+        RunLogError: it cannot be opened, or, from any method, not be read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        try:
+            private_file(path)
+            self._connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0, isolation_level=None)
+            self._connection.row_factory = sqlite3.Row
+            use_write_ahead_log(self._connection)
+            self._connection.executescript(_SCHEMA)
+            self._connection.create_function("folded", 1, str.casefold, deterministic=True)
+        except (OSError, sqlite3.Error) as error:
+            raise self._failure(error) from error
+
+    def begin(self, entry: Entry) -> None:
+        """Enter a read."""
+        values = (entry.run_id, entry.owner, entry.request, entry.question, entry.document, entry.began)
+        self._run(
+            "INSERT INTO reads (run_id, owner, request, question, document, began, state) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*values, entry.state),
+        )
+
+    def mark(self, run_id: str, state: ReadState, error: str | None = None) -> None:
+        """Enter how far a read is."""
+        ended = time.time() if state.has_ended else None
+        self._run("UPDATE reads SET state = ?, ended = ?, error = ? WHERE run_id = ?", (state, ended, error, run_id))
+
+    def of_request(self, owner: str, request: str) -> list[Entry]:
+        """The reads of one request of a key, the newest first."""
+        return self._entries("owner = ? AND request = ? ORDER BY began DESC, rowid DESC", (owner, request))
+
+    def of_owner(self, owner: str, *, newest: int, before: float | None = None) -> list[Entry]:
+        """The newest reads of a key, those that began before a moment."""
+        return self._entries(
+            "owner = ? AND began < ? ORDER BY began DESC LIMIT ?", (owner, before or float("inf"), newest)
+        )
+
+    def search(self, owner: str, text: str, *, newest: int, skip: int = 0) -> tuple[list[Entry], int]:
+        """The reads of a key with a text in question, document's name or id, letters' case aside, newest first.
+
+        Returns:
+            `newest` of them behind the first `skip`, and how many there are in all.
+        """
+        found = owner, text.casefold()
+        counted = self._run(f"SELECT count(*) FROM reads WHERE {_FOUND}", found)  # noqa: S608  one of those above
+        page = self._entries(f"{_FOUND} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*found, newest, skip))
+        return page, counted[0][0]
+
+    def set_apart(self, run_id: str, pins: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Enter that a person had a hand in a read, and which lines are pinned, where that changes."""
+        self._run("UPDATE reads SET apart = 1 WHERE run_id = ?", (run_id,))
+        if pins is not None:
+            self._run("UPDATE reads SET pins = ? WHERE run_id = ?", (json.dumps(pins), run_id))
+
+    def get(self, owner: str, run_id: str) -> Entry | None:
+        """One read; None where it is not there, or is another key's."""
+        return next(iter(self._entries("owner = ? AND run_id = ?", (owner, run_id))), None)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+    def _entries(self, condition: str, values: tuple[Any, ...]) -> list[Entry]:
+        rows = self._run(f"SELECT {_COLUMNS} FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
+        return [
+            Entry(
+                **{
+                    **dict(row),
+                    "state": ReadState(row["state"]),
+                    "apart": bool(row["apart"]),
+                    "pins": json.loads(row["pins"]),
+                }
+            )
+            for row in rows
+        ]
+
+    def _run(self, statement: str, values: tuple[Any, ...]) -> list[Any]:
+        try:
+            with self._lock, closing(self._connection.execute(statement, values)) as cursor:
+                return cursor.fetchall()
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> RunLogError:
+        return RunLogError(
+            f"{self.path} cannot be used for the list of reads: {error}",
+            hint="Make room there, or have all that is kept elsewhere: MEMAGENT_HOME names the folder.",
+        )

@@ -1,0 +1,146 @@
+"""How all reads of a key are, and one of them chunk by chunk: a stream of events that never runs ahead of its client.
+
+The stream looks at what changed a few times a second, so that neither a quick policy nor many reads can flood a page,
+and a browser needs one connection for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from memagent_graph.serving.api_errors import ApiError
+from memagent_graph.serving.keys import Owner
+from memagent_graph.serving.ledger import Ledger
+from memagent_graph.serving.live.live_reads import LiveReads
+from memagent_graph.serving.live.page_values import read_value, update_value
+from memagent_graph.serving.reads import Read, ReadManager
+from memagent_graph.timeline.view import RunView
+from memagent_graph.trace import MemoryUpdate
+
+_SECONDS_BETWEEN_LOOKS: Final = 0.2
+_NEWEST_UPDATES: Final = 40
+"""How many of a read's earlier updates the page is sent; its run page has all."""
+
+
+class Watch:
+    """What one page has been sent of the read that it looks at."""
+
+    def __init__(self, reads: LiveReads, manager: ReadManager, owner: Owner, run_id: str) -> None:
+        self._reads, self._manager, self._owner, self._run_id = reads, manager, owner, run_id
+        self._edits: int | None = None
+        self._read: Read | None = None
+        self._sent = 0
+        self._memories: dict[str, str] = {}
+        self._by_step: dict[str, str] = {}
+        self._state = ""
+
+    async def events(self) -> AsyncIterator[dict[str, str]]:
+        """What is new since it was asked last.
+
+        Raises:
+            ApiError: 404; there is no such read.
+        """
+        entry = await self._reads.entry(self._owner, self._run_id)
+        read = self._manager.find(self._owner, self._run_id)
+        edits = self._reads.edits[self._run_id]
+        if edits != self._edits:
+            self._edits, self._read, self._sent = edits, read, 0
+            yield _event("snapshot", await self._snapshot())
+        elif read is not None and read is not self._read:
+            self._read, self._sent = read, 0
+        if self._read is not None:
+            while self._sent < len(self._read.updates):
+                update = self._read.updates[self._sent]
+                self._sent += 1
+                if update.step not in self._by_step:
+                    yield _event("update", self._shown(update))
+        state = json.dumps([entry.apart, entry.pins, read_value(entry, read)["state"]])
+        if state != self._state:
+            self._state = state
+            value = {**read_value(entry, read), "pins": entry.pins, **await self._end()}
+            yield _event("state", value)
+
+    async def _snapshot(self) -> dict[str, Any]:
+        self._memories, self._by_step = {}, {}
+        try:
+            view = await self._reads.view(self._owner, self._run_id)
+        except ApiError:  # it has not begun
+            return {"updates": [], "earlier": 0}
+        return await asyncio.to_thread(self._history, view)
+
+    def _history(self, view: RunView) -> dict[str, Any]:
+        shown = []
+        # The newest of each branch, wherever it stands: its memory is what can be edited.
+        newest = {update.branch: place for place, update in enumerate(view.updates)}
+        for place, update in enumerate(view.updates):
+            if place >= len(view.updates) - _NEWEST_UPDATES or newest[update.branch] == place:
+                shown.append(self._shown(update))
+            else:
+                self._take(update)
+        return {"updates": shown, "earlier": len(view.updates) - len(shown)}
+
+    def _shown(self, update: MemoryUpdate) -> dict[str, Any]:
+        sources = dict.fromkeys(self._by_step.get(step, "") for step in update.sources or ())
+        before = self._memories.get(update.branch)
+        value = update_value(update, "\n".join(filter(None, sources)) if before is None else before)
+        self._take(update)
+        return value
+
+    def _take(self, update: MemoryUpdate) -> None:
+        self._memories[update.branch] = self._by_step[update.step] = update.memory
+
+    async def _end(self) -> dict[str, Any]:
+        try:
+            view = await self._reads.view(self._owner, self._run_id)
+        except ApiError:
+            return {"answer": None, "stop_reason": None, "thumb": None}
+        thumbs = [reward.value for reward in view.rewards if reward.name == "thumbs"]
+        return {
+            "answer": view.answer,
+            "stop_reason": view.stop_reason,
+            "thumb": thumbs[-1] if thumbs else None,
+            "model": view.model,
+            "strategy": view.strategy,
+        }
+
+
+async def events(
+    reads: LiveReads, manager: ReadManager, ledger: Ledger, owner: Owner, run_id: str | None
+) -> AsyncIterator[dict[str, str]]:
+    """What changes among the reads of a key, and, of one of them, every update.
+
+    Events: "reads", a list of those that changed; of the one looked at "snapshot", "update" and "state"; "gone", where
+    there is no such read.
+    """
+    known: dict[str, Any] = {}
+    watch = Watch(reads, manager, owner, run_id) if run_id else None
+    while True:
+        now = {read.run_id: read for read in manager.running(owner)}
+        changed = []
+        for each in {**dict.fromkeys(known), **now}:
+            read = now.get(each)
+            head = (read.state, read.chunks) if read else None
+            if each in known and known[each] == head:
+                continue
+            entry = await asyncio.to_thread(ledger.get, owner.name, each)
+            if entry is not None:
+                changed.append(read_value(entry, read))
+            known[each] = head
+        known = {each: head for each, head in known.items() if head is not None}
+        if changed:
+            yield _event("reads", changed)
+        if watch is not None:
+            try:
+                async for event in watch.events():
+                    yield event
+            except ApiError as error:
+                yield _event("gone", error.message)
+                watch = None
+        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _event(name: str, value: Any) -> dict[str, str]:
+    return {"event": name, "data": json.dumps(value, ensure_ascii=True)}

@@ -1,0 +1,134 @@
+"""What the live page is sent of reads, updates, sources and comparisons, as JSON values.
+
+Texts of documents, policies and people go out as they are; the page shows them as text and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from memagent_graph.documents import DocumentStore
+from memagent_graph.provenance.word_diff import Change, word_diff
+from memagent_graph.serving.api_errors import not_found
+from memagent_graph.serving.ledger import Entry
+from memagent_graph.serving.reads import Read
+from memagent_graph.timeline.compare import RunComparison, compared_facts, parting_told
+from memagent_graph.timeline.model import Timeline
+from memagent_graph.timeline.view import RunView
+from memagent_graph.trace import MemoryUpdate
+
+_AROUND_BYTES: Final = 6000
+_MOST_QUOTES: Final = 4
+
+
+def read_value(entry: Entry, read: Read | None) -> dict[str, Any]:
+    """A read as the list shows it; one that no process is at, though it has not ended, was interrupted."""
+    state = read.state if read is not None else entry.state
+    return {
+        "id": entry.run_id,
+        "question": entry.question,
+        "document": entry.document,
+        "began": entry.began,
+        "ended": entry.ended,
+        "state": state.value if read is not None or state.has_ended else "interrupted",
+        "error": entry.error if read is None else None,
+        "edited": entry.apart,
+        "chunks": read.chunks if read else None,
+        "progress": read.update.progress if read and read.update else None,
+    }
+
+
+def update_value(update: MemoryUpdate, before: str) -> dict[str, Any]:
+    """A memory update, with what it changed in the memory that it began from."""
+    name = "merge" if update.chunk_index is None else f"chunk {update.chunk_index}"
+    return {
+        "chunk": update.chunk_index,
+        "branch": update.branch,
+        "name": f"{name}, branch {update.branch}" if update.branch else name,
+        "memory": update.memory,
+        "diff": diff_value(word_diff(before, update.memory)) if before != update.memory else [],
+        "progress": update.progress,
+        "tokens": [update.chunk_tokens, update.prompt_tokens, update.completion_tokens],
+        "seconds": round(update.seconds, 2),
+        "events": [
+            {"kind": event.kind.value, "detail": event.detail, "rule": event.rule.value if event.rule else ""}
+            for event in update.events
+        ],
+    }
+
+
+def diff_value(changes: Sequence[Change]) -> list[tuple[str, str]]:
+    """A difference: each stretch with what became of it: equal, insert or delete."""
+    return [(change.op.value, change.text) for change in changes]
+
+
+def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
+    """The lines of the newest memory, each with where it came from and what it quotes."""
+    return [
+        {
+            "line": line.line,
+            "from": timeline.step(line.update).name,
+            "edited": line.edited,
+            "quotes": [
+                {"text": each.quote, "start": each.start_char, "end": each.end_char, "section": each.section}
+                for each in timeline.quotes(index)[:_MOST_QUOTES]
+            ],
+        }
+        for index, line in enumerate(timeline.provenance.lines)
+    ]
+
+
+def comparison_value(comparison: RunComparison) -> dict[str, Any]:
+    """Two runs side by side."""
+    return {
+        "a": comparison.a.view.run_id,
+        "b": comparison.b.view.run_id,
+        "facts": [[name, *map(_said, (a, b)), same] for name, a, b, same in compared_facts(comparison)],
+        "parting": parting_told(comparison),
+        "diff": diff_value(comparison.memory_diff),
+    }
+
+
+def _said(value: str | None) -> str:
+    return "none" if value is None else value
+
+
+def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> Mapping[str, Any]:
+    """A passage of a run's document, with some thousand characters on either side.
+
+    Args:
+        view: the run; its updates say where characters lie in bytes.
+        store: where the document's text is.
+        start: the passage's first character.
+        end: the one behind its last.
+
+    Raises:
+        ApiError: 404; the run has not read that far.
+        DocumentError: the text is gone.
+    """
+    update = next(
+        (each for each in view.updates if each.chunk_index is not None and each.start_char <= start < each.end_char),
+        None,
+    )
+    text = None if update is None else view.chunk_text(update)
+    if update is None or text is None:
+        raise not_found("the run has not read this passage, or its text is no longer stored")
+    first = update.start_byte + len(text[: start - update.start_char].encode())
+    last = first + len(text[start - update.start_char : end - update.start_char].encode())
+    size = store.size(view.document) or last
+    began, ended = max(0, first - _AROUND_BYTES), min(size, last + _AROUND_BYTES)
+    before, passage, after = (
+        store.read_bytes(view.document, *span).decode(errors="ignore")
+        for span in ((began, first), (first, last), (last, ended))
+    )
+    return {
+        "document": view.document["name"],
+        "start": start,
+        "end": end,
+        "before": before,
+        "passage": passage,
+        "after": after,
+        "begins": began == 0,
+        "ends": ended >= size,
+    }

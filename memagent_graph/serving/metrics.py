@@ -1,0 +1,65 @@
+"""What is counted, as Prometheus takes it. No label carries a key's name, a document or a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from memagent_graph.policy import TokenUsage
+from memagent_graph.results import Usage
+
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+
+
+class Metrics:
+    """One server's counts."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = Counter(
+            "memagent_requests", "Requests by path and status.", ["path", "status"], registry=self._registry
+        )
+        self.seconds = Histogram(
+            "memagent_request_seconds",
+            "Seconds until a reply began.",
+            ["path"],
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
+        self.ways = Counter(
+            "memagent_completions",
+            "Chat completions by what became of them: passed, read, read_and_passed.",
+            ["way"],
+            registry=self._registry,
+        )
+        self.reads = Counter(
+            "memagent_reads_asked",
+            "Reads asked for: started, joined, resumed, repeated, refused.",
+            ["kind"],
+            registry=self._registry,
+        )
+        self.ends = Counter(
+            "memagent_reads_ended", "Reads that ended: finished, stopped, failed, cancelled.", ["state"],
+            registry=self._registry,
+        )  # fmt: skip
+        self.tokens = Counter(
+            "memagent_tokens", "Tokens that reads cost: prompt, completion, cached.", ["kind"], registry=self._registry
+        )
+
+    def watch(self, name: str, words: str, value: Callable[[], float]) -> None:
+        """Show a number that is asked for when it is looked at."""
+        Gauge(name, words, registry=self._registry).set_function(value)
+
+    def count(self, usage: Usage | TokenUsage) -> None:
+        """Count what a read cost, or a single answer."""
+        self.tokens.labels("prompt").inc(usage.prompt_tokens)
+        self.tokens.labels("completion").inc(usage.completion_tokens)
+        self.tokens.labels("cached").inc(usage.cached_tokens)
+
+    def page(self) -> bytes:
+        """All of it, as a Prometheus server reads it."""
+        return generate_latest(self._registry)

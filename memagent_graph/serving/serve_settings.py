@@ -1,0 +1,83 @@
+"""What a server is told: where it listens, whom it lets in, and its bounds. From flags, the environment, or a file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memagent_graph.errors import MemAgentError
+from memagent_graph.serving.addresses import as_name, is_local
+from memagent_graph.serving.keys import Keys
+from memagent_graph.serving.reads import Bounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """A server's settings. Sizes are in bytes, times in seconds."""
+
+    folder: Path
+    """Where uploads, large requests and the list of reads lie."""
+    keys: Keys = field(default_factory=Keys)
+    names: tuple[str, ...] = ()
+    """What clients call this host, besides localhost."""
+    origins: tuple[str, ...] = ()
+    """Web pages of other hosts that may ask; none by default."""
+    bounds: Bounds = field(default_factory=Bounds)
+    read_above: int | None = None
+    """Prompts of more tokens than this are read; None: those that do not fit the policy's window."""
+    max_body: int = 512 * 2**20
+    spool: int = 4 * 2**30
+    """Room for large requests together."""
+    uploads: int = 2**30
+    """Room for the uploaded files of one key."""
+    idle_seconds: float = 30.0
+    """How long a client may send nothing within a request."""
+    body_seconds: float = 900.0
+    """How long a whole request may take to come."""
+    convert_seconds: float = 60.0
+    """How long a PDF, DOCX or HTML file may take to become text."""
+    heartbeat: float = 15.0
+    """Between two signs of life in a stream."""
+    max_connections: int = 2000
+
+
+def require_safe(host: str, keys: Keys, names: Collection[str], *, forced: bool) -> None:
+    """Refuse an address that lets other machines in where nobody has to show a key, or no name is known.
+
+    Raises:
+        MemAgentError: with the remedy.
+    """
+    if is_local(host):
+        return
+    if not keys and not forced:
+        raise MemAgentError(
+            f"{host} lets other machines in, and there are no keys",
+            hint="Name a file of keys with --keys, or add --without-keys if everyone may use this server.",
+        )
+    if not names and not as_name(host):
+        raise MemAgentError(
+            f"{host} is every address of this machine, and it is not said what clients call it",
+            hint="Add --server-name with the host's name or address; requests that name another are refused.",
+        )
+
+
+def file_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
+    """The settings in a TOML file, by the names of the options.
+
+    Raises:
+        MemAgentError: it cannot be read, or has a setting that there is not.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise MemAgentError(f"the settings file {path} cannot be read: {error}", hint="It is TOML.") from error
+    found = {name.replace("-", "_"): value for name, value in values.items()}
+    if unknown := sorted(found.keys() - set(known)):
+        raise MemAgentError(
+            f"the settings file {path} has {', '.join(unknown)}, which there is not",
+            hint="Settings are called as the options of `memagent serve` are: --max-reads is max_reads.",
+        )
+    return found

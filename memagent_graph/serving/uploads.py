@@ -1,0 +1,137 @@
+"""Uploaded files, each in the folder of the key that it belongs to: its bytes, and beside them what is known of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from memagent_graph.plain_text import in_one_line
+from memagent_graph.serving.api_errors import ApiError, bad_request, not_found
+from memagent_graph.serving.keys import Owner
+from memagent_graph.storage.private_files import private_file, private_folder
+
+_ID: Final = re.compile(r"file-[0-9a-f]{32}")
+_PIECE_BYTES: Final = 1 << 20
+_LONGEST_NAME: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedFile:
+    """A file as the API lists it."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+
+    def body(self) -> dict[str, Any]:
+        """What the API sends of it."""
+        return {"object": "file", "status": "processed", **asdict(self)}
+
+
+class Uploads:
+    """The uploaded files of all keys.
+
+    Args:
+        folder: where they lie.
+        quota: bytes that the files of one key may take together, unless the key has a bound of its own.
+    """
+
+    def __init__(self, folder: Path, *, quota: int) -> None:
+        self._folder = folder
+        self._quota = quota
+
+    def add(self, owner: Owner, name: str | None, purpose: str, pieces: IO[bytes]) -> UploadedFile:
+        """Keep a file.
+
+        Raises:
+            ApiError: 413 where the key's files would take more than they may; 400 for an empty file.
+        """
+        room = (owner.max_bytes or self._quota) - sum(file.bytes for file in self.all(owner))
+        file_id = f"file-{secrets.token_hex(16)}"
+        path = self._path(owner, file_id)
+        private_folder(path.parent)
+        private_file(path)
+        size = 0
+        try:
+            with path.open("wb") as target:
+                while piece := pieces.read(_PIECE_BYTES):
+                    size += len(piece)
+                    if size > room:
+                        raise ApiError(
+                            413,
+                            "the files of this key would take more room than they may; delete some",
+                            code="files_too_large",
+                        )
+                    target.write(piece)
+            if not size:
+                raise bad_request("the file is empty", "file")
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        known = UploadedFile(file_id, size, int(time.time()), shown_name(name), in_one_line(purpose, _LONGEST_NAME))
+        about = path.with_suffix(".json")
+        private_file(about)
+        about.write_text(json.dumps(asdict(known)), encoding="utf-8")
+        return known
+
+    def all(self, owner: Owner) -> list[UploadedFile]:
+        """The files of a key, the newest first."""
+        found = [_read(path) for path in self._folder_of(owner).glob("file-*.json")]
+        return sorted(found, key=lambda file: (-file.created_at, file.id))
+
+    def get(self, owner: Owner, file_id: str) -> UploadedFile:
+        """One file.
+
+        Raises:
+            ApiError: 404; there is none, or it is another key's.
+        """
+        path = self._path(owner, file_id).with_suffix(".json")
+        if not path.is_file():
+            raise _no_file(file_id)
+        return _read(path)
+
+    def content(self, owner: Owner, file_id: str) -> Path:
+        """Where its bytes lie. Raises as `get`."""
+        self.get(owner, file_id)
+        return self._path(owner, file_id)
+
+    def delete(self, owner: Owner, file_id: str) -> None:
+        """Forget a file. What was read of it stays with its runs. Raises as `get`."""
+        path = self.content(owner, file_id)
+        path.with_suffix(".json").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+    def _folder_of(self, owner: Owner) -> Path:
+        return self._folder / owner.name
+
+    def _path(self, owner: Owner, file_id: str) -> Path:
+        if not _ID.fullmatch(file_id):
+            raise _no_file(file_id)
+        return self._folder_of(owner) / f"{file_id}.bin"
+
+
+def shown_name(name: str | None) -> str:
+    """A client's name for a file as messages show it: its last part, in one line; it never names a path here."""
+    last = re.split(r"[\\/]", name or "")[-1]
+    return in_one_line(last, _LONGEST_NAME).strip() or "file"
+
+
+def listing(files: Iterable[UploadedFile]) -> dict[str, Any]:
+    """A list as the API sends it."""
+    return {"object": "list", "data": [file.body() for file in files], "has_more": False}
+
+
+def _read(path: Path) -> UploadedFile:
+    return UploadedFile(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def _no_file(file_id: str) -> ApiError:
+    return not_found(f"there is no file {in_one_line(file_id, 64)!r}", param="file_id")

@@ -1,0 +1,29 @@
+"""A text cut to so many tokens: its beginning and its end, with a mark between."""
+
+from __future__ import annotations
+
+from memagent_graph.tokenizers.loading import Tokenizer
+
+_ELLIPSIS = " [...] "
+_LONGEST_TOKEN = 16
+"""Characters; ordinary text has about four to a token, so more than this times the budget never fits."""
+
+
+def shortened(text: str, tokens: int, tokenizer: Tokenizer) -> str:
+    """`text`, or its beginning and its end with "[...]" between, in at most `tokens` tokens."""
+    if len(text) <= tokens * _LONGEST_TOKEN and tokenizer.count(text) <= tokens:
+        return text
+    fitting, beyond = 0, min(len(text), tokens * _LONGEST_TOKEN)
+    while fitting + 1 < beyond:
+        middle = (fitting + beyond) // 2
+        if tokenizer.count(_ends(text, middle)) <= tokens:
+            fitting = middle
+        else:
+            beyond = middle
+    return _ends(text, fitting) if fitting else text[:1]
+
+
+def _ends(text: str, characters: int) -> str:
+    """The first two thirds of so many characters from the beginning, the others from the end."""
+    tail = characters // 3
+    return f"{text[: characters - tail].rstrip()}{_ELLIPSIS}{text[len(text) - tail :].lstrip()}".rstrip()

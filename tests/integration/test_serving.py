@@ -1,0 +1,184 @@
+"""`memagent serve` in front of a real vLLM server: unchanged clients, a request of any length, and kills."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from support.serving import ServingProcess
+
+from memagent_graph import load_tokenizer
+from memagent_graph.evaluation.planted_facts import PlantedFacts
+from memagent_graph.evaluation.prose import reference_topics
+from memagent_graph.run_log import RunLog
+from memagent_training.serving.vllm_server import VLLMServer
+
+FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()
+MODEL = "memagent-embedded"
+KEY = "a-key-of-the-integration-tests"
+
+
+def document(tokens: int) -> str:
+    """About so many tokens of prose with one fact in the middle."""
+    tokenizer = load_tokenizer("embedded")
+    topics = list(islice(reference_topics(), 4000))
+    counts = [tokenizer.count(topic) + 2 for topic in topics]
+    paragraphs: list[str] = []
+    length = 0
+    while length < tokens:
+        place = len(paragraphs) % len(topics)
+        paragraphs.append(topics[place])
+        length += counts[place]
+    paragraphs.insert(len(paragraphs) // 2, FACT.statement)
+    return "\n\n".join(paragraphs)
+
+
+def long_request(tokens: int, **options: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": document(tokens)}, {"role": "user", "content": FACT.question}]
+    return {"model": MODEL, "messages": messages, **options}
+
+
+@pytest.fixture
+def serving(embedded_server: VLLMServer, tmp_path: Path) -> Iterator[ServingProcess]:
+    environment = {"MEMAGENT_KEYS": f"tests:{KEY},others:another-key-of-the-tests"}
+    with ServingProcess(embedded_server.base_url, tmp_path / "home", model=MODEL, environment=environment) as server:
+        yield server
+
+
+@pytest.fixture
+def client(serving: ServingProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=serving.api, api_key=KEY, timeout=1800, max_retries=0) as found:
+        yield found
+
+
+def post(url: str, body: dict[str, Any], *, key: str = KEY) -> httpx2.Response:
+    return httpx2.post(f"{url}/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=600)
+
+
+def test_a_short_request_is_answered_as_the_model_server_answers_it(
+    serving: ServingProcess, embedded_server: VLLMServer
+) -> None:
+    messages = [{"role": "user", "content": FACT.question}]
+    body = {
+        "model": MODEL,
+        "messages": messages,
+        "temperature": 0,
+        "max_tokens": 16,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+
+    def without_id_and_time(reply: httpx2.Response) -> dict[str, Any]:
+        values = reply.json()
+        return {name: value for name, value in values.items() if name not in {"id", "created"}}
+
+    there, here = post(embedded_server.base_url, body), post(serving.api, body)
+    assert here.status_code == there.status_code == 200
+    assert without_id_and_time(here) == without_id_and_time(there)
+
+    def events(url: str) -> list[Any]:
+        lines = post(url, {**body, "stream": True}).text.splitlines()
+        parts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        return [[part["choices"], part.get("usage")] for part in parts]
+
+    assert events(serving.api) == events(embedded_server.base_url)
+    wrong = {**body, "model": "nobody"}
+    assert post(serving.api, wrong).json() == post(embedded_server.base_url, wrong).json()
+
+
+def test_the_official_client_reads_a_long_document_plain_and_streaming(client: openai.OpenAI, tmp_path: Path) -> None:
+    request = long_request(12_000)
+    reply: Any = client.chat.completions.create(**request)
+    assert FACT.value in reply.choices[0].message.content
+    assert reply.usage.prompt_tokens > 12_000
+    assert any(FACT.value in each.url_citation.quote for each in reply.choices[0].message.annotations)
+    assert (
+        RunLog(tmp_path / "home" / "runs.sqlite").get(reply.memagent["run_id"]).answer
+        == reply.choices[0].message.content
+    )
+    streamed: Any = client.chat.completions.create(
+        **{**request, "seed": 1}, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(streamed)
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert FACT.value in "".join(delta.content or "" for delta in deltas)
+    assert "% read" in "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert chunks[-1].usage.prompt_tokens > 12_000
+
+
+@pytest.mark.timeout(3600)
+def test_half_a_million_tokens_are_answered_right(client: openai.OpenAI) -> None:
+    reply: Any = client.chat.completions.create(**long_request(500_000))
+    assert FACT.value in reply.choices[0].message.content
+    assert reply.memagent["document_tokens"] > 490_000
+
+
+def test_an_uploaded_file_is_read(client: openai.OpenAI) -> None:
+    file = client.files.create(file=("book.html", f"<pre>{document(4000)}</pre>".encode()), purpose="user_data")
+    part = {"type": "file", "file": {"file_id": file.id}}
+    messages: Any = [{"role": "user", "content": [part, {"type": "text", "text": FACT.question}]}]
+    reply: Any = client.chat.completions.create(model=MODEL, messages=messages)
+    assert FACT.value in reply.choices[0].message.content
+    assert reply.memagent["read"] == ["book.html"]
+
+
+@pytest.mark.timeout(1800)
+def test_neither_a_killed_server_nor_a_killed_model_server_nor_a_client_that_leaves_costs_more_than_a_chunk(
+    serving: ServingProcess, embedded_server: VLLMServer, tmp_path: Path
+) -> None:
+    request = long_request(40_000, seed=7)
+    moments = random.Random(3)
+    undisturbed = post(serving.api, {**request, "seed": 8}).json()
+    for _ in range(3):
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(_outcome, serving.api, request)
+            time.sleep(moments.uniform(0.5, 2.0))
+            serving.kill()
+            assert asked.result() is None
+        serving.process.stderr.close()
+        serving.start()
+    threading.Timer(moments.uniform(0.5, 2.0), embedded_server.kill).start()
+    failed = post(serving.api, request)
+    assert failed.status_code in {200, 503}, failed.text
+    embedded_server.restart()
+    _ask_and_leave(serving.api, request)
+    reply = post(serving.api, request)
+    assert reply.headers["X-Memagent-Read"] in {"joined", "resumed", "repeated"}
+    values = reply.json()
+    assert values["choices"][0]["message"]["content"] == undisturbed["choices"][0]["message"]["content"]
+    assert values["memagent"]["chunks_read"] == undisturbed["memagent"]["chunks_read"]
+    log = RunLog(tmp_path / "home" / "runs.sqlite")
+    positions = [each.position for each in log.conversations(values["memagent"]["run_id"])]
+    assert positions == list(range(len(positions))), "a chunk counts twice, or is missing"
+    other = post(serving.api, request, key="another-key-of-the-tests")
+    assert other.headers["X-Memagent-Read"] == "started"
+
+
+def _outcome(api: str, request: dict[str, Any]) -> httpx2.Response | None:
+    """The reply; None where the server is gone before it comes."""
+    try:
+        return post(api, request)
+    except httpx2.TransportError:
+        return None
+
+
+def _ask_and_leave(api: str, request: dict[str, Any]) -> None:
+    at, content = httpx2.URL(api), json.dumps(request).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    with socket.create_connection((at.host, at.port)) as connection:
+        connection.sendall(head.encode() + content)
+        time.sleep(1.0)

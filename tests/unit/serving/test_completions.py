@@ -1,0 +1,395 @@
+"""Chat completions through a real server and the official client: passed on as they are, or read."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from aiohttp import web
+from support.fake_server import FakeServer
+from support.scripts import document_with, perfect_reader
+from support.serving import Served, served
+
+from memagent_graph import ScriptedPolicy
+
+LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=3000)
+QUESTION = "What is the key of harbor?"
+
+
+class Upstream(FakeServer):
+    """A fake server that keeps the bytes and headers of every request."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, window=1000, **options)
+        self.bodies: list[bytes] = []
+        self.headers: list[dict[str, str]] = []
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.read())
+        self.headers.append(dict(request.headers))
+        return await super()._complete(request)
+
+
+def say(body: dict[str, Any], number: int) -> str:
+    text = body["messages"][-1]["content"]
+    return perfect_reader(text) if "<problem>" in text else f"said: {text[-40:]}"
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    with Upstream(say) as server:
+        yield server
+
+
+@pytest.fixture
+def server(upstream: Upstream, tmp_path: Path) -> Iterator[Served]:
+    with served(upstream.base_url, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.api, api_key="whatever", max_retries=0) as found:
+        yield found
+
+
+def ask(client: openai.OpenAI, *messages: dict[str, Any], **options: Any) -> Any:
+    return client.chat.completions.create(model="fake", messages=list(messages), **options)
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+# Short requests
+
+
+def test_a_short_request_reaches_the_policy_server_byte_by_byte_with_the_servers_own_key(
+    server: Served, upstream: Upstream
+) -> None:
+    body = b'{ "model":"fake",\n "messages":[{"role":"user","content":"h\\u00e9llo"}], "unknown": [1,  2] }'
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer the-client's-key"}
+    reply = httpx2.post(f"{server.api}/chat/completions", content=body, headers=headers)
+    assert reply.status_code == 200
+    assert upstream.bodies == [body]
+    assert upstream.headers[0]["Authorization"] == "Bearer the-server's-own-key"
+    direct = httpx2.post(
+        f"{upstream.base_url}/chat/completions",
+        content=body,
+        headers={"Content-Type": "application/json"},
+    )
+    assert reply.content == direct.content
+
+
+def test_a_stream_of_the_policy_server_is_relayed_as_it_is(tmp_path: Path) -> None:
+    events = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n: beat\n\ndata: [DONE]\n\n'
+
+    def stream(body: dict[str, Any], number: int) -> web.Response:
+        return web.Response(body=events, content_type="text/event-stream")
+
+    with Upstream(stream) as upstream, served(upstream.base_url, tmp_path) as server:
+        body = {"model": "fake", "messages": [user("hello")], "stream": True}
+        reply = httpx2.post(f"{server.api}/chat/completions", json=body)
+        assert reply.content == events
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        with openai.OpenAI(base_url=server.api, api_key="x") as client:
+            chunks = list(ask(client, user("hello"), stream=True))
+        assert chunks[0].choices[0].delta.content == "a"
+
+
+def test_a_refusal_of_the_policy_server_is_relayed(server: Served) -> None:
+    reply = httpx2.post(f"{server.api}/chat/completions", json={"model": "other", "messages": [user("hello")]})
+    assert reply.status_code == 404
+    assert reply.json() == {"error": {"message": "The model `other` does not exist.", "code": 404}}
+
+
+def test_models_are_those_of_the_policy_server(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["fake"]
+    assert client.models.retrieve("fake").id == "fake"
+    with pytest.raises(openai.NotFoundError, match="no such model"):
+        client.models.retrieve("../../files")
+
+
+# Long requests
+
+
+def test_a_long_message_is_read_and_its_question_answered(client: openai.OpenAI, upstream: Upstream) -> None:
+    reply = ask(client, user(f"{LONG}\n\n{QUESTION}"))
+    assert reply.choices[0].message.content == "4711"
+    assert reply.choices[0].finish_reason == "stop"
+    calls = [body["messages"] for body in upstream.requests]
+    assert all(len(json.dumps(call)) < 3000 for call in calls), "a prompt was longer than the window"
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    assert reply.memagent["calls"] == len(calls) == reply.memagent["chunks_read"] + 1
+    assert reply.memagent["read"] == ["the message"]
+
+
+def test_the_cost_is_that_of_all_calls(client: openai.OpenAI, upstream: Upstream) -> None:
+    reply = ask(client, user(LONG), user(QUESTION))
+    prompts = sum(len(message["content"].split()) for body in upstream.requests for message in body["messages"])
+    assert reply.usage.prompt_tokens == prompts
+
+
+def test_the_answer_says_where_it_comes_from(client: openai.OpenAI) -> None:
+    reply = ask(client, user(LONG), user(QUESTION))
+    (citation, *_) = reply.choices[0].message.annotations
+    assert citation.type == "url_citation"
+    place = citation.url_citation.url.partition("#char=")[2]
+    start, end = map(int, place.split(","))
+    assert "harbor" in LONG[start:end]
+    assert citation.url_citation.quote == LONG[start:end]
+    assert citation.url_citation.end_index == len("4711")
+
+
+def test_a_streamed_reply_tells_progress_as_reasoning_and_then_the_answer(client: openai.OpenAI) -> None:
+    chunks = list(ask(client, user(LONG), user(QUESTION), stream=True, stream_options={"include_usage": True}))
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert reasoning.startswith("Reading message 1 (user).")
+    assert "".join(delta.content or "" for delta in deltas) == "4711"
+    assert chunks[-1].usage.prompt_tokens > 1000
+    assert not chunks[-1].choices
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert any(getattr(delta, "annotations", None) for delta in deltas)
+
+
+def test_the_run_id_is_in_a_header_and_a_field_and_names_a_run_of_the_log(server: Served) -> None:
+    body = {"model": "fake", "messages": [user(LONG), user(QUESTION)]}
+    reply = httpx2.post(f"{server.api}/chat/completions", json=body, timeout=60)
+    run_id = reply.headers["X-Memagent-Run-Id"]
+    assert reply.json()["memagent"]["run_id"] == run_id
+    assert server.serving.reader.run_log.get(run_id).answer == "4711"
+
+
+def test_several_long_parts_are_read_in_order_with_their_names(client: openai.OpenAI, upstream: Upstream) -> None:
+    one = document_with({0.5: "The key of harbor is 1."}, words=1500)
+    two = document_with({0.5: "The key of harbor is 2."}, words=1500)
+    reply = ask(client, user(one), user(two), user(QUESTION))
+    assert reply.choices[0].message.content == "2"
+    assert reply.memagent["read"] == ["message 1 (user)", "message 2 (user)"]
+    shown = "".join(body["messages"][-1]["content"] for body in upstream.requests)
+    assert shown.index("[1 of 2: message 1 (user)]") < shown.index("[2 of 2: message 2 (user)]")
+
+
+def test_a_long_tool_result_is_read_and_replaced_and_the_request_goes_on_with_its_tools(
+    client: openai.OpenAI, upstream: Upstream
+) -> None:
+    tools = [{"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}]
+    call = {"id": "c1", "type": "function", "function": {"name": "fetch", "arguments": '{"page": 3}'}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        user(QUESTION),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": LONG},
+    ]
+    reply = ask(client, *messages, tools=tools, temperature=0.5)
+    last = upstream.requests[-1]
+    assert last["tools"] == tools
+    assert last["messages"][:3] == messages[:3]
+    assert last["messages"][3]["tool_call_id"] == "c1"
+    shown = last["messages"][3]["content"]
+    assert "the result of fetch: too long to show" in shown
+    assert "Answer: 4711" in shown
+    assert len(shown) < 1000
+    assert reply.choices[0].message.content.startswith("said:")
+    assert reply.usage.prompt_tokens > sum(len(str(m["content"]).split()) for m in last["messages"])
+    assert reply.memagent["calls"] == len(upstream.requests) - 1
+    assert [body["temperature"] for body in upstream.requests] == [0.5] * len(upstream.requests)
+
+
+def test_a_streamed_request_that_goes_on_is_one_stream(tmp_path: Path) -> None:
+    def respond(body: dict[str, Any], number: int) -> Any:
+        if "<problem>" in body["messages"][-1]["content"]:
+            return perfect_reader(body["messages"][-1]["content"])
+        assert body["stream_options"] == {"include_usage": True}
+        parts = [
+            {"id": "up", "choices": [{"index": 0, "delta": {"role": "assistant", "content": "do"}}]},
+            {"id": "up", "choices": [{"index": 0, "delta": {"content": "ne"}, "finish_reason": "stop"}]},
+            {"id": "up", "choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}},
+        ]
+        text = "".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n\n"
+        return web.Response(text=text, content_type="text/event-stream")
+
+    tools = [{"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}]
+    with (
+        Upstream(respond) as upstream,
+        served(upstream.base_url, tmp_path) as server,
+        openai.OpenAI(base_url=server.api, api_key="x") as client,
+    ):
+        options = {"tools": tools, "stream": True}
+        chunks = list(ask(client, user(LONG), user(QUESTION), **options))
+        counted = list(ask(client, user(LONG), user(QUESTION), stream_options={"include_usage": True}, **options))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == "done"
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all(chunk.choices for chunk in chunks), "usage was told though nobody asked"
+    assert counted[-1].usage.prompt_tokens > 1000
+    assert counted[-1].usage.completion_tokens > 2
+
+
+def test_an_old_history_is_read_and_the_recent_messages_stay(client: openai.OpenAI, upstream: Upstream) -> None:
+    history: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
+    for number in range(60):
+        fact = "The key of harbor is 4711." if number == 5 else "nothing happened here today and so on"
+        history += [user(f"note {number}: {fact}"), {"role": "assistant", "content": f"noted {number} " + "well " * 12}]
+    ask(client, *history, user(QUESTION))
+    shown = upstream.requests[-1]["messages"]
+    assert shown[0] == history[0]
+    assert shown[-1] == user(QUESTION)
+    assert shown[1]["content"].startswith("[Of earlier messages:]")
+    assert "4711" in shown[1]["content"]
+    assert shown[2:-1] == history[-len(shown[2:-1]) :], "recent messages are as they were"
+
+
+def test_a_file_by_upload_is_read(client: openai.OpenAI) -> None:
+    file = client.files.create(file=("report.html", f"<p>{LONG}</p>".encode()), purpose="user_data")
+    part = {"type": "file", "file": {"file_id": file.id}}
+    reply = ask(client, user([part, {"type": "text", "text": QUESTION}]))
+    assert reply.choices[0].message.content == "4711"
+    assert reply.memagent["read"] == ["report.html"]
+
+
+def test_a_file_within_the_request_is_read_and_no_converter_is_needed_for_text(client: openai.OpenAI) -> None:
+    data = base64.b64encode(LONG.encode()).decode()
+    part = {"type": "file", "file": {"filename": "../../etc/notes.txt", "file_data": f"data:text/plain;base64,{data}"}}
+    reply = ask(client, user([part, {"type": "text", "text": QUESTION}]))
+    assert reply.choices[0].message.content == "4711"
+    assert reply.memagent["read"] == ["notes.txt"]
+
+
+def test_a_stop_text_ends_the_answer(client: openai.OpenAI) -> None:
+    assert ask(client, user(LONG), user(QUESTION), stop=["1"]).choices[0].message.content == "47"
+
+
+# What cannot be had
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        ({"n": 2}, 400, "send n=1"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "contradict"),
+        ({"model": "another"}, 404, "does not read long requests here; 'fake' does"),
+        ({"messages": []}, 400, "no messages"),
+        ({"messages": "text"}, 400, "array"),
+        ({"temperature": "hot"}, 400, "temperature"),
+        ({"messages": [user([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]), user(LONG)]}, 400,
+         "image_url"),
+        ({"messages": [user([{"type": "file", "file": {"file_id": "file-../../secret"}}])]}, 404, "no file"),
+        ({"messages": [user([{"type": "file", "file": {}}])]}, 400, "neither file_id nor file_data"),
+        ({"messages": [user([{"type": "file", "file": {"file_data": "data:x;base64,?", "filename": "a.txt"}}])]}, 400,
+         "base64"),
+        ({"messages": [user([{"type": "file", "file": {"file_data": "JVBERi0xLjQK", "filename": "a.pdf"}}])]}, 400,
+         "cannot be opened"),
+        ({"messages": [user([{"type": "file", "file": {"file_data": "AAECAwQFBgcICQ==", "filename": "a"}}])]}, 400,
+         "a"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_is_said_in_the_apis_own_form(
+    server: Served, upstream: Upstream, options: dict[str, Any], status: int, words: str
+) -> None:
+    body = {"model": "fake", "messages": [user(LONG), user(QUESTION)], **options}
+    reply = httpx2.post(f"{server.api}/chat/completions", json=body)
+    assert reply.status_code == status
+    error = reply.json()["error"]
+    assert words in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert upstream.requests == []
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b'"x"', b"\xff\xfe", b'{"model": "fake", "messages": [1]}', b"[" * 100_000]
+)
+def test_malformed_json_is_refused(server: Served, body: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    reply = httpx2.post(f"{server.api}/chat/completions", content=body, headers=headers)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_what_is_not_served_says_so(server: Served) -> None:
+    reply = httpx2.post(f"{server.api}/responses", json={})
+    assert reply.status_code == 404
+    assert "Responses API is not served here" in reply.json()["error"]["message"]
+    assert httpx2.get(f"{server.url}/v1/engines").json()["error"]["code"] == "not_found"
+    assert httpx2.delete(f"{server.api}/chat/completions").json()["error"]["code"] == "method_not_allowed"
+
+
+def test_a_policy_server_that_is_down_is_told_and_health_says_which_part(tmp_path: Path) -> None:
+    with FakeServer() as gone:
+        url = gone.base_url
+    with served(url, tmp_path) as server:
+        for messages in ([user("hello")], [user(LONG), user(QUESTION)]):
+            reply = httpx2.post(
+                f"{server.api}/chat/completions", json={"model": "fake", "messages": messages}, timeout=60
+            )
+            assert reply.status_code == 503
+            assert "Is the server running?" in reply.json()["error"]["message"]
+        health = httpx2.get(f"{server.url}/health")
+        assert health.status_code == 503
+        assert health.json()["parts"]["server"] == "ok"
+        assert "cannot be reached" in health.json()["parts"]["policy"]
+        assert url not in health.text
+
+
+def test_a_failure_within_a_stream_is_an_error_of_the_client(tmp_path: Path) -> None:
+    def fail(body: dict[str, Any], number: int) -> Any:
+        return web.json_response({"error": {"message": "out of memory"}}, status=500) if number else "some memory"
+
+    with (
+        Upstream(fail) as upstream,
+        served(upstream.base_url, tmp_path) as server,
+        openai.OpenAI(base_url=server.api, api_key="x", max_retries=0) as client,
+        pytest.raises(openai.APIError, match="out of memory"),
+    ):
+        list(ask(client, user(LONG), user(QUESTION), stream=True))
+
+
+def test_health_and_metrics(server: Served, client: openai.OpenAI) -> None:
+    ask(client, user("hello"))
+    ask(client, user(LONG), user(QUESTION))
+    assert httpx2.get(f"{server.url}/health").json()["status"] == "ok"
+    page = httpx2.get(f"{server.url}/metrics").text
+    assert 'memagent_completions_total{way="passed"} 1.0' in page
+    assert 'memagent_completions_total{way="read"} 1.0' in page
+    assert 'memagent_reads_ended_total{state="finished"} 1.0' in page
+    assert "memagent_reads 0.0" in page
+
+
+# A policy without a server
+
+
+def test_a_policy_in_this_process_answers_short_requests_and_reads_long_ones(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(lambda prompt: perfect_reader(prompt) if "<problem>" in prompt else f"said: {prompt[-5:]}")
+    with (
+        served(None, tmp_path, policy=policy) as server,
+        openai.OpenAI(base_url=server.api, api_key="x", max_retries=0) as client,
+    ):
+        name = policy.name
+        assert [model.id for model in client.models.list()] == [name]
+        assert client.models.retrieve(name).id == name
+        create = client.chat.completions.create
+        short: list[Any] = [user("hello")]
+        assert create(model=name, messages=short).choices[0].message.content == "said: hello"
+        chunks = list(create(model=name, messages=short, stream=True, stream_options={"include_usage": True}))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "said: hello"
+        assert chunks[-1].usage is not None
+        long: list[Any] = [user(LONG), user(QUESTION)]
+        assert create(model=name, messages=long).choices[0].message.content == "4711"
+        history: list[Any] = [user(f"note {n} " + "word " * 30) for n in range(60)]
+        gone_on = create(model=name, messages=[*history, user("The end?")], stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in gone_on if chunk.choices)
+        assert text == "said:  end?"
+        for messages in (short, long):
+            with pytest.raises(openai.BadRequestError, match="does not know tools"):
+                create(model=name, messages=messages, tools=[{"type": "function", "function": {"name": "f"}}])
+        with pytest.raises(openai.NotFoundError):
+            create(model="another", messages=short)
+        assert httpx2.get(f"{server.url}/health").json()["status"] == "ok"

@@ -1,0 +1,513 @@
+"""The live page's requests over a real socket: whom they let in, and what a person can do with a read."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from support.fake_server import FakeServer
+from support.scripts import document_with, part, perfect_reader
+from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
+
+from memagent_graph.run_log.edits import author_of
+from memagent_graph.serving.ledger import Entry, Ledger, ReadState
+from memagent_graph.serving.reads import Bounds
+
+FACTS = {0.2: "The key of harbor is 4711.", 0.6: "The key of castle is 12."}
+LONG = document_with(FACTS, words=1200)
+QUESTION = "What is the key of harbor?"
+OWN = {"X-Memagent-Page": "1"}
+
+
+class Browser:
+    """What the page's script does, without a browser."""
+
+    def __init__(self, url: str, shown: str | None) -> None:
+        self.client = httpx2.Client(base_url=url, headers=OWN, timeout=30)
+        assert self.client.post("/page/session", json={"token": shown}).status_code == 204
+
+    @classmethod
+    def of(cls, server: Served, key: str | None = None) -> Browser:
+        return cls(server.url, key or server.sessions.token)
+
+    @classmethod
+    def at(cls, process: ServingProcess) -> Browser:
+        """By the link that the process printed."""
+        return cls(*process.page.split("/#token="))
+
+    def post(self, path: str, **body: Any) -> httpx2.Response:
+        return self.client.post(f"/page/{path}", json=body)
+
+    def get(self, path: str, **query: Any) -> Any:
+        reply = self.client.get(f"/page/{path}", params=query)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def upload(self, name: str, data: bytes | str) -> httpx2.Response:
+        return self.client.post(
+            "/page/files", files={"file": (name, data if isinstance(data, bytes) else data.encode())}
+        )
+
+    def begin(self, *questions: str, document: str = LONG, afresh: bool = False) -> list[str]:
+        file = self.upload("annals.txt", document).json()["id"]
+        reply = self.post("reads", files=[file], questions=list(questions or (QUESTION,)), afresh=afresh)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["reads"]
+
+    def read(self, run_id: str) -> dict[str, Any]:
+        return next(each for each in self.get("reads", q=run_id)["reads"] if each["id"] == run_id)
+
+    @contextmanager
+    def events(self, run_id: str) -> Iterator[Callable[[str], Any]]:
+        """Gives a function that waits for the next event of a name, and gives its value."""
+        with self.client.stream("GET", "/page/events", params={"run": run_id}, timeout=20) as reply:
+            assert reply.status_code == 200
+            lines = reply.iter_lines()
+
+            def wait_for(name: str) -> Any:
+                for line in lines:
+                    if line == f"event: {name}":
+                        return json.loads(next(lines).removeprefix("data: "))
+                raise AssertionError(f"there was no {name}")
+
+            yield wait_for
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    for _ in range(600):
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not come to that")
+
+
+class Scripted:
+    """A perfect reader that remembers what memory each section came with; a test may put another in its place."""
+
+    def __init__(self) -> None:
+        self.sections: list[str] = []
+        self.reply: Callable[[str], str] = perfect_reader
+
+    def __call__(self, body: dict[str, Any], number: int) -> str:
+        prompt = body["messages"][-1]["content"]
+        if "<section>" in prompt:
+            self.sections.append(part(prompt, "memory"))
+        return self.reply(prompt)
+
+
+@pytest.fixture
+def policy() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def server(policy: Scripted, tmp_path: Path) -> Iterator[Served]:
+    with (
+        FakeServer(policy, delay=0.03, window=1000) as upstream,
+        served(upstream.base_url, tmp_path, page=True) as found,
+    ):
+        yield found
+
+
+@pytest.fixture
+def browser(server: Served) -> Browser:
+    return Browser.of(server)
+
+
+def paused(browser: Browser, run_id: str, chunks: int = 2) -> dict[str, Any]:
+    """Pause a read behind so many chunks; gives its newest update."""
+    with browser.events(run_id) as wait_for:
+        seen = len(wait_for("snapshot")["updates"])
+        for _ in range(max(1, chunks - seen)):
+            update = wait_for("update")
+    assert browser.post(f"reads/{run_id}/pause").status_code == 204
+    with browser.events(run_id) as wait_for:
+        newest: dict[str, Any] = wait_for("snapshot")["updates"][-1]
+        assert newest["chunk"] >= update["chunk"]
+        return newest
+
+
+def finished(browser: Browser, run_id: str) -> dict[str, Any]:
+    until(lambda: browser.read(run_id)["state"] == "finished")
+    with browser.events(run_id) as wait_for:
+        return wait_for("state")
+
+
+# Reading
+
+
+def test_a_document_is_read_chunk_by_chunk_to_its_answer(browser: Browser) -> None:
+    (run_id,) = browser.begin()
+    with browser.events(run_id) as wait_for:
+        shown = wait_for("snapshot")["updates"]
+        while not any("4711" in update["memory"] for update in shown):
+            shown.append(wait_for("update"))
+    assert ["insert", "\nharbor 4711"] in [change for update in shown for change in update["diff"]]
+    state = finished(browser, run_id)
+    assert (state["answer"], state["stop_reason"], state["document"]) == ("4711", "answered", "annals.txt")
+    with browser.events(run_id) as wait_for:
+        updates = wait_for("snapshot")["updates"]
+    assert [update["chunk"] for update in updates] == list(range(len(updates)))
+
+
+def test_several_questions_are_several_reads_and_several_documents_are_one(browser: Browser) -> None:
+    first = browser.upload("one.txt", document_with({0.5: FACTS[0.2]}, words=400)).json()["id"]
+    second = browser.upload("two.html", "<p>The key of castle is 12.</p>").json()["id"]
+    questions = [QUESTION, "What is the key of castle?"]
+    reads = browser.post("reads", files=[first, second], questions=questions).json()["reads"]
+    assert [finished(browser, run_id)["answer"] for run_id in reads] == ["4711", "12"]
+    assert browser.read(reads[0])["document"] == "2 texts: one.txt, two.html"
+
+
+def test_a_read_paused_continues_where_it_was(browser: Browser, policy: Scripted) -> None:
+    (run_id,) = browser.begin()
+    paused(browser, run_id)
+    assert browser.read(run_id)["state"] == "paused"
+    done = len(policy.sections)
+    time.sleep(0.2)
+    assert len(policy.sections) == done
+    assert browser.post(f"reads/{run_id}/continue").status_code == 204
+    assert finished(browser, run_id)["answer"] == "4711"
+    with browser.events(run_id) as wait_for:
+        chunks = len(wait_for("snapshot")["updates"])
+    assert len(policy.sections) <= chunks + 1  # but for the one that the pause interrupted, each was read once
+
+
+def test_a_stopped_read_is_cancelled_and_can_be_continued(browser: Browser) -> None:
+    (run_id,) = browser.begin()
+    paused(browser, run_id)
+    assert browser.post(f"reads/{run_id}/stop").status_code == 204
+    assert browser.read(run_id)["state"] == "cancelled"
+    browser.post(f"reads/{run_id}/continue")
+    assert finished(browser, run_id)["answer"] == "4711"
+
+
+def test_a_read_that_waits_can_be_paused_and_continued(policy: Scripted, tmp_path: Path) -> None:
+    with (
+        FakeServer(policy, delay=0.03, window=1000) as upstream,
+        served(upstream.base_url, tmp_path, page=True, bounds=Bounds(reads=1)) as server,
+    ):
+        browser = Browser.of(server)
+        _, waiting = browser.begin(QUESTION, "What is the key of castle?")
+        assert browser.post(f"reads/{waiting}/pause").status_code == 204
+        assert browser.read(waiting)["state"] == "paused"
+        assert browser.post(f"reads/{waiting}/continue").status_code == 204
+        assert finished(browser, waiting)["answer"] == "12"
+
+
+def test_twenty_reads_at_once_are_seen_on_one_stream(browser: Browser) -> None:
+    questions = [f"What is the key of harbor, asked {number}?" for number in range(16)]
+    reads = browser.begin(*questions)
+    assert len(set(reads)) == 16
+    ended: set[str] = set()
+    with browser.events(reads[0]) as wait_for:
+        while ended != set(reads):
+            ended |= {each["id"] for each in wait_for("reads") if each["state"] == "finished"}
+
+
+# A person's hand
+
+
+def test_an_edited_memory_is_what_is_read_on_from_and_says_who_did_it(server: Served, browser: Browser) -> None:
+    (run_id,) = browser.begin()
+    newest = paused(browser, run_id, 8)
+    edit = {"chunk": newest["chunk"], "before": newest["memory"], "text": "harbor 99"}
+    assert browser.post(f"reads/{run_id}/memory", **edit).status_code == 204
+    assert browser.read(run_id)["edited"]
+    browser.post(f"reads/{run_id}/continue")
+    assert finished(browser, run_id)["answer"] == "99"
+    log = server.serving.reader.run_log
+    (event,) = log.events(run_id)
+    assert (author_of(event.detail), event.text) == ("local", "harbor 99")
+
+
+def test_an_edited_read_answers_no_request_of_the_api(server: Served, browser: Browser) -> None:
+    (run_id,) = browser.begin()
+    newest = paused(browser, run_id)
+    browser.post(f"reads/{run_id}/memory", chunk=newest["chunk"], before=newest["memory"], text="harbor 99")
+    browser.post(f"reads/{run_id}/continue")
+    finished(browser, run_id)
+    (other,) = browser.begin()
+    assert other != run_id
+    assert finished(browser, other)["answer"] == "4711"
+
+
+def test_an_answered_read_is_corrected_and_answers_again(browser: Browser) -> None:
+    (run_id,) = browser.begin()
+    finished(browser, run_id)
+    with browser.events(run_id) as wait_for:
+        newest = wait_for("snapshot")["updates"][-1]
+    browser.post(f"reads/{run_id}/memory", chunk=newest["chunk"], before=newest["memory"], text="harbor 5")
+    assert browser.read(run_id)["state"] == "paused"
+    browser.post(f"reads/{run_id}/continue")
+    assert finished(browser, run_id)["answer"] == "5"
+
+
+def test_an_edit_is_refused_while_it_reads_of_another_memory_and_beyond_the_budget(browser: Browser) -> None:
+    (run_id,) = browser.begin()
+    edit = {"chunk": 0, "before": "", "text": "x"}
+    assert browser.post(f"reads/{run_id}/memory", **edit).status_code == 409
+    newest = paused(browser, run_id)
+    assert browser.post(f"reads/{run_id}/memory", **edit).status_code == 409
+    edit = {"chunk": newest["chunk"], "before": newest["memory"], "text": "word " * 200}
+    reply = browser.post(f"reads/{run_id}/memory", **edit)
+    assert (reply.status_code, "tokens" in reply.json()["error"]["message"]) == (400, True)
+
+
+def test_a_pinned_line_is_put_back_where_the_policy_drops_it(browser: Browser, policy: Scripted) -> None:
+    policy.reply = lambda prompt: perfect_reader(prompt) if "<section>" not in prompt else "something else"
+    (run_id,) = browser.begin()
+    newest = paused(browser, run_id)
+    browser.post(f"reads/{run_id}/memory", chunk=newest["chunk"], before=newest["memory"], text="harbor 77")
+    assert browser.post(f"reads/{run_id}/pins", line="harbor 77", pinned=True).status_code == 204
+    browser.post(f"reads/{run_id}/continue")
+    finished(browser, run_id)
+    with browser.events(run_id) as wait_for:
+        updates = wait_for("snapshot")["updates"]
+    assert updates[-1]["memory"] == "harbor 77\nsomething else"
+    assert [event["kind"] for event in updates[-1]["events"]] == ["pinned"]
+
+
+def test_pinned_lines_take_half_of_a_memory_at_most(browser: Browser) -> None:
+    (run_id,) = browser.begin()
+    paused(browser, run_id)
+    for line in ("word " * 40, "", "two\nlines"):
+        assert browser.post(f"reads/{run_id}/pins", line=line, pinned=True).status_code == 400
+
+
+def test_one_can_ask_before_the_end_and_the_read_goes_on(browser: Browser) -> None:
+    (run_id,) = browser.begin()
+    with browser.events(run_id) as wait_for:
+        while "4711" not in wait_for("update")["memory"]:
+            pass
+        said = browser.post(f"reads/{run_id}/answer").json()
+    assert (said["answer"], said["memory"]) == ("4711", "nothing yet\nharbor 4711")
+    assert finished(browser, run_id)["answer"] == "4711"
+
+
+def test_a_thumb_is_a_reward_under_the_keys_name(server: Served, browser: Browser) -> None:
+    (run_id,) = browser.begin()
+    finished(browser, run_id)
+    assert browser.post(f"reads/{run_id}/thumbs", up=False, note="the old key").status_code == 204
+    (reward,) = server.serving.reader.run_log.rewards(run_id)
+    assert (reward.name, reward.value, reward.source, reward.note) == ("thumbs", 0.0, "local", "the old key")
+    assert finished(browser, run_id)["thumb"] == 0.0
+
+
+# Looking
+
+
+def test_sources_lead_to_the_passage_in_the_document(browser: Browser) -> None:
+    (run_id,) = browser.begin()
+    finished(browser, run_id)
+    page = browser.client.get(f"/page/reads/{run_id}/page")
+    assert f'"documentLink":"/#document/{run_id}"' in page.text
+    start = LONG.index("The key of harbor")
+    shown = browser.get(f"reads/{run_id}/passage", start=start, end=start + 26)
+    assert shown["passage"] == FACTS[0.2]
+    assert shown["before"] + shown["passage"] + shown["after"] in LONG
+    assert browser.client.get(f"/page/reads/{run_id}/passage", params={"start": 10**9}).status_code == 404
+    lines = browser.get(f"reads/{run_id}/sources")["lines"]
+    assert [line["line"] for line in lines] == ["nothing yet", "harbor 4711"] or lines[-1]["line"] == "harbor 4711"
+
+
+def test_two_runs_are_compared(browser: Browser) -> None:
+    one, other = browser.begin(QUESTION, "What is the key of castle?")
+    finished(browser, one), finished(browser, other)
+    shown = browser.get("compare", a=one, b=other)
+    assert ["answer", "4711", "12", False] in shown["facts"]
+    assert ["delete", "harbor 4711"] in shown["diff"] or shown["diff"]
+    assert shown["parting"].startswith("The memories first differ at chunk")
+
+
+def test_five_thousand_reads_are_listed_and_searched_by_pages(server: Served, browser: Browser) -> None:
+    ledger = server.serving.ledger
+    for number in range(5000):
+        ledger.begin(
+            Entry(f"run-{number}", "local", f"r{number}", f"Frage {number}: ÄRGER?", "buch.txt", float(number))
+        )
+    first = browser.get("reads", newest=50)
+    assert (first["total"], len(first["reads"]), first["reads"][0]["id"]) == (5000, 50, "run-4999")
+    assert browser.get("reads", newest=50, skip=4990)["reads"][-1]["id"] == "run-0"
+    found = browser.get("reads", q="frage 123: ärger")
+    assert [each["id"] for each in found["reads"]] == ["run-123"]
+    assert found["reads"][0]["state"] == "interrupted"
+    assert len(browser.get("reads", newest=10**9)["reads"]) == 200
+
+
+def test_the_ledger_finds_nothing_of_other_owners(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "reads.sqlite")
+    ledger.begin(Entry("a", "alice", "r", "100% _?", "d", 1.0))
+    ledger.begin(Entry("b", "bob", "r", "100% _?", "d", 1.0))
+    assert [entry.run_id for entry in ledger.search("alice", "0% _", newest=9)[0]] == ["a"]
+    assert ledger.search("alice", "%x", newest=9) == ([], 0)
+    ledger.set_apart("a", {"": ["line"]})
+    ledger.mark("a", ReadState.PAUSED)
+    entry = ledger.get("alice", "a")
+    assert (entry.apart, entry.pins, entry.state.has_ended) == (True, {"": ["line"]}, True)
+    ledger.close()
+
+
+def test_a_killed_server_leaves_reads_that_continue_from_the_page(policy: Scripted, tmp_path: Path) -> None:
+    with (
+        FakeServer(policy, delay=0.1, window=8192) as upstream,
+        ServingProcess(upstream.base_url, tmp_path, "--chunk-tokens", "200") as process,
+    ):
+        before = Browser.at(process)
+        (run_id,) = before.begin()
+        until(lambda: len(policy.sections) > 3)
+        process.kill()
+        done = len(policy.sections)
+        process.start()
+        after = Browser.at(process)
+        assert before.client.get("/page/reads").status_code == 401  # its session ended with the process
+        assert after.read(run_id)["state"] == "interrupted"
+        assert after.post(f"reads/{run_id}/continue").status_code == 204
+        assert finished(after, run_id)["answer"] == "4711"
+        with after.events(run_id) as wait_for:
+            chunks = len(wait_for("snapshot")["updates"])
+        assert done > 3
+        assert len(policy.sections) <= chunks + 1
+
+
+# Attacks
+
+
+DATA = ("/page/session", "/page/reads", "/page/events", "/page/compare?a=x&b=y", "/page/reads/x/page")
+
+
+def test_the_page_is_open_and_nothing_behind_it(server: Served) -> None:
+    assert httpx2.get(f"{server.url}/").status_code == 200
+    for path in DATA:
+        assert httpx2.get(f"{server.url}{path}", headers=OWN).status_code == 401
+    for path in ("/page/files", "/page/reads", "/page/reads/x/pause", "/page/nothing"):
+        assert httpx2.post(f"{server.url}{path}", headers=OWN).status_code == 401
+    for token in ("", "x", "Bearer", "\ud800"):
+        reply = httpx2.post(
+            f"{server.url}/page/session", content=json.dumps({"token": token}),
+            headers={**OWN, "Content-Type": "application/json"},
+        )  # fmt: skip
+        assert reply.status_code in {400, 401}
+        assert "set-cookie" not in reply.headers
+
+
+def test_the_cookie_is_for_this_site_alone_and_no_script_reads_it(server: Served) -> None:
+    reply = httpx2.post(f"{server.url}/page/session", json={"token": server.sessions.token}, headers=OWN)
+    cookie = reply.headers["set-cookie"].lower()
+    assert cookie.startswith(f"memagent_page_{server.port}=")
+    assert {"httponly", "samesite=strict", "path=/"} <= {each.strip() for each in cookie.split(";")}
+    assert server.sessions.token.lower() not in cookie
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://localhost:1"}, {"Origin": "null"}, {"Origin": "https://evil.example"},
+     {"Sec-Fetch-Site": "same-site"}, {"Sec-Fetch-Site": "cross-site"}, {"X-Memagent-Page": None}],
+)  # fmt: skip
+def test_other_pages_cannot_use_a_persons_cookie(browser: Browser, headers: dict[str, Any]) -> None:
+    if headers.get("X-Memagent-Page", "") is None:
+        del browser.client.headers["X-Memagent-Page"]
+        headers = {}
+    else:
+        assert browser.client.get("/page/reads", headers=headers).status_code == 403
+    for path in ("/page/reads", "/page/files", "/page/session"):
+        assert browser.client.post(path, headers=headers, json={}).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example"])
+def test_a_name_that_leads_here_is_no_name_of_the_page(browser: Browser, host: str) -> None:
+    for path in ("/", "/page/static/live.js", "/page/reads"):
+        assert browser.client.get(path, headers={"Host": host}).status_code == 421
+
+
+def test_everything_is_sent_with_a_policy_that_runs_no_foreign_script(browser: Browser) -> None:
+    for path in ("/", "/page/static/live.js", "/page/static/live.css", "/page/static/page.css"):
+        reply = browser.client.get(path)
+        policy = reply.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert reply.headers["x-content-type-options"] == "nosniff"
+    (run_id,) = browser.begin()
+    finished(browser, run_id)
+    page = browser.client.get(f"/page/reads/{run_id}/page")
+    assert page.headers["content-security-policy"] == "frame-ancestors 'none'"
+    assert "default-src 'none'" in page.text
+
+
+@pytest.mark.parametrize(
+    "name", ["../page_sessions.py", "..%2f..%2fpage_sessions.py", "page_routes.py", "%2e%2e/x", ""]
+)
+def test_no_static_name_leads_to_another_file(browser: Browser, name: str) -> None:
+    assert browser.client.get(f"/page/static/{name}").status_code in {401, 404}
+
+
+def test_keys_see_their_own_reads_and_files_alone(policy: Scripted, tmp_path: Path) -> None:
+    with (
+        FakeServer(policy, window=1000) as upstream,
+        served(upstream.base_url, tmp_path, page=True, keys=KEYS) as server,
+    ):
+        assert server.sessions.token is None
+        alice, bob = Browser.of(server, ALICE), Browser.of(server, BOB)
+        (run_id,) = alice.begin()
+        finished(alice, run_id)
+        assert bob.get("reads")["total"] == 0
+        for path in ("page", "sources", "passage"):
+            assert bob.client.get(f"/page/reads/{run_id}/{path}").status_code == 404
+        for path, body in (
+            ("pause", {}), ("stop", {}), ("continue", {}), ("answer", {}), ("thumbs", {"up": True}),
+            ("pins", {"line": "x", "pinned": True}), ("memory", {"chunk": 0, "before": "", "text": ""}),
+        ):  # fmt: skip
+            assert bob.post(f"reads/{run_id}/{path}", **body).status_code == 404
+        assert bob.client.get("/page/compare", params={"a": run_id, "b": run_id}).status_code == 404
+        with bob.events(run_id) as wait_for:
+            assert wait_for("gone") == "there is no such read"
+        file = alice.upload("a.txt", LONG).json()["id"]
+        assert bob.post("reads", files=[file], questions=["?"]).status_code == 404
+        # A key that a page has is one of the API, and the page's cookie is none.
+        assert alice.client.get("/v1/reads").status_code == 401
+
+
+def test_a_browser_that_signed_out_is_out(browser: Browser) -> None:
+    assert browser.client.delete("/page/session").status_code == 204
+    assert browser.client.get("/page/reads").status_code == 401
+
+
+def test_what_cannot_be_understood_is_told_and_keeps_nothing(browser: Browser) -> None:
+    for body in ({}, {"files": [], "questions": ["?"]}, {"files": ["file-" + "0" * 32], "questions": ["?"]},
+                 {"files": 1, "questions": []}, {"files": ["../x"], "questions": ["?"]}):  # fmt: skip
+        reply = browser.post("reads", **body)
+        assert reply.status_code in {400, 404}
+        assert reply.json()["error"]["message"]
+    assert browser.upload("bad.pdf", b"%PDF-1.4 nothing").status_code == 400
+    file = browser.upload("a.txt", LONG).json()["id"]
+    for question in ("", "word " * 100):
+        assert browser.post("reads", files=[file], questions=[question]).status_code == 400
+    assert browser.get("reads")["total"] == 0
+
+
+def test_a_page_that_opens_too_many_streams_is_refused_more(browser: Browser) -> None:
+    (run_id,) = browser.begin()
+    with httpx2.Client(base_url=browser.client.base_url, cookies=browser.client.cookies, timeout=20) as client:
+        opened: list[Any] = []
+        lines: list[Any] = []
+        try:
+            for _ in range(33):
+                stream = client.stream("GET", "/page/events", params={"run": run_id})
+                reply = stream.__enter__()
+                opened.append(stream)
+                if reply.status_code == 429:
+                    break
+                lines.append(reply.iter_lines())  # which would close the stream if nobody had it
+                next(lines[-1])
+            assert reply.status_code == 429
+            assert len(opened) == 33
+        finally:
+            for stream in opened:
+                stream.__exit__(None, None, None)

@@ -1,0 +1,348 @@
+"""Reads that outlive connections, processes and failures: never done twice, never lost, never another key's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from aiohttp import web
+from support.fake_server import FakeServer
+from support.scripts import document_with, part, perfect_reader
+from support.serving import ALICE, BOB, KEYS, ServingProcess, served
+
+from memagent_graph.reading.state import Limits
+from memagent_graph.serving.keys import Keys, Owner
+from memagent_graph.serving.ledger import Entry, Ledger, ReadState
+from memagent_graph.serving.reads import Bounds
+
+LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=1200)
+QUESTION = "What is the key of harbor?"
+
+
+def body(question: str = QUESTION, document: str = LONG, **options: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": document}, {"role": "user", "content": question}]
+    return {"model": "fake", "messages": messages, **options}
+
+
+def post(
+    api: str, content: dict[str, Any], *, key: str = ALICE, timeout: float = 60, **headers: str
+) -> httpx2.Response:
+    given = {"Authorization": f"Bearer {key}", **headers}
+    return httpx2.post(f"{api}/chat/completions", json=content, headers=given, timeout=timeout)
+
+
+def answer(reply: httpx2.Response) -> str:
+    assert reply.status_code == 200, reply.text
+    text: str = reply.json()["choices"][0]["message"]["content"]
+    return text
+
+
+def sections(upstream: FakeServer) -> Counter[str]:
+    """How often each chunk was asked about."""
+    prompts = [request["messages"][-1]["content"] for request in upstream.requests]
+    return Counter(part(prompt, "section") for prompt in prompts if "<section>" in prompt)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not come to that")
+
+
+@pytest.fixture
+def slow() -> Any:
+    with FakeServer(delay=0.04, window=1000) as upstream:
+        yield upstream
+
+
+def _ask_and_go_away(api: str, upstream: FakeServer) -> None:
+    """Send a request, and close the connection once its read is at work."""
+    content = json.dumps(body()).encode()
+    seen, at = len(upstream.requests), httpx2.URL(api)
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ALICE}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    with socket.create_connection((at.host, at.port)) as connection:
+        connection.sendall(head.encode() + content)
+        until(lambda: len(upstream.requests) > seen + 2)
+
+
+# The same again
+
+
+def test_a_client_that_asks_again_meets_its_own_read_while_it_runs(slow: FakeServer, tmp_path: Path) -> None:
+    with served(slow.base_url, tmp_path) as server:
+        _ask_and_go_away(server.api, slow)
+        reply = post(server.api, body())
+        again = post(server.api, body(stream=False))
+    assert answer(reply) == answer(again) == "4711"
+    assert reply.headers["X-Memagent-Read"] == "joined"
+    assert again.headers["X-Memagent-Read"] == "repeated"
+    assert reply.headers["X-Memagent-Run-Id"] == again.headers["X-Memagent-Run-Id"]
+    assert set(sections(slow).values()) == {1}
+    assert reply.json()["usage"] == again.json()["usage"]
+
+
+def test_many_clients_that_ask_the_same_at_once_are_one_read(slow: FakeServer, tmp_path: Path) -> None:
+    with served(slow.base_url, tmp_path) as server, ThreadPoolExecutor(12) as pool:
+        replies = list(pool.map(lambda _: post(server.api, body()), range(12)))
+    assert {answer(reply) for reply in replies} == {"4711"}
+    assert len({reply.headers["X-Memagent-Run-Id"] for reply in replies}) == 1
+    assert set(sections(slow).values()) == {1}
+
+
+def test_an_explicit_new_try_reads_afresh_and_later_asks_meet_that_one(slow: FakeServer, tmp_path: Path) -> None:
+    with served(slow.base_url, tmp_path) as server:
+        first = post(server.api, body())
+        new = post(server.api, body(), **{"X-Memagent-New-Try": "1"})
+        later = post(server.api, body())
+    ids = [reply.headers["X-Memagent-Run-Id"] for reply in (first, new, later)]
+    assert ids[0] != ids[1] == ids[2]
+    assert set(sections(slow).values()) == {2}
+
+
+def test_a_read_that_ended_too_long_ago_is_done_again(slow: FakeServer, tmp_path: Path) -> None:
+    with served(slow.base_url, tmp_path, bounds=Bounds(keep_seconds=0.0)) as server:
+        first, second = post(server.api, body()), post(server.api, body())
+    assert second.headers["X-Memagent-Read"] == "started"
+    assert first.headers["X-Memagent-Run-Id"] != second.headers["X-Memagent-Run-Id"]
+
+
+@pytest.mark.parametrize(
+    "other", [{"temperature": 0.7}, {"seed": 3}, {"max_tokens": 20}, {"question": "Which castle?"}]
+)
+def test_another_question_or_sampling_is_another_read(slow: FakeServer, tmp_path: Path, other: dict[str, Any]) -> None:
+    with served(slow.base_url, tmp_path) as server:
+        first, second = post(server.api, body()), post(server.api, body(**other))
+    assert first.headers["X-Memagent-Run-Id"] != second.headers["X-Memagent-Run-Id"]
+
+
+def test_a_read_that_failed_continues_at_its_chunk(tmp_path: Path) -> None:
+    broken = True
+
+    def respond(request: dict[str, Any], number: int) -> Any:
+        if broken and number == 5:
+            return web.json_response({"error": {"message": "out of memory"}}, status=500)
+        return perfect_reader(request["messages"][-1]["content"])
+
+    with FakeServer(respond, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
+        failed = post(server.api, body())
+        broken = False
+        reply = post(server.api, body())
+    assert failed.status_code == 503
+    assert failed.json()["error"]["code"] == "policy_server_unavailable"
+    assert "Retry-After" in failed.headers
+    assert reply.headers["X-Memagent-Read"] == "resumed"
+    assert answer(reply) == "4711"
+    assert sorted(sections(upstream).values())[-2:] == [1, 2], "only the chunk that failed was asked about again"
+
+
+def test_a_read_that_a_limit_stopped_says_so_and_continues_when_asked_again(slow: FakeServer, tmp_path: Path) -> None:
+    with served(slow.base_url, tmp_path, bounds=Bounds(limits=Limits(max_chunks=5))) as server:
+        replies = [post(server.api, body())]
+        while replies[-1].json()["choices"][0]["finish_reason"] == "length":
+            assert "Ask the same again, and it continues." in answer(replies[-1])
+            replies.append(post(server.api, body()))
+    assert len(replies) > 2
+    assert answer(replies[-1]) == "4711"
+    assert set(sections(slow).values()) == {1}
+
+
+# Closing, cancelling
+
+
+def test_a_client_that_goes_away_ends_the_read_only_where_that_is_set(slow: FakeServer, tmp_path: Path) -> None:
+    for cancels in (False, True):
+        bounds = Bounds(cancel_on_close=cancels)
+        with served(slow.base_url, tmp_path / str(cancels), bounds=bounds) as server:
+            _ask_and_go_away(server.api, slow)
+            if cancels:
+                until(lambda server=server: not len(server.serving.manager))
+            entry = server.serving.ledger.of_owner("local", newest=1)[0]
+            assert entry.state is (ReadState.CANCELLED if cancels else ReadState.RUNNING)
+            assert answer(post(server.api, body())) == "4711"
+    assert set(sections(slow).values()) <= {2, 3}, "two servers read, and one of them was at a chunk when it stopped"
+
+
+def test_a_read_is_seen_and_cancelled_by_its_id_and_continues_when_asked_again(
+    slow: FakeServer, tmp_path: Path
+) -> None:
+    key = {"Authorization": f"Bearer {ALICE}"}
+    with served(slow.base_url, tmp_path, keys=KEYS) as server, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, server.api, body())
+        until(lambda: len(slow.requests) > 3)
+        (found,) = httpx2.get(f"{server.api}/reads", headers=key).json()["data"]
+        shown = httpx2.get(f"{server.api}/reads/{found['run_id']}", headers=key).json()
+        assert shown["state"] == "running"
+        assert shown["chunks"] > 1
+        assert "owner" not in shown
+        cancelled = httpx2.post(f"{server.api}/reads/{found['run_id']}/cancel", headers=key)
+        assert cancelled.json()["state"] == "cancelled"
+        assert waiting.result().status_code == 409
+        assert answer(post(server.api, body())) == "4711"
+
+
+# Keys
+
+
+def test_another_keys_reads_are_invisible_and_equal_requests_of_two_keys_are_two_reads(
+    slow: FakeServer, tmp_path: Path
+) -> None:
+    with served(slow.base_url, tmp_path, keys=KEYS) as server:
+        first, second = post(server.api, body()), post(server.api, body(), key=BOB)
+        run_id = first.headers["X-Memagent-Run-Id"]
+        assert second.headers["X-Memagent-Run-Id"] != run_id
+        assert second.headers["X-Memagent-Read"] == "started"
+        for method, path in (("GET", f"reads/{run_id}"), ("POST", f"reads/{run_id}/cancel")):
+            reply = httpx2.request(method, f"{server.api}/{path}", headers={"Authorization": f"Bearer {BOB}"})
+            assert reply.status_code == 404
+            assert run_id not in reply.text
+        listed = httpx2.get(f"{server.api}/reads", headers={"Authorization": f"Bearer {BOB}"}).json()["data"]
+        assert [each["run_id"] for each in listed] == [second.headers["X-Memagent-Run-Id"]]
+    assert set(sections(slow).values()) == {2}
+
+
+def test_each_key_has_a_salt_of_its_own_where_the_server_caches_by_salt(tmp_path: Path) -> None:
+    with FakeServer(window=1000, vllm=True) as upstream, served(upstream.base_url, tmp_path, keys=KEYS) as server:
+        post(server.api, body())
+        salts = {request["cache_salt"] for request in upstream.requests}
+        post(server.api, body(), key=BOB)
+        both = {request["cache_salt"] for request in upstream.requests}
+    assert len(salts) == 1
+    assert len(both) == 2
+
+
+# Bounds
+
+
+def test_beyond_the_bounds_a_request_is_refused_with_the_time_to_wait(slow: FakeServer, tmp_path: Path) -> None:
+    bounds = Bounds(reads=1, waiting=1, per_key=2)
+    with served(slow.base_url, tmp_path, bounds=bounds) as server, ThreadPoolExecutor(2) as pool:
+        taken = [pool.submit(post, server.api, body(f"What is the key of harbor? {n}")) for n in range(2)]
+        until(lambda: len(server.serving.manager) == 2)
+        refused = post(server.api, body("A third question?"))
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        short = post(server.api, {"model": "fake", "messages": [{"role": "user", "content": "<problem>x</problem>"}]})
+        assert short.status_code == 200, "short requests are not reads"
+        assert [answer(each.result()) for each in taken] == ["4711", "4711"]
+        assert answer(post(server.api, body("What is the key of harbor? 0"))) == "4711"
+
+
+def test_one_key_cannot_take_all_places(slow: FakeServer, tmp_path: Path) -> None:
+    bounds = Bounds(reads=2, waiting=8, per_key=1)
+    with served(slow.base_url, tmp_path, bounds=bounds, keys=KEYS) as server, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(post, server.api, body())
+        until(lambda: len(server.serving.manager) == 1)
+        assert post(server.api, body("Another?")).status_code == 429
+        assert answer(post(server.api, body(), key=BOB)) == "4711"
+        assert answer(first.result()) == "4711"
+
+
+def test_a_key_may_have_lower_limits_of_its_own(slow: FakeServer, tmp_path: Path) -> None:
+    keys = Keys([(Owner("alice", max_tokens=500), ALICE), (Owner("bob"), BOB)])
+    with served(slow.base_url, tmp_path, keys=keys) as server:
+        stopped, whole = post(server.api, body()), post(server.api, body(), key=BOB)
+    assert stopped.json()["memagent"]["stop_reason"] == "max_tokens_total"
+    assert stopped.json()["choices"][0]["finish_reason"] == "length"
+    assert answer(whole) == "4711"
+
+
+def test_signs_of_life_keep_a_stream_open(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    class Held(FakeServer):
+        async def _complete(self, request: web.Request) -> web.Response:
+            await asyncio.to_thread(gate.wait)
+            return await super()._complete(request)
+
+    with (
+        Held(window=1000) as upstream,
+        served(upstream.base_url, tmp_path, heartbeat=1.0) as server,
+        httpx2.stream("POST", f"{server.api}/chat/completions", json=body(stream=True), timeout=60) as reply,
+    ):
+        lines = []
+        for line in reply.iter_lines():
+            lines.append(line)
+            if line.startswith(":"):
+                gate.set()
+    assert any(line.startswith(": ping") for line in lines)
+    assert "data: [DONE]" in lines
+
+
+# Kill -9
+
+
+KILLS = 3
+
+
+def test_a_killed_server_resumes_its_reads_and_reads_no_chunk_twice(tmp_path: Path) -> None:
+    options = ("--context-window", "1000", "--question-tokens", "50", "--memory-tokens", "60", "--chunk-tokens", "100",
+               "--answer-tokens", "60", "--retries", "0")  # fmt: skip
+    text = document_with({0.3: "The key of harbor is 4711.", 0.6: "The key of harbor is 4711."}, words=3000)
+    with FakeServer(delay=0.05, window=1000) as upstream:
+        with ServingProcess(
+            upstream.base_url, tmp_path, *options, environment={"MEMAGENT_KEYS": f"alice:{ALICE}"}
+        ) as server:
+            ids = set()
+            for _ in range(KILLS):
+                seen = len(upstream.requests)
+                with ThreadPoolExecutor(1) as pool:
+                    asked = pool.submit(_killed_while_asking, server.api, body(document=text))
+                    until(lambda seen=seen: len(upstream.requests) > seen + 5)
+                    server.kill()
+                    ids.add(asked.result())
+                server.process.stderr.close()
+                server.start()
+            reply = post(server.api, body(document=text))
+        assert answer(reply) == "4711"
+        assert reply.headers["X-Memagent-Read"] == "resumed"
+        assert ids == {reply.headers["X-Memagent-Run-Id"]}
+        found = sections(upstream)
+        assert len(found) == reply.json()["memagent"]["chunks_read"]
+        assert sum(found.values()) <= len(found) + KILLS, "more than the chunk at hand was read again"
+
+
+def _killed_while_asking(api: str, content: dict[str, Any]) -> str:
+    """The run id of a stream that the server's death ends."""
+    headers = {"Authorization": f"Bearer {ALICE}"}
+    stream = {**content, "stream": True}
+    with (
+        pytest.raises(httpx2.TransportError),
+        httpx2.stream("POST", f"{api}/chat/completions", json=stream, headers=headers, timeout=60) as reply,
+    ):
+        run_id: str = reply.headers["X-Memagent-Run-Id"]
+        for _ in reply.iter_lines():
+            pass
+    return run_id
+
+
+# The ledger
+
+
+def test_the_ledger_knows_whose_a_read_is(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "reads.sqlite")
+    for number, owner in enumerate(("alice", "bob", "alice")):
+        ledger.begin(Entry(f"r{number}", owner, "same", "q", "d", float(number)))
+    ledger.mark("r0", ReadState.FAILED, "why")
+    assert [each.run_id for each in ledger.of_request("alice", "same")] == ["r2", "r0"]
+    assert ledger.get("bob", "r0") is None
+    found = ledger.get("alice", "r0")
+    assert found is not None
+    assert (found.state, found.error, found.ended is None) == (ReadState.FAILED, "why", False)
+    assert ledger.of_owner("alice", newest=5, before=1.0) == [found]
+    ledger.close()

@@ -1,0 +1,180 @@
+"""Requests taken apart: long texts piece by piece, which parts are read, and which text is the question."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memagent_graph import load_tokenizer
+from memagent_graph.serving import json_text
+from memagent_graph.serving.chat_requests import ChatRequest, parse
+from memagent_graph.serving.json_text import JsonText
+from memagent_graph.serving.long_parts import Place, Plan, planned, question_of, sizes_of, total_of
+
+TOKENIZER = load_tokenizer("embedded")
+
+
+def text_of(raw: str | bytes) -> JsonText:
+    found = JsonText.of(msgspec.Raw(raw.encode() if isinstance(raw, str) else raw))
+    assert found is not None
+    return found
+
+
+def request(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
+    return parse(memoryview(json.dumps({"model": "m", "messages": list(messages), **fields}).encode()))
+
+
+def say(role: str, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **fields}
+
+
+def plan(chat: ChatRequest, room: int, findings: int = 100) -> Plan:
+    sizes = sizes_of(chat, TOKENIZER)
+    total = total_of(chat, sizes, TOKENIZER)
+    return planned(chat, sizes, total=total, room=room, findings=findings)
+
+
+# Texts piece by piece
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+@given(text=st.text(st.sampled_from('a \\"\n/\x01é中\U0001f600\U0001f9d1u0d8'), max_size=400), size=st.integers(1, 30))
+def test_pieces_of_a_text_are_the_text_wherever_it_is_parted(ascii_only: bool, text: str, size: int) -> None:
+    found = text_of(json.dumps(text, ensure_ascii=ascii_only))
+    whole, json_text._PIECE_BYTES = json_text._PIECE_BYTES, size + 12  # type: ignore[misc]
+    try:
+        assert "".join(found.pieces()) == text
+    finally:
+        json_text._PIECE_BYTES = whole  # type: ignore[misc]
+    assert text.startswith(found.head(size))
+    assert text.endswith(found.tail(size))
+
+
+def test_a_run_of_backslashes_is_parted_between_two_of_them() -> None:
+    text = "\\" * 3_000_000
+    assert text_of(json.dumps(text)).text() == text
+
+
+@given(data=st.binary(max_size=300), size=st.integers(20, 60), is_url=st.booleans())
+def test_base64_is_decoded_piece_by_piece(data: bytes, size: int, is_url: bool) -> None:
+    given_text = ("data:application/pdf;base64," if is_url else "") + base64.b64encode(data).decode()
+    found = text_of(json.dumps(given_text))
+    whole, json_text._PIECE_BYTES = json_text._PIECE_BYTES, max(size, 60)  # type: ignore[misc]
+    try:
+        assert b"".join(found.from_base64()) == data
+    finally:
+        json_text._PIECE_BYTES = whole  # type: ignore[misc]
+
+
+# What is read
+
+
+def test_a_request_that_fits_is_not_read() -> None:
+    assert plan(request(say("user", "hello")), 100).is_empty
+
+
+def test_the_fewest_and_largest_parts_are_read() -> None:
+    chat = request(say("user", "word " * 2000), say("user", "some " * 300), say("user", "Which?"))
+    found = plan(chat, 1000)
+    assert found.places == (Place(0, 0),)
+    assert found.history == 0
+    assert found.asked == 2
+
+
+def test_a_long_system_message_is_read() -> None:
+    chat = request(say("system", "rule " * 2000), say("user", "Which?"))
+    assert plan(chat, 500).places == (Place(0, 0),)
+
+
+def test_files_are_always_read() -> None:
+    part = {"type": "file", "file": {"file_id": "file-1"}}
+    chat = request(say("user", [part, {"type": "text", "text": "Which?"}]))
+    assert plan(chat, 10_000).places == (Place(0, 0),)
+
+
+def test_of_many_small_messages_the_older_are_read_as_one() -> None:
+    messages = [say("user" if n % 2 == 0 else "assistant", f"message {n} " + "word " * 20) for n in range(80)]
+    chat = request(say("system", "Be brief."), *messages, say("user", "Which?"))
+    found = plan(chat, 1000)
+    assert 0 < found.history < 81
+    assert found.places == ()
+    kept = TOKENIZER.count(" ".join(str(each["content"]) for each in messages[found.history - 1 :]))
+    assert kept < 1000
+
+
+def test_a_tool_result_is_never_parted_from_its_call() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    rounds = [
+        each
+        for n in range(40)
+        for each in (
+            say("assistant", None, tool_calls=[{**call, "id": f"c{n}"}]),
+            say("tool", "word " * 30, tool_call_id=f"c{n}"),
+        )
+    ]
+    chat = request(say("user", "Find it."), *rounds)
+    found = plan(chat, 900)
+    assert found.history
+    assert chat.messages[found.history].role == "assistant"
+    assert found.asked == 0, "the user's request stays"
+
+
+def test_where_nothing_fits_everything_is_read() -> None:
+    chat = request(say("system", "rule " * 200), say("user", "word " * 200))
+    assert plan(chat, 150).places == (Place(0, 0), Place(1, 0))
+
+
+# The question
+
+
+def test_the_last_user_message_is_the_question_with_system_and_earlier_messages() -> None:
+    chat = request(
+        say("system", "Answer in French."),
+        say("user", "word " * 3000),
+        say("assistant", "I see."),
+        say("user", "Which key?"),
+    )
+    question = question_of(chat, plan(chat, 1000), TOKENIZER, 1024, with_context=True)
+    assert question == (
+        "Instructions: Answer in French.\n\nEarlier in the conversation: Assistant: I see.\n\nQuestion: Which key?"
+    )
+    assert question_of(chat, plan(chat, 1000), TOKENIZER, 1024, with_context=False) == "Which key?"
+    assert question_of(chat, plan(chat, 1000), TOKENIZER, 64, with_context=True) == "Which key?"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Summarise this:\n\n{}\n\nWhich key?", "Summarise this:\n[...]\nWhich key?"),
+        ("{}\n\nWhich key?\n", "Which key?"),
+    ],
+)
+def test_of_one_long_message_its_first_and_last_paragraphs_are_the_question(text: str, expected: str) -> None:
+    chat = request(say("user", text.format("word " * 5000)))
+    question = question_of(chat, plan(chat, 1000), TOKENIZER, 600, with_context=True)
+    assert question.endswith(expected)
+    assert TOKENIZER.count(question) <= 600
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text(max_size=20), st.integers(1, 300)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(8, 400),
+    st.booleans(),
+)
+def test_a_question_is_within_its_budget_and_says_something(
+    messages: list[tuple[str, str, int]], tokens: int, context: bool
+) -> None:
+    chat = request(*(say(role, text * times) for role, text, times in messages))
+    question = question_of(chat, plan(chat, 200, 50), TOKENIZER, tokens, with_context=context)
+    assert question.strip() or all(not text.strip() for _, text, _ in messages)
+    assert TOKENIZER.count(question) <= tokens

@@ -1,0 +1,127 @@
+"""`memagent serve`: its settings from flags, environment and file, its keys, and where it does not start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from memagent_graph.cli import app
+from memagent_graph.cli.serve import Serve
+from memagent_graph.errors import MemAgentError
+from memagent_graph.serving.addresses import AllowedNames
+from memagent_graph.serving.keys import LOCAL, Keys, Owner
+
+KEY, ANOTHER = "a-key-that-is-long-enough", "another-key-that-is-too"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Serve]:
+    """What the command was asked for, in place of serving."""
+    found: list[Serve] = []
+    monkeypatch.setattr(Serve, "run", lambda request: found.append(request))  # noqa: PLW0108  a method
+    return found
+
+
+def serve(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["serve", *map(str, arguments)])
+
+
+def test_a_flag_goes_before_the_environment_and_that_before_the_file(
+    asked: list[Serve], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('max-reads = 7\nmax_waiting = 8\nport = 1234\nserver_name = ["a", "b"]\ncancel-on-close = true\n')
+    monkeypatch.setenv("MEMAGENT_SERVE_MAX_WAITING", "9")
+    monkeypatch.setenv("MEMAGENT_SERVE_PORT", "4321")
+    monkeypatch.setenv("MEMAGENT_SERVE_CONFIG", str(file))
+    assert serve("--port", 5555).exit_code == 0
+    (request,) = asked
+    assert (request.max_reads, request.max_waiting, request.port) == (7, 9, 5555)
+    assert request.server_name == ["a", "b"]
+    settings = request.serve_settings()
+    assert settings.bounds.reads == 7
+    assert settings.bounds.cancel_on_close
+    assert settings.names == ("a", "b", "127.0.0.1")
+
+
+def test_a_setting_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("max_redas = 7\n")
+    done = serve("--config", file)
+    assert done.exit_code != 0
+    assert "max_redas" in done.stderr
+    assert "Traceback" not in done.output
+    file.write_text("max_reads = \n")
+    assert "cannot be read" in serve("--config", file).stderr
+    file.write_text('max_reads = "many"\n')
+    assert serve("--config", file).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"host": "0.0.0.0"}, "there are no keys"),
+        ({"host": "192.168.1.7"}, "there are no keys"),
+        ({"host": "0.0.0.0", "without_keys": True}, "--server-name"),
+        ({"host": "::", "without_keys": True}, "--server-name"),
+    ],
+)
+def test_no_start_on_an_open_address_without_keys_and_names(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(MemAgentError, match=words):
+        Serve(**options).serve_settings()
+    assert Serve(**options, server_name=["me"]) if "without_keys" in options else True
+    with pytest.raises(MemAgentError, match="there are no keys"):
+        Serve(host="0.0.0.0", server_name=["me"]).serve_settings()
+    assert Serve(host="0.0.0.0", server_name=["me"], without_keys=True).serve_settings().names == ("me",)
+
+
+def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'alice = "{KEY}"\n[bob]\nkey = "{ANOTHER}"\nmax_tokens = 1000\nmax_seconds = 2.5\n')
+    monkeypatch.setenv("MEMAGENT_KEYS", "carol:the-key-of-carol-here")
+    keys = Serve(keys=file, host="0.0.0.0", server_name=["me"]).serve_settings().keys
+    assert keys.owner(f"Bearer {KEY}") == Owner("alice")
+    assert keys.owner(f"bearer {ANOTHER}") == Owner("bob", max_tokens=1000, max_seconds=2.5)
+    assert keys.owner("Bearer the-key-of-carol-here") == Owner("carol")
+    assert keys.owner("Bearer the-key-of-carol-her") is None
+    assert keys.owner(None) is None
+    assert Keys().owner(None) == LOCAL
+    assert KEY not in repr(vars(keys)), "keys are kept as digests"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'alice = "short"',
+        f'"../x" = "{KEY}"',
+        f'alice = "{KEY}"\nbob = "{KEY}"',
+        f'[alice]\nkey = "{KEY}"\nmax_tokens = -1',
+        f'[alice]\nkey = "{KEY}"\nadmin = true',
+        "alice = 3",
+        "alice",
+    ],
+)
+def test_a_keys_file_that_cannot_be_right_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(text)
+    with pytest.raises(MemAgentError) as caught:
+        Keys.load(file)
+    assert caught.value.hint
+    assert KEY not in str(caught.value)
+    with pytest.raises(MemAgentError, match="without a name"):
+        Keys.load(None, KEY)
+
+
+def test_names_that_are_answered() -> None:
+    names = AllowedNames(["reader.example", "fe80::1"], ["https://chat.example/"])
+    for host in ("localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8080", "reader.example", "[fe80::1]"):
+        assert names.has_host(host), host
+    for host in ("", "evil.example", "localhost.evil.example", "localhost@evil", "localhost/x", "[::1", "localhost:x"):
+        assert not names.has_host(host), host
+    assert names.has_origin("https://chat.example")
+    assert names.has_origin("http://localhost:3000")
+    assert not names.has_origin("null")
+    assert not names.has_origin("ftp://localhost")
