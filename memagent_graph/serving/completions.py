@@ -36,7 +36,6 @@ from memagent_graph.serving.chat_replies import (
 )
 from memagent_graph.serving.chat_requests import ChatRequest, FileContent, parse, require_readable
 from memagent_graph.serving.continued_requests import body_after, goes_on, messages_after
-from memagent_graph.serving.converting import converted
 from memagent_graph.serving.json_text import JsonText
 from memagent_graph.serving.keys import Owner
 from memagent_graph.serving.local_replies import (
@@ -53,7 +52,7 @@ from memagent_graph.serving.reads import Ask, Progress, Read, ReadManager
 from memagent_graph.serving.request_texts import Source, document_of, sources_of
 from memagent_graph.serving.serve_settings import ServeSettings
 from memagent_graph.serving.spool import Body, Spool, require_plain
-from memagent_graph.serving.uploads import Uploads, shown_name
+from memagent_graph.serving.uploads import Uploads, shown_name, stored
 
 AFRESH_HEADER: Final = "X-Memagent-New-Try"
 READ_HEADER: Final = "X-Memagent-Read"
@@ -236,17 +235,17 @@ class ChatCompletions:
         return found
 
     async def _file(self, file: FileContent, owner: Owner) -> DocumentRef:
-        seconds, store = self._settings.convert_seconds, self._reader.store
+        store = self._reader.store
         if file.file_id is not None:
             known = self._uploads.get(owner, file.file_id)
-            return await converted(store, self._uploads.content(owner, known.id), known.filename, seconds=seconds)
+            return await stored(store, self._uploads.content(owner, known.id), known.filename)
         data = JsonText.of(file.file_data)
         if data is None:
             raise bad_request("a file part has neither file_id nor file_data", "messages")
         with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
             path = Path(folder) / "file"
             await asyncio.to_thread(_write, data, path)
-            return await converted(store, path, shown_name(file.filename), seconds=seconds)
+            return await stored(store, path, shown_name(file.filename))
 
     # Replies
 

@@ -37,8 +37,6 @@ class ServeSettings:
     """How long a client may send nothing within a request."""
     body_seconds: float = 900.0
     """How long a whole request may take to come."""
-    convert_seconds: float = 60.0
-    """How long a PDF, DOCX or HTML file may take to become text."""
     heartbeat: float = 15.0
     """Between two signs of life in a stream."""
     max_connections: int = 2000

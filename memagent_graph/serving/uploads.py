@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.serving.api_errors import ApiError, bad_request, not_found
 from memagent_graph.serving.keys import Owner
@@ -135,3 +136,13 @@ def _read(path: Path) -> UploadedFile:
 
 def _no_file(file_id: str) -> ApiError:
     return not_found(f"there is no file {in_one_line(file_id, 64)!r}", param="file_id")
+
+
+async def stored(store: DocumentStore, path: Path, name: str) -> DocumentRef:
+    """The text of a file in the store: plain text, Markdown, HTML, PDF, DOCX; its name and first bytes say which.
+
+    Raises:
+        DocumentError: it cannot be converted to text, or not within the bounds of `documents.conversion`.
+    """
+    with path.open("rb") as file:
+        return await store.add_async(Document.from_file(file, name))

@@ -18,12 +18,11 @@ from memagent_graph.reading.graph import check_question
 from memagent_graph.run_log import RunLog
 from memagent_graph.serving.api_errors import ApiError, bad_request, not_found
 from memagent_graph.serving.app import Serving
-from memagent_graph.serving.converting import converted
 from memagent_graph.serving.keys import Owner
 from memagent_graph.serving.ledger import Entry, ReadState
 from memagent_graph.serving.reads import Ask, Read
 from memagent_graph.serving.request_texts import Source, document_of, stored_pieces
-from memagent_graph.serving.uploads import UploadedFile
+from memagent_graph.serving.uploads import UploadedFile, stored
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.view import RunView
 
@@ -60,8 +59,7 @@ class LiveReads:
         place = owner.name, file.id
         if place not in self._documents:
             path = self._serving.uploads.content(owner, file.id)
-            seconds = self._serving.settings.convert_seconds
-            self._documents[place] = await converted(self._reader.store, path, file.filename, seconds=seconds)
+            self._documents[place] = await stored(self._reader.store, path, file.filename)
             _shorten(self._documents, _FILES_KEPT)
         return self._documents[place]
 

@@ -42,8 +42,10 @@ def upstream() -> Iterator[FakeServer]:
 def server(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     options = {"keys": KEYS, "max_body": 3 * MEGABYTE, "spool": 4 * MEGABYTE, "uploads": MEGABYTE, "idle_seconds": 0.5}
-    with served(upstream.base_url, folder, convert_seconds=8.0, **options) as found:
-        yield found
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("MEMAGENT_CONVERSION_SECONDS", "8")
+        with served(upstream.base_url, folder, **options) as found:
+            yield found
 
 
 def upload(server: Served, name: str, data: bytes, headers: dict[str, str] = KEY) -> httpx2.Response:
