@@ -182,7 +182,7 @@ class Ask:
         """What was written, with the lines that a person pinned where it is a memory."""
         if self._context.pins is None or self._role.writes is not Writes.MEMORY:
             return text
-        kept = with_pins(text, self._context.pins(self._branch), lambda each: self._excess(each) <= 0, self._cut)
+        kept = with_pins(text, self._context.pins(self._branch), self._fits, self._cut)
         if kept != text:
             self.note(EventKind.PINNED, "a pinned line was put back")
         return kept
@@ -290,6 +290,10 @@ class Ask:
 
     def _parsed(self, text: str) -> Parsed | Trouble:
         return self._role.parse(text, self._context.prompts)
+
+    def _fits(self, text: str) -> bool:
+        """Whether a memory is within its bound, as prompts show it."""
+        return shown_tokens(self._context, text) <= self._bound
 
     def _cut(self, text: str) -> str:
         return beginning(self._context, text, self._bound)
