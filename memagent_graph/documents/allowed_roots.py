@@ -11,7 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from memagent_graph.errors import RefusedSourceError
+from memagent_graph.plain_text import in_one_line
 
+_MOST_LISTED = 20
+"""Names that a refusal lists of a folder."""
+_LONGEST_NAME = 100
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
@@ -71,10 +75,32 @@ class AllowedRoots:
         return found if found == root or root in found.parents else None
 
     def _checked(self, path: Path, shown: str) -> Path:
+        if path.is_dir():
+            raise RefusedSourceError(f"{shown!r} is a folder, not a file", hint=self._inside(path))
         if not path.is_file():
             raise RefusedSourceError(f"{shown!r} is no regular file", hint="Name one file.")
         self.require_size(path.stat().st_size, repr(shown))
         return path
+
+    def _inside(self, folder: Path) -> str:
+        """What to name instead of a folder: its files and folders that may be read, without hidden ones."""
+        try:
+            names = sorted(
+                in_one_line(entry.name, _LONGEST_NAME) + ("/" if entry.is_dir() else "")
+                for entry in folder.iterdir()
+                if not entry.name.startswith(".") and self._is_readable(entry)
+            )
+        except OSError:
+            names = []
+        if not names:
+            return "There is nothing in it that may be read; " + self._remedy()
+        more = f" and {len(names) - _MOST_LISTED:,} more" if len(names) > _MOST_LISTED else ""
+        return f"Read its files one by one; it contains {', '.join(names[:_MOST_LISTED])}{more}."
+
+    def _is_readable(self, entry: Path) -> bool:
+        """Whether a name in a folder leads to a file or a folder below a root."""
+        found = next((found for root in self.roots if (found := self._below(root, str(entry)))), None)
+        return found is not None and (found.is_file() or found.is_dir())
 
     def _remedy(self) -> str:
         if not self.roots:

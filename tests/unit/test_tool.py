@@ -220,7 +220,10 @@ class TestWhatTheModelMayRead:
         assert "is an address, and only paths are read here" in refusal(make_tool(roots=[tmp_path]), path=path)
 
     def test_a_folder_and_a_device_are_refused(self, make_tool, tmp_path) -> None:
-        assert "is no regular file" in refusal(make_tool(roots=[tmp_path]), path=".")
+        (tmp_path / "a book.txt").write_text("a book")
+        assert "is a folder, not a file. Read its files one by one; it contains a book.txt." in refusal(
+            make_tool(roots=[tmp_path]), path="."
+        )
         assert "is no regular file" in refusal(make_tool(roots=["/dev"]), path="/dev/zero")
 
     def test_a_sparse_file_of_ten_gigabytes_is_refused_by_its_size(self, make_tool, tmp_path) -> None:

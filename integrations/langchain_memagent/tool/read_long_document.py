@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables.config import ensure_config
@@ -147,6 +147,12 @@ class ReadLongDocument(BaseTool):
         )
         if self.args_schema is None:
             self.args_schema = _arguments_schema(self._sources, self.max_questions)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "ReadLongDocument cannot be pickled, as its reader cannot: that has connections, threads and open files. "
+            "Create the tool in the process that uses it; a process that is forked from this one can use it as it is."
+        )
 
     @property
     def base_url(self) -> str | None:
