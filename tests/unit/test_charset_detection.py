@@ -23,7 +23,7 @@ CENTRAL = {
 BALTIC = {
     "Lithuanian": "Vakar vakare nuėjau į parduotuvę nusipirkti šviežių bandelių. Jau buvo vėlu, žinoma, ąžuolas ūžė.",
     "Latvian": "Vakar vakarā es gāju uz veikalu, lai nopirktu svaigas maizītes. Bija jau vēls, šķiet, man žēl.",
-    "Estonian": "Eile õhtul läksin poodi värsket leiba ostma. Oli juba hilja, õues sadas vihma, öö tuli, šokolaad, köök ja õun.",
+    "Estonian": "Eile õhtul läksin poodi. Oli juba hilja, õues sadas vihma, öö tuli, šokolaad, köök ja õun.",
 }
 TURKISH = "Dün akşam taze ekmek almak için dükkâna gittim. Artık çok geçti, şimdi ığdır güzel, İzmir de öyle."
 
