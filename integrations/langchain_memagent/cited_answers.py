@@ -13,12 +13,12 @@ def cited_answer(result: ReadResult) -> AIMessage:
     """The answer as one standard text block (`message.content_blocks`), with a `Citation` for each quote.
 
     A citation refers to the whole answer. Its `cited_text` is the quote, its `title` the document's name, with the page
-    where the document has pages. Its `url` names the stored text and the characters (`urn:sha256:...#char=START,END`);
+    if the document has pages. Its `url` names the stored text and the characters (`urn:sha256:...#char=START,END`);
     nothing can be fetched there. In `extras` are the chunk, the span in the document and the line of memory that it
     supports.
 
-    The text is empty where the read ended without an answer; `response_metadata["memagent"]` says why (`stop_reason`),
-    and has the run's id. It looks up the quotes in the document's text.
+    The text is empty if the read ended without an answer; `response_metadata["memagent"]` says why (`stop_reason`), and
+    has the run's id. The quotes are looked up in the document's text.
 
     >>> memagent_node(agent, write=lambda state, result: {"messages": [cited_answer(result)]})  # doctest: +SKIP
     """

@@ -42,7 +42,7 @@ _ALPHABETS: Final = {
 }
 _NEARLY_ALL: Final = 0.95
 _MOST_ACCENTED: Final = 0.35
-"""More of the letters have accents in no language that these charsets are for."""
+"""In no language of these charsets do more of the letters have accents."""
 
 
 def latin_charset(sample: bytes) -> str | None:
