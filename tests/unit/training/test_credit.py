@@ -160,7 +160,7 @@ def test_what_is_not_known_says_why(read) -> None:
         (run, "no gold evidence is known"),
         (replace(run, gold=Gold(("4711",))), "no gold evidence is known"),
         (replace(run, gold=GOLD, store=None), "its document is not kept"),
-        (replace(run, gold=Gold(("x",), evidence=(FACT, "not there"))), "'not there' does not stand in the document"),
+        (replace(run, gold=Gold(("x",), evidence=(FACT, "not there"))), "'not there' is not in the document"),
     ]
     for each, why in cases:
         for function in (EvidenceF2(), EvidenceF2Gain(), GateRight(), ExitInTime(), LongRLVR()):

@@ -199,7 +199,7 @@ def test_a_line_that_answers_otherwise_what_another_has_answered_is_named(tmp_pa
     path = tmp_path / "gold.jsonl"
     lines = [{"question": QUESTION} | document | {"answer": answer} for answer in ("1", "1", "2")]
     path.write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(RewardError, match=r"gold\.jsonl, line 3: the question of line 1 again.*Say the document"):
+    with pytest.raises(RewardError, match=r"gold\.jsonl, line 3: the question of line 1 again.*Give the document"):
         GoldAnswers.load(path)
 
 

@@ -159,7 +159,7 @@ def test_equal_rewards_everywhere_teach_nothing(world, job, log, preset) -> None
     _, groups = world
     same = {rollout.run_id: 1.0 for group in groups for rollout in group.rollouts_G}
     told = refusal(job(log(rewards=same), preset=preset))
-    assert "answered only sometimes" in told
+    assert "answered right only sometimes" in told
 
 
 def test_a_reward_of_nan_is_named_before_the_groups_that_it_breaks(world, job) -> None:
@@ -241,7 +241,7 @@ def test_a_folder_that_is_no_model_is_refused(world, job, tmp_path) -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
         prepare(job(model=str(adapters)))
     (adapters / "config.json").write_text('{"model_type": "no such type"}')
-    assert "cannot be understood" in refusal(job(model=str(adapters)))
+    assert "cannot be parsed" in refusal(job(model=str(adapters)))
 
 
 def test_processes_that_did_not_find_each_other_are_refused(monkeypatch) -> None:
