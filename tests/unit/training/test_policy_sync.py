@@ -508,7 +508,9 @@ async def test_a_restart_wants_a_tokenizer(fake, base, tmp_path) -> None:
 
 
 async def test_ways_that_cannot_serve_a_folder_are_told(fake, base, tmp_path) -> None:
-    with pytest.raises(TrainingError, match=r"only adapters, which cannot be loaded into this server in any of the chosen ways.*reload"):
+    with pytest.raises(
+        TrainingError, match=r"only adapters, which cannot be loaded into this server in any of the chosen ways.*reload"
+    ):
         await own(fake, base, How.RELOAD).sync(write_adapter(tmp_path / "1", base, 0.1), "1")
 
 
