@@ -285,7 +285,7 @@ def _made(
 
 
 class _GivenUpError(Exception):
-    """Called when the text is no longer needed."""
+    """The text is no longer needed."""
 
 
 class _AsFile:

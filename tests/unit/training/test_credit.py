@@ -143,13 +143,13 @@ def test_who_reads_again_and_finds_nothing_more_has_lost_nothing(read, strategy:
 def test_what_is_read_in_several_lines_has_no_one_end(read, strategy: str) -> None:
     run = read(reads_perfectly, strategy)
     assert ExitInTime()(run) is None
-    assert "several lines" in ExitInTime().why_unknown(run)
+    assert "several branches" in ExitInTime().why_unknown(run)
 
 
 def test_a_run_that_a_limit_ended_did_not_end_too_early(read) -> None:
     run = read(limits=Limits(max_chunks=1))
     assert ExitInTime()(run) is None
-    assert ExitInTime().why_unknown(run) == "it did not come to an answer"
+    assert ExitInTime().why_unknown(run) == "it has no answer"
     assert LongRLVR()(run) is None
     assert LongRLVR().why_unknown(run) == "it has no answer"
 

@@ -168,7 +168,7 @@ def test_a_reward_of_nan_is_named_before_the_groups_that_it_breaks(world, job) -
     told = refusal(job(reward=lambda run: math.nan if run.run_id in broken else 1.0))
     assert "non_finite_reward: run-" in told
     assert told.index("non_finite_reward") < told.index("incomplete_group")
-    assert "mend the reward function" in told
+    assert "correct the reward function" in told
 
 
 def test_a_conversation_beyond_the_window_is_refused(world, job, tmp_path) -> None:
@@ -264,7 +264,7 @@ def test_the_model_s_own_folder_and_a_file_are_no_output_folders(world, job, tmp
     folder, _ = world
     assert "overwritten" in refusal(job(out=folder / "model"))
     (tmp_path / "file").write_text("")
-    assert "not a folder" in refusal(job(out=tmp_path / "file" / "below"))
+    assert "not a writable folder" in refusal(job(out=tmp_path / "file" / "below"))
 
 
 def test_half_written_checkpoints_are_passed_over(tmp_path) -> None:
