@@ -33,6 +33,7 @@ class FakeServer:
         vllm: bool = False,
         root: str | None = None,
         tokenizer_info: dict[str, Any] | None = None,
+        port: int = 0,
     ) -> None:
         self.respond = respond or (lambda body, number: perfect_reader(body["messages"][-1]["content"]))
         self.delay = delay
@@ -52,7 +53,7 @@ class FakeServer:
         self._at_once = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
-        self._port = 0
+        self._port = port
 
     @property
     def base_url(self) -> str:
@@ -82,7 +83,7 @@ class FakeServer:
         app.router.add_post("/v1/chat/completions", self._complete)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
         self._port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
