@@ -13,14 +13,13 @@ from typing import Any
 from support.asking_process import AskingProcess
 from support.policy_process import PolicyProcess
 from support.scripts import document_with
-from support.serving import ALICE, BOB, ServingProcess
+from support.serving import ALICE, BOB, SMALL_OPTIONS, ServingProcess
 
 from memagent_graph.run_log import RunLog
 from memagent_graph.serving.ledger import Ledger, ReadState
 
-OPTIONS = ("--context-window", "1000", "--question-tokens", "50", "--memory-tokens", "60", "--chunk-tokens", "100",
-           "--answer-tokens", "60", "--retries", "0", "--max-reads", "2")  # fmt: skip
 AT_WORK = 2
+BOUNDS = ("--max-reads", str(AT_WORK))
 VALUES = {ALICE: "4711", BOB: "8523"}
 SHARED = "600"
 REQUESTS = 400
@@ -51,7 +50,9 @@ def test_whatever_is_killed_each_read_is_done_once_and_for_its_own_key(
     killed: Counter[str] = Counter()
     with ExitStack() as stack:
         policy = stack.enter_context(PolicyProcess(tmp_path / "asked", 20))
-        server = stack.enter_context(ServingProcess(policy.base_url, home, *OPTIONS, environment=environment))
+        server = stack.enter_context(
+            ServingProcess(policy.base_url, home, *SMALL_OPTIONS, *BOUNDS, environment=environment)
+        )
         clients = [stack.enter_context(AskingProcess(server.api, key, requests(key), tmp_path)) for key in (ALICE, BOB)]
         victims: dict[str, list[Any]] = {"server": [server], "policy server": [policy], "client": clients}
         for number in range(kills):
