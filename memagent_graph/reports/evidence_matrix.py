@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, TypeVar
@@ -133,7 +133,7 @@ def gives_no_answer(answer: str | None) -> bool:
 
 def to_json(value: Any) -> Any:
     """JSON-ready values of what is in a matrix or report."""
-    return msgspec.to_builtins(value)
+    return msgspec.to_builtins(value, str_keys=True)
 
 
 def from_json(values: Any, kind: type[T]) -> T:
@@ -142,9 +142,4 @@ def from_json(values: Any, kind: type[T]) -> T:
     Raises:
         msgspec.ValidationError: the values are not of that kind.
     """
-    return msgspec.convert(values, kind)
-
-
-def documents_with_text(documents: Sequence[ReportDocument]) -> list[int]:
-    """The numbers of the documents that could be opened."""
-    return [number for number, document in enumerate(documents) if document.reference is not None]
+    return msgspec.convert(values, kind, str_keys=True)

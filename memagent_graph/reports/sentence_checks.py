@@ -14,7 +14,8 @@ from enum import StrEnum
 from itertools import combinations
 from typing import Final
 
-from memagent_graph.reports.stated_facts import Date, Facts, Number, Word, content_stems, facts_of, one_form, stem
+from memagent_graph.provenance.overlap import content_words
+from memagent_graph.reports.stated_facts import Date, Facts, Number, Word, content_stems, facts_of, stem
 
 _LEAST_SHARED: Final = 0.5
 """The share of a sentence's content words that its quotes have at least."""
@@ -59,19 +60,24 @@ class Problem:
 
 
 def check_sentence(
-    sentence: str, quotes: Sequence[str], *, is_common: Callable[[str], bool] = lambda word: False
+    sentence: str,
+    quotes: Sequence[str],
+    *,
+    named: Iterable[str] = (),
+    is_common: Callable[[str], bool] = lambda word: False,
 ) -> tuple[Problem, ...]:
     """What a sentence states that its quotes do not; nothing if it is quoted.
 
     Args:
         sentence: the sentence.
         quotes: passages of documents, unchanged.
+        named: the names of the documents that the quotes are from; a sentence may say which document states it.
         is_common: whether a word in lower case is an ordinary word, so that it is no name where a sentence begins with
             it: one that the documents have in lower case, for example.
     """
     if not quotes:
         return (Problem(ProblemKind.NO_QUOTE, "no quote supports it"),)
-    stated, known = facts_of(sentence), [facts_of(quote) for quote in quotes]
+    stated, known = facts_of(_without_names(sentence, named)), [facts_of(quote) for quote in quotes]
     found = [
         *_quotations(stated, known),
         *_numbers(stated, known),
@@ -84,6 +90,13 @@ def check_sentence(
     if not found:
         found = [*_order(stated, known), *_apart(stated, known)]
     return tuple(found) or tuple(_words(stated, known))
+
+
+def _without_names(sentence: str, named: Iterable[str]) -> str:
+    """A sentence with "it" for the names of documents."""
+    for name in sorted(filter(None, named), key=len, reverse=True):
+        sentence = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "it", sentence)
+    return sentence
 
 
 # Values
@@ -160,7 +173,8 @@ _OPENERS: Final = frozenset(
     "nevertheless still yet finally meanwhile additionally consequently both either neither each every all most some many "
     "several few another such same first second third last next then here there while since unless until though whereas "
     "under upon within without along among between beyond despite except regarding concerning per via given if when "
-    "yes no not none nothing nobody".split()
+    "yes no not none nothing nobody everything everyone everybody anything anyone something someone it its he she they we "
+    "you his her their our your my these those this that there the a an one two also again only even later earlier".split()
 )
 _TITLES: Final = frozenset("mr mrs ms dr prof sir lady lord st".split())
 
@@ -181,8 +195,6 @@ def _names(stated: Facts, known: Sequence[Facts], is_common: Callable[[str], boo
 
 
 def _is_ordinary(word: str, in_quotes: set[str], is_common: Callable[[str], bool]) -> bool:
-    from memagent_graph.provenance.overlap import content_words  # noqa: PLC0415
-
     return word in in_quotes or word in _OPENERS or is_common(word) or not content_words((word, "x")) - {"x"}
 
 
@@ -342,9 +354,10 @@ def _order(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
             if is_passive is None and between & _between(quote, there[second], there[first]):
                 if any(_in_this_order(first, second, other) for other in known):
                     continue
-                names = stated.text[slice(here[first].start, here[first].end)], stated.text[
-                    slice(here[second].start, here[second].end)
-                ]
+                names = (
+                    stated.text[slice(here[first].start, here[first].end)],
+                    stated.text[slice(here[second].start, here[second].end)],
+                )
                 yield Problem(ProblemKind.ORDER, f"{names[0]} and {names[1]} stand the other way round in its quote")
                 return
 
@@ -356,7 +369,9 @@ def _in_this_order(first: str, second: str, quote: Facts) -> bool:
 
 def _between(facts: Facts, left: _Item, right: _Item) -> set[str]:
     """The stems of the content words, and the names and values, between two items."""
-    words = {stem(word.text) for word in facts.words if left.end <= word.start < right.start and _has_content(word.text)}
+    words = {
+        stem(word.text) for word in facts.words if left.end <= word.start < right.start and _has_content(word.text)
+    }
     return words | {item.key for item in _items(facts) if left.end <= item.start < right.start}
 
 
@@ -396,6 +411,3 @@ def _words(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
 def shown(problems: Iterable[Problem]) -> str:
     """Problems in one line."""
     return "; ".join(each.detail for each in problems)
-
-
-__all__ = ["Problem", "ProblemKind", "check_sentence", "one_form", "shown"]
