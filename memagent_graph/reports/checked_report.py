@@ -206,11 +206,9 @@ def checked_report(
         sources: the documents' text, by their number.
         events: what happened so far.
     """
-    flaws = {place: flaw for place, flaw in _flaws(matrix, sources)}
+    flaws = dict(_flaws(matrix, sources))
     quotes = list(matrix.quotes())
-    missing = sum(
-        flaws[place] is not None and flaws[place].kind is ProblemKind.QUOTE_NOT_IN_SOURCE for place, _ in quotes
-    )  # type: ignore[union-attr]
+    absent = [flaw for flaw in flaws.values() if flaw and flaw.kind is ProblemKind.QUOTE_NOT_IN_SOURCE]
     is_common = ordinary_words(sources.values())
     sections = []
     for section in draft.sections:
@@ -219,7 +217,15 @@ def checked_report(
         sections.append(ReportSection(section.heading, section.questions, sentences))
     listed = tuple(replace(each, judgement=draft.judgements.get(each.question)) for each in contradictions(matrix))
     return Report(
-        report_id, draft.mode, model, matrix, tuple(sections), listed, tuple(events), len(quotes), len(quotes) - missing
+        report_id=report_id,
+        mode=draft.mode,
+        model=model,
+        matrix=matrix,
+        sections=tuple(sections),
+        contradictions=listed,
+        events=tuple(events),
+        quotes_checked=len(quotes),
+        quotes_found=len(quotes) - len(absent),
     )
 
 
@@ -297,7 +303,7 @@ def _nearest(text: str, pool: Sequence[QuotePlace], matrix: EvidenceMatrix) -> l
 
 
 def ordinary_words(sources: Iterable[SourceText]) -> Callable[[str], bool]:
-    """Whether a word is one that documents have in lower case, so that it is no name where a sentence begins with it."""
+    """Whether documents have a word in lower case, so that it is no name where a sentence begins with it."""
     words = frozenset(
         word for source in sources for word in re.findall(r"(?<![^\W_])[a-z]{2,}", source.text[:_READ_FOR_WORDS])
     )

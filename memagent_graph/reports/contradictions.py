@@ -1,4 +1,4 @@
-"""Answers of different documents to one question that cannot both be right, by rules over yes and no, dates and numbers.
+"""Answers of documents to one question that cannot all be right, by rules over yes and no, dates and numbers.
 
 The rules compare answers; they do not know whether two documents speak of the same thing. So what they list is a
 contradiction only if the question asks each document about the same thing, and a policy may be asked to judge.

@@ -16,12 +16,14 @@ from memagent_graph.events import StopReason
 T = TypeVar("T")
 
 _NO_ANSWER: Final = re.compile(
-    r"(?:unknown|none|n/?a|nothing(?: (?:found|relevant))?|no answer|no (?:relevant )?information(?: found| given| available)?|"
-    r"not (?:stated|mentioned|given|specified|available|found|known|applicable|provided|answered)|unanswerable|"
-    r"i (?:do not|don't) know|(?:it )?cannot be (?:determined|answered)|"
-    r"(?:the |this )?(?:document|text|memory|section)s? (?:does|do) not (?:say|state|mention|give|contain|hold|specify|answer|provide)"
-    r"[^.]*)[.!]?",
-    re.IGNORECASE,
+    r"""(?:unknown|none|n/?a|nothing(?:\ (?:found|relevant|yet))?|no\ answer|unanswerable
+    |no\ (?:relevant\ )?information(?:\ found|\ given|\ available)?
+    |not\ (?:stated|mentioned|given|specified|available|found|known|applicable|provided|answered)
+    |i\ (?:do\ not|don't)\ know|(?:it\ )?cannot\ be\ (?:determined|answered)
+    |(?:the\ |this\ )?(?:document|text|memory|section)s?\ (?:does|do)\ not
+     \ (?:say|state|mention|give|contain|hold|specify|answer|provide)[^.]*
+    )[.!]?""",
+    re.IGNORECASE | re.VERBOSE,
 )
 
 

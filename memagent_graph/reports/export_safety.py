@@ -1,7 +1,7 @@
 """Makes text of documents and policies harmless in each format that a report is written in.
 
-Documents are not trusted: what they say may be a spreadsheet formula, a link, an image that is loaded from elsewhere, or
-TeX. In a report it is text, and nothing else.
+Documents are not trusted: what they say may be a spreadsheet formula, a link, an image that is loaded from elsewhere,
+or TeX. In a report it is text, and nothing else.
 """
 
 from __future__ import annotations

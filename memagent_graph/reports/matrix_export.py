@@ -1,15 +1,16 @@
-"""The evidence matrix as a table: CSV for spreadsheets, Parquet for programs. A row is one document and one question."""
+"""The evidence matrix as a table: CSV for spreadsheets, Parquet for programs. A row is a document and a question."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any, Final
 
-from memagent_graph.errors import MissingExtraError
 from memagent_graph.reports.checked_report import Report
 from memagent_graph.reports.export_safety import spreadsheet_cell
+from memagent_graph.run_log.exchange.parquet import pyarrow
 
 _COLUMNS: Final = (
     "document", "question", "state", "answer", "error", "quotes", "pages", "start_chars", "end_chars", "run_id",
@@ -42,11 +43,7 @@ def matrix_parquet(report: Report) -> bytes:
     Raises:
         MissingExtraError: pyarrow is not installed.
     """
-    try:
-        import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.parquet as pq  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtraError("report", "the matrix as Parquet") from error
+    pa, pq = pyarrow("the matrix as Parquet"), import_module("pyarrow.parquet")
     text, number = pa.string(), pa.int64()
     kinds = dict.fromkeys(_COLUMNS, text) | {
         "quotes": pa.list_(text), "pages": pa.list_(text), "start_chars": pa.list_(number),

@@ -35,7 +35,7 @@ def parse_questions(text: str, _: Prompts) -> Parsed | Trouble:
 
 
 def parse_outline(text: str, _: Prompts) -> Parsed | Trouble:
-    """Headings, one a line, with the numbers of questions behind them; the questions count from 1 there, from 0 here."""
+    """Headings, one a line, with the numbers of questions behind them: from 1 in the reply, from 0 here."""
     found: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
         match = _HEADING.match(_LIST_MARK.sub("", line).strip())
@@ -64,7 +64,7 @@ def parse_section(text: str, _: Prompts) -> Parsed | Trouble:
 
 def parse_judgement(text: str, _: Prompts) -> Parsed | Trouble:
     """CONTRADICT or COMPATIBLE, as a truth value."""
-    word = text.split()[0].strip(".,:*").upper() if text.split() else ""
+    word = next(iter(text.split()), "").strip(".,:*").upper()
     if word not in {"CONTRADICT", "COMPATIBLE"}:
         return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, neither CONTRADICT nor COMPATIBLE")
     return Parsed(text, word == "CONTRADICT")

@@ -143,7 +143,7 @@ async def _outline(state: WritingState, step: StepContext) -> Change:
     outline = [(heading, numbers) for heading, numbers in outline if numbers]
     named = {number for _, numbers in outline for number in numbers}
     outline += [(asked, [number]) for number, asked in enumerate(matrix.questions) if number not in named]
-    differing = {str(each.question): {} for each in contradictions(matrix)}
+    differing: dict[str, dict[str, bool]] = {str(each.question): {} for each in contradictions(matrix)}
     return {"outline": outline, "judged": differing}
 
 

@@ -1,4 +1,4 @@
-"""Whether what a sentence states stands in its quotes: numbers, dates, names, and a few ways of turning a meaning round.
+"""Whether what a sentence states stands in its quotes: numbers, dates, names, and some ways of turning a meaning.
 
 A sentence that passes is "quoted": everything in it that can be compared without a model stands in its quotes. That is
 not the same as true, nor as following from them. Changed verbs and adjectives are not noticed, and the rules are for
@@ -11,10 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import combinations
 from typing import Final
 
 from memagent_graph.provenance.overlap import content_words
+from memagent_graph.reports.opposite_words import BETWEEN_WORDS, NEGATIONS, OPENERS, OPPOSITE_PHRASES, OPPOSITES, TITLES
 from memagent_graph.reports.stated_facts import Date, Facts, Number, Word, content_stems, facts_of, stem
 
 _LEAST_SHARED: Final = 0.5
@@ -168,23 +170,13 @@ def _codes(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
 
 # Names
 
-_OPENERS: Final = frozenset(
-    "according although however overall moreover furthermore therefore thus hence likewise similarly accordingly instead "
-    "nevertheless still yet finally meanwhile additionally consequently both either neither each every all most some many "
-    "several few another such same first second third last next then here there while since unless until though whereas "
-    "under upon within without along among between beyond despite except regarding concerning per via given if when "
-    "yes no not none nothing nobody everything everyone everybody anything anyone something someone it its he she they we "
-    "you his her their our your my these those this that there the a an one two also again only even later earlier".split()
-)
-_TITLES: Final = frozenset("mr mrs ms dr prof sir lady lord st".split())
-
 
 def _names(stated: Facts, known: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[Problem]:
     as_names = {word.text for each in known for word in each.words if word.is_name or word.is_first}
     as_words = {word.text for each in known for word in each.words}
     in_capitals = {word.text for each in known if each.text.isupper() for word in each.words}
     for word in stated.words:
-        if word.text in as_names or word.text in in_capitals or word.text in _TITLES:
+        if word.text in as_names or word.text in in_capitals or word.text in TITLES:
             continue
         if word.is_first and _is_ordinary(word.text, as_words, is_common):
             continue
@@ -195,7 +187,7 @@ def _names(stated: Facts, known: Sequence[Facts], is_common: Callable[[str], boo
 
 
 def _is_ordinary(word: str, in_quotes: set[str], is_common: Callable[[str], bool]) -> bool:
-    return word in in_quotes or word in _OPENERS or is_common(word) or not content_words((word, "x")) - {"x"}
+    return word in in_quotes or word in OPENERS or is_common(word) or not content_words((word, "x")) - {"x"}
 
 
 def _in_title_case(stated: Facts) -> bool:
@@ -206,7 +198,6 @@ def _in_title_case(stated: Facts) -> bool:
 
 # Denials and opposites
 
-_NEGATIONS: Final = frozenset("not no never none neither nor without cannot nobody nothing nowhere".split())
 _NOT_NEAR: Final = 4
 """A negation counts for so many content words after it."""
 
@@ -214,7 +205,7 @@ _NOT_NEAR: Final = 4
 def _is_negation(word: Word, facts: Facts) -> bool:
     if word.text == "no" and re.match(r"\.?\s?\d", facts.text[word.end : word.end + 3]):
         return False
-    return word.text in _NEGATIONS or word.text.endswith("n't")
+    return word.text in NEGATIONS or word.text.endswith("n't")
 
 
 def _denied(facts: Facts) -> list[tuple[str, list[str]]]:
@@ -228,14 +219,7 @@ def _denied(facts: Facts) -> list[tuple[str, list[str]]]:
 
 
 def _has_content(word: str) -> bool:
-    return len(word) > 2 and word not in _NEGATIONS and word not in _FUNCTION_WORDS
-
-
-_FUNCTION_WORDS: Final = frozenset(
-    "the and for with from this that these those its their his her was were are been being has have had did does doing "
-    "any can could may might must shall should will would than then there which who whom whose what when where how into "
-    "onto upon about such also only just very own per you your our".split()
-)
+    return len(word) > 2 and word not in NEGATIONS and word not in BETWEEN_WORDS
 
 
 def _negations(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
@@ -255,40 +239,10 @@ def _negations(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
             yield Problem(ProblemKind.NEGATION, f"its quotes deny with {negation!r} what it affirms")
 
 
-_OPPOSITES: Final = tuple(
-    (frozenset(left.split("|")), frozenset(right.split("|")))
-    for left, right in (
-        ("may|might|optional|optionally", "must|shall|required|mandatory"),
-        ("increase|increased|increases|rise|rose|risen|rises|grew|grow|grown|gain|gained|higher",
-         "decrease|decreased|decreases|fall|fell|fallen|falls|drop|dropped|decline|declined|shrank|lower"),
-        ("more", "less|fewer"), ("most", "least|fewest"), ("above|over|exceeding", "below|under"),
-        ("before|prior|earlier", "after|later|following"), ("minimum", "maximum"), ("all|every|each", "some|few"),
-        ("always", "sometimes|rarely|occasionally"), ("often|usually|frequently", "rarely|seldom"),
-        ("first|earliest", "last|latest"), ("largest|biggest|greatest|highest", "smallest|lowest"),
-        ("accept|accepted|accepts", "reject|rejected|rejects"), ("granted|grants|grant", "denied|denies|deny"),
-        ("allow|allowed|allows|permitted|permit|permits", "forbid|forbidden|prohibited|prohibit|prohibits|disallowed"),
-        ("plaintiff|claimant", "defendant|respondent"), ("won|wins", "lost|loses"), ("bought|buyer|purchaser", "sold|seller"),
-        ("true", "false"), ("yes", "no"), ("open|opened", "closed|shut"), ("north|northern", "south|southern"),
-        ("east|eastern", "west|western"), ("left", "right"), ("internal", "external"), ("include|includes|including|included",
-         "exclude|excludes|excluding|excluded"), ("success|succeeded|successful", "failure|failed|unsuccessful"),
-        ("guilty", "innocent"), ("signed", "unsigned"), ("public", "private"), ("positive", "negative"),
-        ("upper", "lower"), ("begin|begins|began|start|started|starts", "end|ended|ends"), ("ascending", "descending"),
-        ("strict|strictly", "lenient|loosely"), ("mutable", "immutable"), ("valid", "invalid"), ("present", "absent"),
-        ("landlord|lessor", "tenant|lessee"), ("creditor|lender", "debtor|borrower"), ("employer", "employee"),
-    )
-)  # fmt: skip
-_PHRASES: Final = (
-    (re.compile(r"\bat least\b|\bno (?:less|fewer) than\b|\bminimum\b", re.I),
-     re.compile(r"\bat most\b|\bno more than\b|\bup to\b|\bmaximum\b", re.I)),
-    (re.compile(r"\bmore than\b|\bover\b(?= \d)|\babove\b|\bgreater than\b|\bexceed", re.I),
-     re.compile(r"\b(?:less|fewer) than\b|\bunder\b(?= \d)|\bbelow\b", re.I)),
-)  # fmt: skip
-
-
 def _opposites(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
     here = {word.text for word in stated.words}
     there = {word.text for each in known for word in each.words}
-    for pair in _OPPOSITES:
+    for pair in OPPOSITES:
         for own, other in (pair, pair[::-1]):
             turned = (here & own) - there
             if turned and there & other and not there & own and not here & other:
@@ -296,9 +250,12 @@ def _opposites(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
                     ProblemKind.OPPOSITE,
                     f"it has {sorted(turned)[0]!r} where its quotes have {sorted(there & other)[0]!r}",
                 )
-    texts = [each.text for each in known]
-    for phrases in _PHRASES:
-        for own, other in (phrases, phrases[::-1]):
+    yield from _turned_phrases(stated, [each.text for each in known])
+
+
+def _turned_phrases(stated: Facts, texts: Sequence[str]) -> Iterator[Problem]:
+    for pair in OPPOSITE_PHRASES:
+        for own, other in (pair, pair[::-1]):
             match = own.search(stated.text)
             if match is None or other.search(stated.text) or any(map(own.search, texts)):
                 continue
@@ -382,22 +339,24 @@ def _apart(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
     words = [{word.text for word in each.words} for each in known]
     if not any(names & each for each in words):
         return
-    values: list[tuple[int, int, Callable[[Facts], bool]]] = [
-        (number.start, number.end, lambda each, number=number: any(o.value == number.value for o in each.numbers))
-        for number in stated.numbers
-    ]
-    values += [
-        (date.start, date.end, lambda each, date=date: any(date.is_within(other) for other in each.dates))
-        for date in stated.dates
+    values = [
+        *((number.start, number.end, partial(_has_number, number)) for number in stated.numbers),
+        *((date.start, date.end, partial(_has_date, date)) for date in stated.dates),
     ]
     for start, end, is_in in values:
         holding = [(each, own) for each, own in zip(known, words, strict=True) if is_in(each)]
         others = [{word.text for word in each.names} - names for each, _ in holding]
         if holding and all(others) and not any(names & own for _, own in holding):
-            yield Problem(
-                ProblemKind.APART,
-                f"{stated.text[start:end]} stands in its quotes with {sorted(others[0])[0].title()}, not with its own names",
-            )
+            shown_value, other = stated.text[start:end], sorted(others[0])[0].title()
+            yield Problem(ProblemKind.APART, f"{shown_value} stands in its quotes with {other}, not with its own names")
+
+
+def _has_number(number: Number, quote: Facts) -> bool:
+    return any(other.value == number.value for other in quote.numbers)
+
+
+def _has_date(date: Date, quote: Facts) -> bool:
+    return any(date.is_within(other) for other in quote.dates)
 
 
 def _words(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:

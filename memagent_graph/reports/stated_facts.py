@@ -1,7 +1,7 @@
 """What a text states that can be compared without a model: numbers with units, dates, names, codes, negations.
 
-Everything here is about English text. It reads words, not meaning: `5 km` and `5 kilometres` are the same number, and so
-are `3 March 2021` and `2021-03-03`, but `half of them` is no number.
+Everything here is about English text. It reads words, not meaning: `5 km` and `5 kilometres` are the same number, and
+so are `3 March 2021` and `2021-03-03`, but `half of them` is no number.
 """
 
 from __future__ import annotations
@@ -195,9 +195,11 @@ _SYMBOLS: Final = {
 _UNITS: Final = {
     word: unit
     for unit, words in {
-        "percent": "percent percentage pct", "millimetre": "millimetre millimeter", "centimetre": "centimetre centimeter",
+        "percent": "percent percentage pct", "millimetre": "millimetre millimeter",
+        "centimetre": "centimetre centimeter",
         "metre": "metre meter", "kilometre": "kilometre kilometer", "mile": "mile", "foot": "foot feet",
-        "inch": "inch inche", "yard": "yard", "milligram": "milligram", "gram": "gram gramme", "kilogram": "kilogram kilo",
+        "inch": "inch inche", "yard": "yard", "milligram": "milligram", "gram": "gram gramme",
+        "kilogram": "kilogram kilo",
         "tonne": "tonne ton", "pound": "pound", "ounce": "ounce", "millisecond": "millisecond", "second": "second sec",
         "minute": "minute", "hour": "hour hr", "day": "day", "week": "week", "month": "month", "year": "year",
         "decade": "decade", "century": "century centurie", "bit": "bit", "byte": "byte", "kilobyte": "kilobyte",
@@ -220,12 +222,16 @@ _NUMBER: Final = re.compile(
     r"(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?:st|nd|rd|th)?(?!\d)"
 )
 _AFTER: Final = re.compile(r"[\s-]?(?P<unit>°[CF]|%|[A-Za-z]+)")
-_SMALL: Final = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS: Final = {word: 10 * number for number, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}  # fmt: skip
-_ORDINALS: Final = dict(zip("third fourth fifth sixth seventh eighth ninth tenth".split(), range(3, 11), strict=True))
+_SMALL: Final = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+_TENS: Final = {
+    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+}  # fmt: skip
+_ORDINALS: Final = {
+    "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10,
+}  # fmt: skip
 _WORDED: Final = {word: number for number, word in enumerate(_SMALL) if word not in {"zero", "one"}} | _TENS | _ORDINALS
 _SPELT: Final = re.compile(
     rf"(?<![\w-])(?:(?P<tens>{'|'.join(_TENS)})[\s-](?P<ones>{'|'.join(_SMALL[1:10])})|(?P<word>{'|'.join(_WORDED)})|"
