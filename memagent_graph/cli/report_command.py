@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -29,7 +30,16 @@ if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
     from memagent_graph.reports import Report, ReportSource
 
-Format = Literal["md", "html", "docx", "csv", "parquet", "bib"]
+
+class Format(StrEnum):
+    """The files that can be written, by their endings; see `memagent_graph.reports.report_files`."""
+
+    MD = "md"
+    HTML = "html"
+    DOCX = "docx"
+    CSV = "csv"
+    PARQUET = "parquet"
+    BIB = "bib"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +62,7 @@ class WriteReport(ReaderOptions):
         typer.Option(
             "--question",
             "-q",
-            help="What every document is asked. Repeat it for several questions; @FILE is a file with one on each line.",
+            help="What every document is asked. Repeat it for several; @FILE is a file with one on each line.",
             show_default="the policy's",
         ),
     ] = None
@@ -162,8 +172,8 @@ class WriteReport(ReaderOptions):
             console.err.print(f"{event.kind.value}: {plain(event.detail)}", markup=False, style="yellow")
         written: Sequence[Path] = ()
         if self.out is not None:
-            formats: Sequence[Format] = self.formats or ("md", "html", "csv")
-            written = write_report(report, self.out, formats, force=self.force)
+            formats = self.formats or (Format.MD, Format.HTML, Format.CSV)
+            written = write_report(report, self.out, map(str, formats), force=self.force)
             for path in written:
                 console.err.print(f"wrote {path}", markup=False)
         if self.as_json:

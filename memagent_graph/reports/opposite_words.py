@@ -26,9 +26,9 @@ NEGATIONS: Final = _words("not no never none neither nor without cannot nobody n
 """Besides words that end in n't."""
 BETWEEN_WORDS: Final = _words(
     """
-    the and for with from this that these those its their his her were was are been being has have had did does doing
-    any can could may might must shall should will would than then there which who whom whose what when where how into onto
-    upon about such also only just very own per you your our
+    the and for with from this that these those its their his her were was are been being has have had did does
+    doing any can could may might must shall should will would than then there which who whom whose what when where
+    how into onto upon about such also only just very own per you your our
     """
 )
 """Words that say nothing about which things a negation, or two names, are connected with."""
@@ -38,8 +38,7 @@ OPPOSITES: Final = tuple(
         ("may might optional optionally", "must shall required mandatory"),
         (
             "increase increased increases rise rose risen rises grew grow grown gain gained higher",
-            "decrease decreased decreases fall fell fallen falls drop dropped decline declined shrank "
-            "lower",
+            "decrease decreased decreases fall fell fallen falls drop dropped decline declined shrank lower",
         ),
         ("more", "less fewer"),
         ("most", "least fewest"),
