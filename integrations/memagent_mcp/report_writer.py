@@ -1,7 +1,7 @@
 """The tool that writes a report over several files, behind the request that began it.
 
-A report takes as long as all of its reads, so a call waits only for a while. The same call again waits on: the report is
-found by what it is about, at work or finished, and with checkpoints also after the server was started again.
+A report takes as long as all of its reads, so a call waits only for a while. The same call again waits on: the report
+is found by what it is about, at work or finished, and with checkpoints also after the server was started again.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def check_sentence(
         *_opposites(stated, known),
     ]
     if not found:
-        found = [*_order(stated, known), *_apart(stated, known)]
+        found = [*_order(stated, known), *_apart(stated, known, is_common)]
     return tuple(found) or tuple(_words(stated, known))
 
 
@@ -273,6 +273,7 @@ class _Item:
     key: str
     start: int
     end: int
+    is_name: bool = False
 
 
 def _items(facts: Facts) -> list[_Item]:
@@ -283,9 +284,9 @@ def _items(facts: Facts) -> list[_Item]:
         if not (word.is_name or word.is_first):
             continue
         if names and facts.text[names[-1].end : word.start].strip() in {"", "."} and word.start - names[-1].end <= 2:
-            names[-1] = _Item(f"{names[-1].key} {word.text}", names[-1].start, word.end)
+            names[-1] = _Item(f"{names[-1].key} {word.text}", names[-1].start, word.end, is_name=True)
         else:
-            names.append(_Item(word.text, word.start, word.end))
+            names.append(_Item(word.text, word.start, word.end, is_name=True))
     return sorted((*values, *names), key=lambda item: item.start)
 
 
@@ -307,8 +308,10 @@ def _order(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
             if there[first].start < there[second].start:
                 continue
             between = _between(stated, here[first], here[second])
-            is_passive = re.search(r"\b(?:by|from|of)\b", stated.text[here[first].end : here[second].start])
-            if is_passive is None and between & _between(quote, there[second], there[first]):
+            # Passive sentences name first who comes last in an active one.
+            passage = stated.text[here[first].end : here[second].start]
+            is_passive = here[first].is_name and here[second].is_name and re.search(r"\b(?:by|from)\b", passage)
+            if not is_passive and between & _between(quote, there[second], there[first]):
                 if any(_in_this_order(first, second, other) for other in known):
                     continue
                 names = (
@@ -332,8 +335,8 @@ def _between(facts: Facts, left: _Item, right: _Item) -> set[str]:
     return words | {item.key for item in _items(facts) if left.end <= item.start < right.start}
 
 
-def _apart(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
-    names = {word.text for word in stated.words if word.is_name or word.is_first}
+def _apart(stated: Facts, known: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[Problem]:
+    names = _likely_names(stated, is_common)
     if not names:
         return
     words = [{word.text for word in each.words} for each in known]
@@ -345,10 +348,16 @@ def _apart(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
     ]
     for start, end, is_in in values:
         holding = [(each, own) for each, own in zip(known, words, strict=True) if is_in(each)]
-        others = [{word.text for word in each.names} - names for each, _ in holding]
+        others = [_likely_names(each, is_common) - names for each, _ in holding]
         if holding and all(others) and not any(names & own for _, own in holding):
             shown_value, other = stated.text[start:end], sorted(others[0])[0].title()
             yield Problem(ProblemKind.APART, f"{shown_value} stands in its quotes with {other}, not with its own names")
+
+
+def _likely_names(facts: Facts, is_common: Callable[[str], bool]) -> set[str]:
+    """The names of a text, with the words that begin its sentences and are not ordinary ones."""
+    first = {word.text for word in facts.words if word.is_first and not _is_ordinary(word.text, set(), is_common)}
+    return first | {word.text for word in facts.names if word.text not in TITLES}
 
 
 def _has_number(number: Number, quote: Facts) -> bool:
