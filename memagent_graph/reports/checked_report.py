@@ -285,8 +285,14 @@ def _problems(
 
 
 def names_in_sentences(document: ReportDocument) -> tuple[str, ...]:
-    """What a sentence may call a document: its name, that without the ending, and its title."""
-    return document.name, PurePath(document.name).stem, document.metadata.get("title", "")
+    """What a sentence may call a document: its name, that without the ending, and its title.
+
+    Not where that could be a number or a person's name, as for `2021.txt` and `keller.txt`: those are facts to check.
+    """
+    stem, title = PurePath(document.name).stem, document.metadata.get("title", "")
+    found = [document.name] if re.search(r"[^\W\d_]", document.name) else []
+    found += [stem] if re.search(r"[^\W\d_]", stem) and re.search(r"[\d_\s-]", stem) else []
+    return (*found, *([title] if len(title.split()) > 2 else []))
 
 
 def _nearest(text: str, pool: Sequence[QuotePlace], matrix: EvidenceMatrix) -> list[QuotePlace]:

@@ -73,7 +73,8 @@ def check_sentence(
     Args:
         sentence: the sentence.
         quotes: passages of documents, unchanged.
-        named: the names of the documents that the quotes are from; a sentence may say which document states it.
+        named: the names of the documents that the quotes are from, which a sentence may have to say which document
+            states it; see `checked_report.names_in_sentences`.
         is_common: whether a word in lower case is an ordinary word, so that it is no name where a sentence begins with
             it: one that the documents have in lower case, for example.
     """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from support.scripts import part
+from support.scripts import part, perfect_reader
 
 LICENCES = Path("/usr/share/common-licenses")
 TOPICS = ("truth", "numbers", "assert", "with", "exprlists", "lambda", "while", "typesmapping", "import", "yield")
@@ -40,9 +40,9 @@ def writes_reports(prompt: str) -> str:
     """
     end = prompt.rstrip()
     if end.endswith("Questions:"):
-        return "1. What is said about copies of the file?\n2. What is said about the value?"
+        return "1. What is said about if?\n2. What is said about not?"
     if end.endswith("Headings:"):
-        return "On copies [1]\nOn values [2]"
+        return "On conditions [1]\nOn exceptions [2]"
     if end.endswith("CONTRADICT or COMPATIBLE:"):
         return "COMPATIBLE"
     if end.endswith("Sentences:"):
@@ -54,7 +54,12 @@ def writes_reports(prompt: str) -> str:
         return memory
     wanted = _wanted(part(prompt, "problem"))
     sentences = sentences_of(part(prompt, "section"))[1:-1]  # the first and the last may be cut
-    return next((each for each in sentences if wanted in each.lower() and len(each) < 300), "nothing yet")
+    return next((each for each in sentences if f" {wanted} " in each.lower() and len(each) < 300), "nothing yet")
+
+
+def reads_keys(prompt: str) -> str:
+    """A perfect reader of keys, which says so where there is none."""
+    return perfect_reader(prompt).replace("\\boxed{yet}", "\\boxed{unknown}")
 
 
 def _wanted(question: str) -> str:

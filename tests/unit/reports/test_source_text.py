@@ -103,7 +103,9 @@ def test_every_passage_of_any_text_is_found_in_it(text: str, data: st.DataObject
         assert source.find(quote, begin) == (begin, finish)
 
 
-@given(st.lists(st.sampled_from(["Anna", "rain.", "\u2019s", "e\u0301t", "\ufb01n", "\n", "\u00a0", "\u200b", "5", "-"])))
+@given(
+    st.lists(st.sampled_from(["Anna", "rain.", "\u2019s", "e\u0301t", "\ufb01n", "\n", "\u00a0", "\u200b", "5", "-"]))
+)
 def test_a_passage_between_words_is_found_from_any_place(words: list[str]) -> None:
     source = SourceText(" ".join(words))
     for number in range(len(words)):
