@@ -517,7 +517,7 @@ def test_a_shuffled_file_is_refused(tmp_path, log, other) -> None:
     table = pq.read_table(tmp_path / "runs.parquet")
     kept = pq.read_metadata(tmp_path / "runs.parquet").metadata
     pq.write_table(table.take([0, 2, 1, 3]).replace_schema_metadata(kept), tmp_path / "shuffled.parquet")
-    with pytest.raises(RunLogError, match="run 'a' in .* are not together"):
+    with pytest.raises(RunLogError, match=r"run 'a' in .* are not together"):
         import_runs(other, tmp_path / "shuffled.parquet", replace=True)
 
 
