@@ -1,6 +1,7 @@
 """MemAgent in LangChain agents, LangGraph graphs and retrieval chains.
 
 - `ReadLongDocument`: a tool with which an agent reads a document of any length;
+- `WriteReport`: a tool with which an agent has a report written over several documents;
 - `MemAgentMiddleware`: tool results and histories that are too long are read for the question, not cut off;
 - `MemAgentConversationMemory`: a bounded memory of a long dialogue;
 - `memagent_node`: reading as a node of any `StateGraph`;
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from langchain_memagent.conversation import MemAgentConversationMemory as MemAgentConversationMemory
     from langchain_memagent.middleware import MemAgentMiddleware as MemAgentMiddleware
     from langchain_memagent.node import memagent_node as memagent_node
+    from langchain_memagent.report_tool import WriteReport as WriteReport
     from langchain_memagent.tool import ReadLongDocument as ReadLongDocument
 
 _MODULE_OF = {
@@ -29,6 +31,7 @@ _MODULE_OF = {
     "MemAgentMiddleware": "middleware",
     "ReadLongDocument": "tool",
     "cited_answer": "cited_answers",
+    "WriteReport": "report_tool",
     "memagent_node": "node",
 }
 

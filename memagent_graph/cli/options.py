@@ -31,8 +31,8 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "max_reads", "max_waiting", "max_reads_per_key", "max_connections", "max_body", "spool", "uploads",
         "keep_minutes", "cancel_on_close", "heartbeat",
     ),
-    "Where runs are kept": ("run_id", "checkpoints", "no_checkpoints", "log", "no_log", "keep_documents"),
-    "Output": ("as_json", "updates", "quiet"),
+    "Where runs are kept": ("run_id", "report_id", "checkpoints", "no_checkpoints", "log", "no_log", "keep_documents"),
+    "Output": ("out", "formats", "force", "as_json", "updates", "quiet"),
 }  # fmt: skip
 """The groups in which a long help shows its options, by fields' names; options in none come first."""
 

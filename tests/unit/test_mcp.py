@@ -243,7 +243,7 @@ async def test_tools_describe_themselves_and_their_results(folder) -> None:
     async with over_stdio("--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded") as session:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
     assert set(tools) == {
-        "read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run"
+        "read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run", "write_report"
     }  # fmt: skip
     assert set(tools["read_document"].inputSchema["properties"]) == {
         "questions", "path", "text", "max_chunks", "max_tokens", "max_seconds", "background"
@@ -274,7 +274,7 @@ async def test_without_a_log_there_is_only_reading(folder) -> None:
     with FakeServer() as server:
         async with over_stdio("--no-log", "--base-url", server.base_url, *SMALL) as session:
             offered = [tool.name for tool in (await session.list_tools()).tools]
-            assert offered == ["read_document", "wait", "cancel_read", "resume_read"]
+            assert offered == ["read_document", "wait", "cancel_read", "resume_read", "write_report"]
             assert (await session.list_resources()).resources == []
             read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
             assert read.structuredContent["answers"][0]["answer"] == "4711"

@@ -138,7 +138,10 @@ def load_groups(
             run, kept.conversations_K,
             versions=versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
         )  # fmt: skip
-        ledger.enter(kept, _group_of(run, groups, by_version=versions is None), next(refusals, None))
+        group = _group_of(run, groups)
+        if groups is None and versions is None:
+            group = ledger.group_of_version(group, run)
+        ledger.enter(kept, group, next(refusals, None))
     missing = (
         {} if groups is None or callable(groups) else {k: v for k, v in groups.items() if k not in ledger.group_of}
     )
@@ -185,6 +188,15 @@ class _Ledger:
     """Groups of which a member was refused."""
     unknown: Counter[str] = field(default_factory=Counter)
     """Runs by the unknown reward, and why it is unknown."""
+    version_of: dict[str, str] = field(default_factory=dict)
+    """The policy version of a group's first run."""
+
+    def group_of_version(self, group: str | None, run: TrainingRun) -> str | None:
+        """A group has runs of one policy version: what another policy earned is not what this one would have."""
+        if group is None:
+            return None
+        version = run.conversations_K[0].policy_version
+        return group if self.version_of.setdefault(group, version) == version else f"{group}-{version}"
 
     def enter(self, run: TrainingRun, group: str | None, refusal: Refusal | None) -> None:
         """Add the next run."""
@@ -254,7 +266,7 @@ def _allowed(policy_versions: Sequence[str] | None, max_staleness: int | None) -
     return frozenset(policy_versions if max_staleness is None else policy_versions[-1 - max_staleness :])
 
 
-def _group_of(run: TrainingRun, groups: Groups | None, *, by_version: bool) -> str | None:
+def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
     if groups is not None:
         return groups(run) if callable(groups) else groups.get(run.run_id)
     if not run.conversations_K:
@@ -265,8 +277,6 @@ def _group_of(run: TrainingRun, groups: Groups | None, *, by_version: bool) -> s
     sampling = {name: value for name, value in first.sampling.items() if name not in _IMMATERIAL_SAMPLING}
     span = (None, None) if first.span is None else (first.span.start_byte, first.span.end_byte)
     same = [record.question, record.document["key"], first.role, *span, settings, sampling]
-    if by_version:  # another policy's reward is not this one's
-        same.append(first.policy_version)
     if record.strategy_fingerprint:  # logs of the previous version, which had one way of reading, have none
         same += [record.strategy, record.strategy_fingerprint]
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
