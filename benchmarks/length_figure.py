@@ -13,7 +13,7 @@ and plots (PNG, SVG) are made from all lines:
   is in memory;
 - the fact's depth in the document against length, for the last model at temperature 1.
 
-A fact that an edge between two chunks cuts counts, too; the table tells how many. Questions on one document share its
+A fact that the edge between two chunks cuts counts too; the table has their number. Questions on one document share its
 prose ("alone": as many as a quarter of its chunks, 4 to 40), each with a fact, and so a text, of its own.
 
 More points: name more --chunks, --questions or another --seed. A process uses one core; several may fill one folder,

@@ -192,7 +192,7 @@ def _comparison_table(compared: Sequence[tuple[str, str, Mapping[str, Comparison
 def _verdict(each: Mapping[str, Comparison], first: str, second: str) -> str:
     told = {score: one for score, one in each.items() if one.told_apart}
     if not told:
-        return "cannot be told apart"
+        return "not significant"
     better = {first if one.difference > 0 else second for one in told.values()}
     which = "" if len(told) == len(each) else f", {' and '.join(told)} only"
     return f"{' and '.join(sorted(better))} better{which}"

@@ -16,7 +16,7 @@ from memagent_graph.evaluation.result_table import Row
 COST_LEGEND: Final = (
     "Means over the questions that did not fail, and percentiles of seconds (p95: 95 % of questions took no longer). "
     "Seconds are wall time with many questions at once, waiting for the server included. FLOPs are estimated from "
-    "tokens and the model's size, where that is known; beside them, what one call with the whole document would take."
+    "tokens and the model's size, if that is known, and compared with one call with the whole document."
 )
 _PRICE_LEGEND: Final = (
     "Price: per question, and of all together, at {prompt:g} for a million prompt tokens, cached ones included, and "

@@ -87,8 +87,8 @@ class Comparison:
             ahead, behind = (self.first, self.second) if self.difference > 0 else (self.second, self.first)
             return f"{figures}. {ahead} is better than {behind}."
         needed = self._questions_that_would_do()
-        remedy = f"; about {_round(needed):,} questions would tell a difference of this size" if needed else ""
-        return f"{figures}. They cannot be told apart{remedy}."
+        remedy = f"; about {_round(needed):,} questions would show a difference of this size" if needed else ""
+        return f"{figures}. The difference is not significant{remedy}."
 
     def _questions_that_would_do(self) -> int | None:
         if self.test is not Test.MCNEMAR or self.only_first == self.only_second:

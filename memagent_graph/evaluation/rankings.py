@@ -31,7 +31,7 @@ class Ranking:
             places = f"{place}." if len(group) == 1 else f"{place}. to {last}."
             apart = [f"{ahead} is better than {behind}" for ahead, behind in self._told if {ahead, behind} <= {*group}]
             but = f", but {', '.join(apart)}" if apart else ""
-            shared = "" if len(group) == 1 else f" (not told apart as a group{but})"
+            shared = "" if len(group) == 1 else f" (not distinguishable as a group{but})"
             lines.append(f"{places} {', '.join(group)}{shared}")
             place = last + 1
         return tuple(lines)

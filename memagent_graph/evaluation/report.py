@@ -37,7 +37,7 @@ from memagent_graph.plain_text import in_one_line
 _LEGEND: Final = (
     "Percentages with 95 % intervals. Strict: the answer is the gold one, normalised, and in the form asked for. "
     "Lenient: it holds the gold one as whole words. String match: as RULER counts. A question without an answer is "
-    "wrong in all of them; why it has none is counted apart."
+    "wrong in all of them; the reasons are counted separately."
 )
 _COUNTED_APART: Final = {
     Outcome.NO_ANSWER: "no answer",

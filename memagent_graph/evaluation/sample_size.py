@@ -56,7 +56,9 @@ def questions_needed(
         )
     difference = abs(first - second)
     if not difference:
-        raise EvaluationError("no number of questions tells equal accuracies apart", hint="Name two that differ.")
+        raise EvaluationError(
+            "no number of questions can show a difference between equal accuracies", hint="Name two that differ."
+        )
     spread = math.sqrt(first * (1 - first) * second * (1 - second))
     most = min(first + second, 2 - first - second)
     if discordance is None:

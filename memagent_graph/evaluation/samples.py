@@ -66,7 +66,7 @@ class Needle:
     """
 
     def place(self, characters: int) -> tuple[int, int]:
-        """Where it begins and ends in a document of so many characters."""
+        """Where it begins and ends in a document of that many characters."""
         start = round(self.depth * characters)
         return start, start + len(self.text)
 

@@ -20,7 +20,7 @@ STANDINGS_LEGEND: Final = (
     "are means per question. Turns: replies that had to wait for each other. Stopped early: the share of questions at "
     "which evidence was left unread; lost by it: the points of accuracy that these cost at most. Over-read: document "
     "tokens read beyond one reading up to the last evidence. Saving: the share of what a reader could save that stops "
-    "exactly behind the last evidence; an early stop saves nothing. –: it cannot be said, as where all of the document "
+    "exactly after the last evidence; an early stop saves nothing. –: unknown, for example if the whole document "
     "counts."
 )
 SCRIPTED: Final = "scripted"

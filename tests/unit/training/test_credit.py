@@ -221,13 +221,13 @@ def test_terms_that_cannot_be(entry: Any, message: str, tmp_path: Path) -> None:
 
 
 def test_terms_and_a_share_of_step_rewards_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="beside credit terms"):
+    with pytest.raises(TrainingError, match="there are credit terms"):
         load_preset("rememr1", output_dir=str(tmp_path), step_reward_share=0.2, use_cpu=True, bf16=False)
 
 
 def test_a_penalty_that_no_term_takes_in_is_refused(tmp_path: Path) -> None:
     penalty = {"overlong_max_length": 8, "overlong_cache_length": 4, "use_cpu": True, "bf16": False}
-    with pytest.raises(TrainingError, match="about which there is no credit term"):
+    with pytest.raises(TrainingError, match="no credit term is about the outcome"):
         load_preset("longrlvr", output_dir=str(tmp_path), **penalty)
     assert load_preset("gru-mem", output_dir=str(tmp_path), **penalty).advantage_settings.overlong_penalty
 

@@ -174,7 +174,7 @@ class MultiConvDAPOConfig(GRPOConfig):
             raise TrainingError(
                 f"The runs' log-probs are those before temperature, and temperature is {self.temperature}",
                 hint="Train without importance_cap and with old_logprobs: recomputed, or on runs sampled at 1. If the "
-                "server told those after temperature, say so (logged_after_temperature: true).",
+                "server reported those after temperature, set logged_after_temperature: true.",
             )
         self._check_skipping()
         bound = 1 + self.token_loss.clip_high

@@ -88,7 +88,8 @@ def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> M
     except (ValueError, TypeError, ImportError) as error:  # errors of transformers and TRL
         said = " ".join(str(error).split())
         raise TrainingError(
-            f"these settings cannot be had: {said}", hint="Change them with --set NAME=VALUE, or in the preset's file."
+            f"these settings are not possible: {said}",
+            hint="Change them with --set NAME=VALUE, or in the preset's file.",
         ) from error
 
 
