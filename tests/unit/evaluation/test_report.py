@@ -219,7 +219,7 @@ def test_a_question_that_was_asked_at_several_lengths_counts_once_over_all_of_th
         for index in range(6)
     ]
     report = render_report(results(*rows))
-    assert 'In "all", a question that was asked at several lengths counts once, with its mean.' in report
+    assert 'In "all", a question that was asked at several lengths counts once, with its mean score.' in report
     assert line(report, "1K tokens", "refine", "6")
     assert line(report, "all", "refine", "6").startswith("| all | refine | 6 | +94.4 [")
     assert "on the same 6 questions" in report
