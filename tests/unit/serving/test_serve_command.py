@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from memagent_graph.cli import app
 from memagent_graph.cli.serve import Serve
 from memagent_graph.errors import MemAgentError
-from memagent_graph.serving.addresses import AllowedNames
+from memagent_graph.serving.addresses import AllowedNames, listen
 from memagent_graph.serving.keys import LOCAL, Keys, Owner
 
 KEY, ANOTHER = "a-key-that-is-long-enough", "another-key-that-is-too"
@@ -113,6 +114,13 @@ def test_a_keys_file_that_cannot_be_right_is_refused(tmp_path: Path, text: str) 
     assert KEY not in str(caught.value)
     with pytest.raises(MemAgentError, match="without a name"):
         Keys.load(None, KEY)
+
+
+def test_no_reply_waits_for_more_to_fill_a_packet() -> None:
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_names_that_are_answered() -> None:
