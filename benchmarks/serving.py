@@ -20,10 +20,12 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -32,10 +34,20 @@ from benchmarks.figures import Figure, print_table
 SHORT = {"model": "slow", "messages": [{"role": "user", "content": "What is the key of harbor? " * 10}]}
 
 
-@contextlib.contextmanager
-def slow_server(milliseconds: float) -> Iterator[str]:
+def slow_server(milliseconds: float) -> AbstractContextManager[str]:
     """A policy server that answers after a fixed time."""
-    command = [sys.executable, "-m", "benchmarks.slow_server", str(milliseconds), "0"]
+    return _process("slow_server", str(milliseconds), "0")
+
+
+def bare_relay(upstream: str) -> AbstractContextManager[str]:
+    """What only copies bytes to and from a server."""
+    return _process("bare_relay", str(urlsplit(upstream).port))
+
+
+@contextlib.contextmanager
+def _process(module: str, *arguments: str) -> Iterator[str]:
+    """A server of this folder, which prints its port; gives its API."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"  # it ends when its input closes
@@ -109,12 +121,13 @@ async def overhead(rounds: int, requests: int) -> list[Figure]:
 
     A model server that writes 64 replies at once takes a quarter of a second for a short one, or longer.
     """
-    alone, crowded, spent = [], [], []
-    with slow_server(250) as upstream, serving(upstream) as server:
+    alone, crowded, copied, spent = [], [], [], []
+    with slow_server(250) as upstream, serving(upstream) as server, bare_relay(upstream) as relay:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
             await seconds_for(session, server.api, 64, 64)
             for _ in range(rounds):
                 direct = await seconds_for(session, upstream, requests, 64)
+                copied.append(direct[0] / (await seconds_for(session, relay, requests, 64))[0])
                 before = server.cpu_seconds()
                 relayed = await seconds_for(session, server.api, requests, 64)
                 spent.append((server.cpu_seconds() - before) * 1000 / requests)
@@ -130,6 +143,7 @@ async def overhead(rounds: int, requests: int) -> list[Figure]:
     return [
         Figure("added to a short request, one in flight", added, "ms", "at most 3", added <= 3),
         Figure("throughput with 64 in flight, of direct", kept, "", "at least 0.95", kept >= 0.95),
+        Figure("the same where bytes are only copied", median(copied), "", "", True),
         Figure("processor time of a request that is passed on", median(spent), "ms", "", True),
     ]
 
