@@ -34,20 +34,20 @@ class MemAgentServer(FastMCP[Any]):
     """The SDK's server, with the package's version, and the runs of a log as resources.
 
     Args:
-        tools: what it offers.
+        tools: the tools it offers.
         reports: writes reports.
         with_log: whether its reader keeps a log.
     """
 
     def __init__(self, tools: Tools, reports: ReportWriter, *, with_log: bool) -> None:
         super().__init__("memagent", instructions=_INSTRUCTIONS, log_level="WARNING")
-        self._mcp_server.version = _version()  # the SDK would give its own
+        self._mcp_server.version = _version()  # the SDK would report its own
         self._tools = tools
         self._reports = reports
         self._with_log = with_log
 
     async def aclose(self) -> None:
-        """End the reads and reports that are at work; to be called before the reader is closed."""
+        """End the running reads and reports; to be called before the reader is closed."""
         await self._reports.aclose()
         await self._tools.active.aclose()
 
@@ -56,7 +56,7 @@ class MemAgentServer(FastMCP[Any]):
         return await newest_runs(self._tools) if self._with_log else []
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        """As in the SDK; errors may name files in characters that the protocol cannot carry."""
+        """As in the SDK; errors may contain file names with characters that the protocol does not allow."""
         try:
             return await super().call_tool(name, arguments)
         except ToolError as error:
@@ -74,17 +74,17 @@ def make_server(
     """An MCP server that reads documents; see `tools` and `report_writer` for its tools.
 
     Runs in the reader's log can be listed, shown and asked again by every client, whoever made them and wherever their
-    documents lay; give the reader a log of its own to keep them apart. A reader without a log has no ask_again,
-    list_runs and show_run, and no resources; one without checkpoints has no resume_read.
+    documents are; give the reader its own log to separate them. Without a log there are no tools ask_again, list_runs
+    and show_run, and no resources; without checkpoints there is no resume_read.
 
     Args:
-        reader: reads; the caller closes it.
+        reader: the reader; the caller closes it.
         roots: folders (or single files) below which files may be read; see `memagent_mcp.client_roots` for how the
             client's roots narrow them. Without any roots, only text that is passed in can be read.
         max_bytes: the largest file, and the longest text.
-        limits: of each question's read; a call can ask for lower ones.
-        trust_client_roots: whether a client's roots count where `roots` is empty: for clients on this machine and of
-            this user, as those over standard input and output are.
+        limits: limits of each question's read; a call can set lower ones.
+        trust_client_roots: whether a client's roots count if `roots` is empty: for clients of this user on this
+            machine, such as those over standard input and output.
 
     Raises:
         FileNotFoundError: a root does not exist.
@@ -108,5 +108,5 @@ def make_server(
 def _version() -> str | None:
     try:
         return version("memagent-graph")
-    except PackageNotFoundError:  # its folder alone is on the path
+    except PackageNotFoundError:  # only its folder is on the path
         return None

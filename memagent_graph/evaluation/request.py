@@ -207,5 +207,5 @@ async def _measure(
                 await saver.conn.close()  # type: ignore[attr-defined]
     if ended is Ended.DONE:
         for path in request.out.glob(f"{CHECKPOINTS}*"):
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()  # a folder holds the leases
     return ended

@@ -212,6 +212,7 @@ def _routes(serving: Serving) -> list[Route]:
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/v1/responses", responses, methods=["GET", "POST"]),
+        Route("/v1/responses/{rest:path}", responses, methods=["GET", "POST", "DELETE"]),
         Route("/v1/files", upload, methods=["POST"]),
         Route("/v1/files", files),
         Route("/v1/files/{id}", file),

@@ -314,10 +314,10 @@ async def test_hostile_paths_are_refused_in_words_that_tell_what_would_work(fold
         "~/.ssh/id_rsa": there,
         f"file://{folder / 'book.txt'}": "is an address",
         "http://127.0.0.1/book.txt": "is an address",
-        "book.txt\0.md": "no path",
+        "book.txt\0.md": "not a path",
         "huge.txt": "10,737,418,240 bytes",
-        "pipe": "no regular file",
-        ".": "no regular file",
+        "pipe": "not a regular file",
+        ".": "contains book.txt",
         "x" * 5000: there,
     }
     with FakeServer() as server:
@@ -489,7 +489,7 @@ async def test_a_client_that_does_not_tell_its_roots_reads_no_file(folder) -> No
 
     async with in_process(folder, list_roots=fail) as session:
         answer = refused(await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION}))
-        assert "did not tell them" in answer
+        assert "did not list them" in answer
 
 
 async def test_over_http_a_clients_roots_narrow_the_servers_and_grant_nothing(folder) -> None:

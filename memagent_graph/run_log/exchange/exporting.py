@@ -108,7 +108,7 @@ def _counted(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
 
 
 def format_of(destination: Path, given: Literal["parquet", "jsonl"] | None) -> Literal["parquet", "jsonl"]:
-    """How a file is to be written, as it is said or as its suffix tells.
+    """The format of a file: the given one, or that of its suffix.
 
     Raises:
         RunLogError: neither does.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from memagent_graph.serving.api_errors import ApiError
@@ -17,7 +17,6 @@ from memagent_graph.serving.ledger import Ledger
 from memagent_graph.serving.live.live_reads import LiveReads
 from memagent_graph.serving.live.page_values import read_value, update_value
 from memagent_graph.serving.reads import Read, ReadManager
-from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
 
 _SECONDS_BETWEEN_LOOKS: Final = 0.2
@@ -66,21 +65,21 @@ class Watch:
     async def _snapshot(self) -> dict[str, Any]:
         self._memories, self._by_step = {}, {}
         try:
-            view = await self._reads.view(self._owner, self._run_id)
+            updates = await self._reads.updates(self._owner, self._run_id)
         except ApiError:  # it has not begun
             return {"updates": [], "earlier": 0}
-        return await asyncio.to_thread(self._history, view)
+        return await asyncio.to_thread(self._history, updates)
 
-    def _history(self, view: RunView) -> dict[str, Any]:
+    def _history(self, updates: Sequence[MemoryUpdate]) -> dict[str, Any]:
         shown = []
         # The newest of each branch, wherever it stands: its memory is what can be edited.
-        newest = {update.branch: place for place, update in enumerate(view.updates)}
-        for place, update in enumerate(view.updates):
-            if place >= len(view.updates) - _NEWEST_UPDATES or newest[update.branch] == place:
+        newest = {update.branch: place for place, update in enumerate(updates)}
+        for place, update in enumerate(updates):
+            if place >= len(updates) - _NEWEST_UPDATES or newest[update.branch] == place:
                 shown.append(self._shown(update))
             else:
                 self._take(update)
-        return {"updates": shown, "earlier": len(view.updates) - len(shown)}
+        return {"updates": shown, "earlier": len(updates) - len(shown)}
 
     def _shown(self, update: MemoryUpdate) -> dict[str, Any]:
         sources = dict.fromkeys(self._by_step.get(step, "") for step in update.sources or ())

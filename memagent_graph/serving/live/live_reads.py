@@ -25,6 +25,7 @@ from memagent_graph.serving.request_texts import Source, document_of, stored_pie
 from memagent_graph.serving.uploads import UploadedFile, stored
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.view import RunView
+from memagent_graph.trace import MemoryUpdate
 
 _ASKS_KEPT: Final = 1024
 _FILES_KEPT: Final = 1024
@@ -46,7 +47,7 @@ class LiveReads:
         self._documents: OrderedDict[tuple[str, str], DocumentRef] = OrderedDict()
         self._changing = asyncio.Lock()
         self.edits: Counter[str] = Counter()
-        """By run: how often its past was changed in this process; who shows it must look again."""
+        """By run: how often its past may have changed in this process; who shows it must look again."""
 
     # Documents and questions
 
@@ -123,6 +124,24 @@ class LiveReads:
         except RunNotFoundError as error:
             raise not_found("the read has not begun") from error
 
+    async def updates(self, owner: Owner, run_id: str) -> list[MemoryUpdate]:
+        """The memories of a read that count, in order. Raises as `view`.
+
+        The log may be a chunk ahead of the checkpoints where a read was paused or killed between the two. That chunk
+        is read again, so its memory is left out unless the read is at work.
+        """
+        view = await self.view(owner, run_id)
+        updates = list(view.updates)
+        if view.stop_reason is not None or self._manager.find(owner, run_id) is not None:
+            return updates
+        try:
+            kept = {update.step for update in await self._reader.ahistory(run_id)}
+        except RunNotFoundError:  # it was killed before its first checkpoint
+            return []
+        except MemAgentError:  # no longer to be continued, so the log is all there is
+            return updates
+        return [update for update in updates if update.step in kept]
+
     @property
     def _log(self) -> RunLog:
         if self._reader.run_log is None:
@@ -138,6 +157,7 @@ class LiveReads:
         if read is not None:
             self._remember(read)
             await self._manager.cancel(read, state)
+            self.edits[run_id] += 1
         elif not entry.state.has_ended or entry.state is ReadState.PAUSED:
             await asyncio.to_thread(self._ledger.mark, run_id, state)
 
@@ -186,9 +206,10 @@ class LiveReads:
             entry = await self.entry(owner, run_id)
             if self._manager.find(owner, run_id) is not None:
                 raise ApiError(409, "the read is at work; pause it first", code="read_at_work")
-            view = await self.view(owner, run_id)
-            newest = next((each for each in reversed(view.updates) if each.branch == branch), None)
+            updates = await self.updates(owner, run_id)
+            newest = next((each for each in reversed(updates) if each.branch == branch), None)
             if newest is None or newest.chunk_index != chunk or newest.memory != before:
+                self.edits[run_id] += 1
                 raise ApiError(409, "the memory has changed meanwhile; look at it again", code="memory_changed")
             lines = text.splitlines()
             pins = {name: [pin for pin in held if name != branch or pin in lines] for name, held in entry.pins.items()}
