@@ -7,9 +7,9 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Final
 
-from memagent_graph.reports.checked_report import Reference, Report
 from memagent_graph.reports.evidence_matrix import ReportDocument
 from memagent_graph.reports.export_safety import one_line, tex_text
+from memagent_graph.reports.report_data import Reference, ReportData
 
 _KINDS: Final = (
     ("journal", "article"), ("booktitle", "inproceedings"), ("isbn", "book"), ("publisher", "book"),
@@ -37,7 +37,7 @@ def place_of(reference: Reference) -> str:
     return f"{page}characters {quote.start_char:,}-{quote.end_char:,}"
 
 
-def bibtex(report: Report) -> str:
+def bibtex(report: ReportData) -> str:
     """An entry for each document whose title is known; empty if none has one."""
     entries, used = [], set[str]()
     for document in report.matrix.documents:

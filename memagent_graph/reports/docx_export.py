@@ -7,8 +7,8 @@ from typing import Any
 
 from memagent_graph.errors import MissingExtraError
 from memagent_graph.reports.bibliography import described, place_of
-from memagent_graph.reports.checked_report import Report
 from memagent_graph.reports.export_safety import writable
+from memagent_graph.reports.report_data import ReportData
 from memagent_graph.reports.report_words import (
     NOT_QUOTED,
     WHAT_QUOTED_MEANS,
@@ -20,7 +20,7 @@ from memagent_graph.reports.report_words import (
 from memagent_graph.reports.sentence_checks import shown
 
 
-def docx_bytes(report: Report) -> bytes:
+def docx_bytes(report: ReportData) -> bytes:
     """The file's content.
 
     Raises:
@@ -61,7 +61,7 @@ def _line(text: str) -> str:
     return " ".join(writable(text).split())
 
 
-def _add_sections(written: Any, report: Report) -> None:
+def _add_sections(written: Any, report: ReportData) -> None:
     for section in report.sections:
         written.add_heading(_line(section.heading), 1)
         for sentence in section.sentences:
@@ -73,7 +73,7 @@ def _add_sections(written: Any, report: Report) -> None:
             written.add_paragraph("(empty: no document gives an answer)")
 
 
-def _add_contradictions(written: Any, report: Report) -> None:
+def _add_contradictions(written: Any, report: ReportData) -> None:
     if report.contradictions:
         written.add_heading("Answers that contradict each other", 1)
     for each in report.contradictions:
@@ -83,7 +83,7 @@ def _add_contradictions(written: Any, report: Report) -> None:
             written.add_paragraph(_line(line), style="List Bullet")
 
 
-def _add_matrix(written: Any, report: Report) -> None:
+def _add_matrix(written: Any, report: ReportData) -> None:
     matrix = report.matrix
     written.add_heading("Evidence matrix", 1)
     table = written.add_table(rows=1, cols=len(matrix.questions) + 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memagent_graph.reports.bibliography import described, place_of
-from memagent_graph.reports.checked_report import Report, ReportSection, ReportSentence
 from memagent_graph.reports.evidence_matrix import CellState
 from memagent_graph.reports.export_safety import writable
+from memagent_graph.reports.report_data import ReportData, ReportSection, ReportSentence
 from memagent_graph.reports.report_words import (
     NOT_QUOTED,
     WHAT_QUOTED_MEANS,
@@ -21,7 +21,7 @@ from memagent_graph.timeline.html_parts import content_policy, escaped, filled, 
 _PACKAGE = "memagent_graph.reports"
 
 
-def html_page(report: Report) -> str:
+def html_page(report: ReportData) -> str:
     """The page as text, to be written in UTF-8."""
     style = resource("page.css") + resource("report_page.css", _PACKAGE)
     return filled(
@@ -51,7 +51,7 @@ def _text(text: str) -> str:
     return escaped(writable(text))
 
 
-def _facts(report: Report) -> Iterator[str]:
+def _facts(report: ReportData) -> Iterator[str]:
     total = report.totals
     facts = {
         "Policy": report.model,
@@ -64,7 +64,7 @@ def _facts(report: Report) -> Iterator[str]:
     yield from (f"<div><dt>{name}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items())
 
 
-def _section(report: Report, section: ReportSection) -> str:
+def _section(report: ReportData, section: ReportSection) -> str:
     sentences = "".join(_sentence(report, each) for each in section.sentences)
     body = (
         f'<ul class="sentences">{sentences}</ul>'
@@ -74,7 +74,7 @@ def _section(report: Report, section: ReportSection) -> str:
     return f"<section><h2>{_text(section.heading)}</h2>{body}</section>"
 
 
-def _sentence(report: Report, sentence: ReportSentence) -> str:
+def _sentence(report: ReportData, sentence: ReportSentence) -> str:
     numbers = "".join(
         f'<a class="reference" href="#quote-{number}">[{number}]</a>' for number in report.numbers(sentence)
     )
@@ -87,7 +87,7 @@ def _sentence(report: Report, sentence: ReportSentence) -> str:
     return f'<li class="unquoted">{source}{_text(sentence.text)}{numbers}{mark}</li>'
 
 
-def _contradictions(report: Report) -> Iterator[str]:
+def _contradictions(report: ReportData) -> Iterator[str]:
     if not report.contradictions:
         return
     yield "<section><h2>Answers that contradict each other</h2>"
@@ -98,7 +98,7 @@ def _contradictions(report: Report) -> Iterator[str]:
     yield "</section>"
 
 
-def _matrix(report: Report) -> Iterator[str]:
+def _matrix(report: ReportData) -> Iterator[str]:
     matrix = report.matrix
     heads = "".join(f'<th scope="col">{_text(each)}</th>' for each in ("Document", *matrix.questions))
     yield f'<section><h2>Evidence matrix</h2><div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>'
@@ -112,7 +112,7 @@ def _matrix(report: Report) -> Iterator[str]:
     yield "</tbody></table></div></section>"
 
 
-def _references(report: Report) -> Iterator[str]:
+def _references(report: ReportData) -> Iterator[str]:
     if not report.references:
         return
     yield '<section><h2>Quotes</h2><ol class="references">'
@@ -123,7 +123,7 @@ def _references(report: Report) -> Iterator[str]:
     yield "</ol></section>"
 
 
-def _documents(report: Report) -> Iterator[str]:
+def _documents(report: ReportData) -> Iterator[str]:
     yield '<section><h2>Documents</h2><ol class="documents">'
     for number, document in enumerate(report.matrix.documents, 1):
         yield f"<li>{number}. {_text(described(document))}</li>"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memagent_graph.reports.bibliography import described, place_of
-from memagent_graph.reports.checked_report import Report, ReportSection
 from memagent_graph.reports.export_safety import markdown_text
+from memagent_graph.reports.report_data import ReportData, ReportSection
 from memagent_graph.reports.report_words import (
     NOT_QUOTED,
     WHAT_QUOTED_MEANS,
@@ -18,7 +18,7 @@ from memagent_graph.reports.report_words import (
 from memagent_graph.reports.sentence_checks import shown
 
 
-def markdown(report: Report) -> str:
+def markdown(report: ReportData) -> str:
     """The whole report: sections, contradictions, matrix, quotes, documents, and what happened."""
     parts = [
         [f"# {markdown_text(report.question)}", "", summary(report)],
@@ -32,7 +32,7 @@ def markdown(report: Report) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
 
-def _section(report: Report, section: ReportSection) -> Iterator[str]:
+def _section(report: ReportData, section: ReportSection) -> Iterator[str]:
     yield f"## {markdown_text(section.heading)}"
     yield ""
     for sentence in section.sentences:
@@ -43,7 +43,7 @@ def _section(report: Report, section: ReportSection) -> Iterator[str]:
         yield "(empty: no document gives an answer)"
 
 
-def _contradictions(report: Report) -> Iterator[str]:
+def _contradictions(report: ReportData) -> Iterator[str]:
     if report.contradictions:
         yield "## Answers that contradict each other"
         yield ""
@@ -53,7 +53,7 @@ def _contradictions(report: Report) -> Iterator[str]:
         yield from (f"  - {markdown_text(line)}" for line in lines)
 
 
-def _matrix(report: Report) -> Iterator[str]:
+def _matrix(report: ReportData) -> Iterator[str]:
     matrix = report.matrix
     yield "## Evidence matrix"
     yield ""
@@ -68,7 +68,7 @@ def _matrix(report: Report) -> Iterator[str]:
         )
 
 
-def _references(report: Report) -> Iterator[str]:
+def _references(report: ReportData) -> Iterator[str]:
     if not report.references:
         return
     yield "## Quotes"
@@ -78,13 +78,13 @@ def _references(report: Report) -> Iterator[str]:
         yield f"- [{each.number}] {name}, {markdown_text(place_of(each))}: “{markdown_text(each.quote.text)}”"
 
 
-def _documents(report: Report) -> Iterator[str]:
+def _documents(report: ReportData) -> Iterator[str]:
     yield "## Documents"
     yield ""
     yield from (f"{number}. {markdown_text(described(each))}" for number, each in enumerate(report.matrix.documents, 1))
 
 
-def _notes(report: Report) -> Iterator[str]:
+def _notes(report: ReportData) -> Iterator[str]:
     yield "## How this report was made"
     yield ""
     yield f"- Policy: {markdown_text(report.model)}; report {markdown_text(report.report_id)}"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, Final
 
-from memagent_graph.reports.checked_report import Report
 from memagent_graph.reports.export_safety import spreadsheet_cell
+from memagent_graph.reports.report_data import ReportData
 from memagent_graph.run_log.exchange.parquet import pyarrow
 
 _COLUMNS: Final = (
@@ -19,7 +19,7 @@ _COLUMNS: Final = (
 _QUOTE_GAP: Final = "\n---\n"
 
 
-def matrix_csv(report: Report) -> bytes:
+def matrix_csv(report: ReportData) -> bytes:
     """CSV in UTF-8 with a byte order mark, every value in quotation marks; what would be a formula is text."""
     file = io.StringIO(newline="")
     writer = csv.writer(file, quoting=csv.QUOTE_ALL)
@@ -37,7 +37,7 @@ def _csv_value(value: Any) -> str:
     return str(value) if isinstance(value, int | float) else spreadsheet_cell(str(value))
 
 
-def matrix_parquet(report: Report) -> bytes:
+def matrix_parquet(report: ReportData) -> bytes:
     """Parquet, with quotes and their places as lists; text is as the documents have it.
 
     Raises:
@@ -63,7 +63,7 @@ def _storable(value: Any) -> Any:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
-def _rows(report: Report) -> Iterator[dict[str, Any]]:
+def _rows(report: ReportData) -> Iterator[dict[str, Any]]:
     matrix = report.matrix
     for cell in matrix.cells:
         yield {

@@ -12,18 +12,28 @@ def _words(text: str) -> frozenset[str]:
 
 OPENERS: Final = _words(
     """
-    according although however overall moreover furthermore therefore thus hence likewise similarly accordingly instead
-    nevertheless still yet finally meanwhile additionally consequently both either neither each every all most some many
-    several few another such same first second third last next then here there while since unless until though whereas
-    under upon within without along among between beyond despite except regarding concerning per via given if when yes
-    no not none nothing nobody everything everyone everybody anything anyone something someone it its he she they we you
-    his her their our your my these those this that the a an one two also again only even later earlier
+    according although however overall moreover furthermore therefore thus hence likewise similarly
+    accordingly instead nevertheless still yet finally meanwhile additionally consequently both either neither
+    each every all most some many several few another such same first second third last next then here there
+    while since unless until though whereas under upon within without along among between beyond despite
+    except regarding concerning per via given if when yes no not none nothing nobody everything everyone
+    everybody anything anyone something someone it its he she they we you half quarter much his her their our
+    your my these those this that the a an one two also again only even later earlier
     """
 )
 """Words that begin sentences, so that their capital does not make them names."""
 TITLES: Final = _words("mr mrs ms dr prof sir lady lord st")
 NEGATIONS: Final = _words("not no never none neither nor without cannot nobody nothing nowhere")
 """Besides words that end in n't."""
+SOFT_NEGATIONS: Final = _words(
+    """
+    unable free lack lacks lacked lacking absence absent fail fails failed failing failure refuse refuses refused
+    exclude excludes excluded excluding prohibit prohibits prohibited forbid forbids forbidden
+    """
+)
+"""Words that may say what a negation says: a negation may stand for them, and they for one."""
+LIMITS: Final = NEGATIONS | _words("unless except only until rarely seldom hardly barely almost nearly")
+"""Words without which a sentence says more, or the opposite."""
 BETWEEN_WORDS: Final = _words(
     """
     the and for with from this that these those its their his her were was are been being has have had did does
@@ -41,7 +51,6 @@ OPPOSITES: Final = tuple(
             "decrease decreased decreases fall fell fallen falls drop dropped decline declined shrank lower",
         ),
         ("more", "less fewer"),
-        ("most", "least fewest"),
         ("above over exceeding", "below under"),
         ("before prior earlier", "after later following"),
         ("minimum", "maximum"),

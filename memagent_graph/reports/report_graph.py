@@ -30,7 +30,7 @@ from memagent_graph.reader import MemAgent, result_of
 from memagent_graph.reading.state import Limits
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.reports.answered_cells import cell_of
-from memagent_graph.reports.checked_report import ReportEvent, checked_report
+from memagent_graph.reports.checked_report import checked_report
 from memagent_graph.reports.drafts import Draft, extractive_draft
 from memagent_graph.reports.evidence_matrix import (
     Cell,
@@ -41,6 +41,7 @@ from memagent_graph.reports.evidence_matrix import (
     to_json,
 )
 from memagent_graph.reports.export_safety import without_folders
+from memagent_graph.reports.report_data import ReportEvent
 from memagent_graph.reports.report_roles import JUDGE, OUTLINE, QUESTIONS, SECTION, are_understood
 from memagent_graph.reports.report_writing import ReportPlan, ReportWriting
 from memagent_graph.reports.source_text import SourceText

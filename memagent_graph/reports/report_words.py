@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from memagent_graph.reports.checked_report import Report, ReportSentence
 from memagent_graph.reports.contradictions import Contradiction, ContradictionRule
 from memagent_graph.reports.drafts import ReportMode
 from memagent_graph.reports.evidence_matrix import Cell, CellState
+from memagent_graph.reports.report_data import ReportData, ReportSentence
 
 NOT_QUOTED = "not quoted"
 """The mark of a sentence that no quotes support."""
@@ -22,7 +22,7 @@ _RULES = {
 }
 
 
-def summary(report: Report) -> str:
+def summary(report: ReportData) -> str:
     """What was read and found, in one sentence or two."""
     total = report.totals
     told = (
@@ -47,14 +47,14 @@ def cell_words(cell: Cell) -> str:
     return "(empty)" if cell.state is CellState.EMPTY else f"(stopped: {cell.stop_reason})"
 
 
-def sentence_words(report: Report, sentence: ReportSentence) -> str:
+def sentence_words(report: ReportData, sentence: ReportSentence) -> str:
     """A sentence; an answer of a cell with the name of its document in front."""
     if sentence.document is None:
         return sentence.text
     return f"{report.matrix.documents[sentence.document].name}: {sentence.text}"
 
 
-def contradiction_words(report: Report, found: Contradiction) -> tuple[str, list[str]]:
+def contradiction_words(report: ReportData, found: Contradiction) -> tuple[str, list[str]]:
     """What documents differ in, and a line for each group of them that agrees."""
     judged = {None: "", True: "; judged a contradiction by the policy", False: "; judged compatible by the policy"}
     title = f"{report.matrix.questions[found.question]} ({_RULES[found.rule]}{judged[found.judgement]})"

@@ -16,7 +16,16 @@ from itertools import combinations
 from typing import Final
 
 from memagent_graph.provenance.overlap import content_words
-from memagent_graph.reports.opposite_words import BETWEEN_WORDS, NEGATIONS, OPENERS, OPPOSITE_PHRASES, OPPOSITES, TITLES
+from memagent_graph.reports.copied_words import copy_changes, is_contained
+from memagent_graph.reports.opposite_words import (
+    BETWEEN_WORDS,
+    NEGATIONS,
+    OPENERS,
+    OPPOSITE_PHRASES,
+    OPPOSITES,
+    SOFT_NEGATIONS,
+    TITLES,
+)
 from memagent_graph.reports.stated_facts import Date, Facts, Number, Word, content_stems, facts_of, stem
 
 _LEAST_SHARED: Final = 0.5
@@ -49,6 +58,8 @@ class ProblemKind(StrEnum):
     """Two names or numbers have changed places."""
     APART = "apart"
     """A number is in the quotes, but only together with other names."""
+    CHANGED = "changed"
+    """It is copied from a quote, with a word changed, a denial put in, or a limit left out."""
     WORDS = "words"
     """Fewer than half of its words are in its quotes."""
 
@@ -81,6 +92,8 @@ def check_sentence(
     if not quotes:
         return (Problem(ProblemKind.NO_QUOTE, "no quote supports it"),)
     stated, known = facts_of(_without_names(sentence, named)), [facts_of(quote) for quote in quotes]
+    if is_contained(stated, known):
+        return ()
     found = [
         *_quotations(stated, known),
         *_numbers(stated, known),
@@ -91,7 +104,7 @@ def check_sentence(
         *_opposites(stated, known),
     ]
     if not found:
-        found = [*_order(stated, known), *_apart(stated, known, is_common)]
+        found = [*_copied(stated, known), *_order(stated, known), *_apart(stated, known, is_common)]
     return tuple(found) or tuple(_words(stated, known))
 
 
@@ -114,31 +127,35 @@ def _quotations(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
 
 def _numbers(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
     for number in stated.numbers:
-        same = [other for each in known for other in each.numbers if other.value == number.value]
+        holding = [(other, each) for each in known for other in each.numbers if _same_value(number, other)]
         shown = stated.text[number.start : number.end]
-        if not same:
+        if not holding:
             parts = {part for each in known for date in each.dates for part in (date.year, date.month, date.day)}
-            if number.unit or number.value not in parts:
+            is_first_or_second = any(_ORDINALS.get(int(number.value)) in each.text.casefold().split() for each in known)
+            if number.unit or (number.value not in parts and not is_first_or_second):
                 yield Problem(ProblemKind.NUMBER, f"{shown} is in none of its quotes")
-        elif number.unit and not any(_has_unit(number, each) for each in known):
-            units = sorted({other.unit for other in same if other.unit})
-            there = f" there it is {' or '.join(units)}" if units else " there it has none"
-            yield Problem(ProblemKind.UNIT, f"{shown} has another unit in its quotes:{there}")
+        elif number.unit and not any(_may_have_unit(number.unit, other, each) for other, each in holding):
+            units = sorted({other.unit for other, _ in holding if other.unit})
+            there = f"there it is {' or '.join(units)}" if units else "there it has none"
+            yield Problem(ProblemKind.UNIT, f"{shown} has another unit in its quotes: {there}")
 
 
-def _has_unit(number: Number, quote: Facts) -> bool:
-    same = [other for other in quote.numbers if other.value == number.value]
-    if any(other.unit == number.unit for other in same):
+_ORDINALS: Final = {1: "first", 2: "second"}
+"""Those that `stated_facts` takes for words."""
+
+
+def _same_value(one: Number, other: Number) -> bool:
+    return any(mine == theirs for mine, _ in one.readings for theirs, _ in other.readings)
+
+
+def _may_have_unit(unit: str, number: Number, quote: Facts) -> bool:
+    """Whether a number of a quote has a unit, or is followed by no word that could be another one."""
+    if any(own == unit for _, own in number.readings):
         return True
-    # In "5 to 10 km" the unit stands only at the last number.
-    return any(not other.unit and _next_unit(other, quote) == number.unit for other in same)
-
-
-def _next_unit(number: Number, quote: Facts) -> str:
-    following = [other for other in quote.numbers if other.start > number.start]
-    if not following or len(quote.text[number.end : following[0].start].split()) > 2:
-        return ""
-    return following[0].unit or _next_unit(following[0], quote)
+    if any(own for _, own in number.readings):
+        return False
+    following = re.match(r"[\s-]?([^\W\d_]+)", quote.text[number.end :])
+    return following is None or not content_words((following[1].casefold(), "x")) - {"x"}
 
 
 def _dates(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
@@ -199,24 +216,50 @@ def _in_title_case(stated: Facts) -> bool:
 
 # Denials and opposites
 
-_NOT_NEAR: Final = 4
-"""A negation counts for so many content words after it."""
+_NEAR: Final = 4
+"""A negation counts for so many content words on either side."""
 
 
 def _is_negation(word: Word, facts: Facts) -> bool:
-    if word.text == "no" and re.match(r"\.?\s?\d", facts.text[word.end : word.end + 3]):
+    if word.text == "no" and _NOT_DENYING.match(facts.text, word.end):
         return False
     return word.text in NEGATIONS or word.text.endswith("n't")
 
 
-def _denied(facts: Facts) -> list[tuple[str, list[str]]]:
-    """Each negation, and the stems of the content words after it."""
+_NOT_DENYING: Final = re.compile(r"\.?\s?\d| (?:longer|less|fewer|more|later|earlier|sooner)\b")
+"""After "no": the number of something, or a comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Denial:
+    """A negation, and the stems of the content words near it that are not names."""
+
+    word: str
+    before: frozenset[str]
+    after: frozenset[str]
+    denied: frozenset[str]
+    """The first two words after it."""
+
+    def is_that_of(self, other: _Denial) -> bool:
+        """Whether both may deny the same: "it is not sold", "its sale is not allowed"."""
+        if not self.after and not other.after:
+            return bool(self.before & other.before)
+        return bool(self.after & (other.after | other.before) or self.before & other.after)
+
+
+def _denials(facts: Facts, *, soft: bool = False) -> list[_Denial]:
+    """The negations of a text, or, with `soft`, the words that may say what a negation says."""
     found = []
     for place, word in enumerate(facts.words):
-        if _is_negation(word, facts):
-            after = [stem(other.text) for other in facts.words[place + 1 :] if _has_content(other.text)]
-            found.append((word.text, after[:_NOT_NEAR]))
+        if word.text in SOFT_NEGATIONS if soft else _is_negation(word, facts):
+            before = [stem(other.text) for other in facts.words[:place] if _can_be_denied(other)][-_NEAR:]
+            after = [stem(other.text) for other in facts.words[place + 1 :] if _can_be_denied(other)][:_NEAR]
+            found.append(_Denial(word.text, frozenset(before), frozenset(after), frozenset(after[:2])))
     return found
+
+
+def _can_be_denied(word: Word) -> bool:
+    return not word.is_name and _has_content(word.text)
 
 
 def _has_content(word: str) -> bool:
@@ -224,20 +267,23 @@ def _has_content(word: str) -> bool:
 
 
 def _negations(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
-    there = [pair for each in known for pair in _denied(each)]
-    here = _denied(stated)
-    denied_there = {word for _, after in there for word in after}
-    words = [stem(word.text) for word in stated.words]
-    for negation, after in here:
-        if not there or (after and not denied_there & set(after)):
-            yield Problem(ProblemKind.NEGATION, f"{negation!r} denies what its quotes do not deny")
-    denied_here = {word for _, after in here for word in after}
-    free = [each for each in known if not _denied(each)]
-    affirmed = {word for each in free for word in content_stems(each)}
-    for negation, after in there:
-        close = after[:2]
-        if close and set(close) <= set(words) and not denied_here & set(close) and not set(close) <= affirmed:
-            yield Problem(ProblemKind.NEGATION, f"its quotes deny with {negation!r} what it affirms")
+    here, there = _denials(stated), [_denials(each) for each in known]
+    every = [denial for denials in there for denial in denials]
+    soft = [denial for each in known for denial in _denials(each, soft=True)]
+    for denial in here:
+        has_words = denial.after or denial.before
+        if not (every or soft) or (has_words and not any(denial.is_that_of(other) for other in (*every, *soft))):
+            yield Problem(ProblemKind.NEGATION, f"{denial.word!r} denies what its quotes do not deny")
+    words = {stem(word.text) for word in stated.words}
+    near_here = frozenset[str]().union(*(each.after | each.before for each in (*here, *_denials(stated, soft=True))))
+    affirmed = [
+        content_stems(each) - frozenset[str]().union(*(denial.denied for denial in denials))
+        for each, denials in zip(known, there, strict=True)
+    ]
+    for denial in every:
+        denied = denial.denied
+        if denied and denied <= words and not near_here & denied and not any(denied <= each for each in affirmed):
+            yield Problem(ProblemKind.NEGATION, f"its quotes deny with {denial.word!r} what it affirms")
 
 
 def _opposites(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
@@ -308,11 +354,15 @@ def _order(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
         for first, second in combinations(both, 2):
             if there[first].start < there[second].start:
                 continue
-            between = _between(stated, here[first], here[second])
+            if here[first].is_name is not here[second].is_name:
+                continue
             # Passive sentences name first who comes last in an active one.
-            passage = stated.text[here[first].end : here[second].start]
-            is_passive = here[first].is_name and here[second].is_name and re.search(r"\b(?:by|from)\b", passage)
-            if not is_passive and between & _between(quote, there[second], there[first]):
+            is_turned = here[first].is_name and (
+                _is_passive(stated.text[here[first].end : here[second].start])
+                is not _is_passive(quote.text[there[second].end : there[first].start])
+            )
+            between = _between(stated, here[first], here[second])
+            if not is_turned and between & _between(quote, there[second], there[first]):
                 if any(_in_this_order(first, second, other) for other in known):
                     continue
                 names = (
@@ -321,6 +371,10 @@ def _order(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
                 )
                 yield Problem(ProblemKind.ORDER, f"{names[0]} and {names[1]} stand the other way round in its quote")
                 return
+
+
+def _is_passive(passage: str) -> bool:
+    return re.search(r"\b(?:by|from)\b", passage) is not None
 
 
 def _in_this_order(first: str, second: str, quote: Facts) -> bool:
@@ -362,19 +416,31 @@ def _likely_names(facts: Facts, is_common: Callable[[str], bool]) -> set[str]:
 
 
 def _has_number(number: Number, quote: Facts) -> bool:
-    return any(other.value == number.value for other in quote.numbers)
+    return any(_same_value(number, other) for other in quote.numbers)
 
 
 def _has_date(date: Date, quote: Facts) -> bool:
     return any(date.is_within(other) for other in quote.dates)
 
 
+def _copied(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+    for change in copy_changes(stated, known):
+        if change.own and change.quoted:
+            detail = f"it has {change.own!r} where its quote has {change.quoted!r}"
+        elif change.own:
+            detail = f"{change.own!r} is not in the quote that it repeats"
+        else:
+            detail = f"it repeats its quote without {change.quoted!r}"
+        yield Problem(ProblemKind.CHANGED, detail)
+
+
 def _words(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
     own = content_stems(stated)
-    there = frozenset().union(*(content_stems(each) for each in known))
-    if own and len(own & there) < _LEAST_SHARED * len(own):
-        missing = sorted(own - there)
-        yield Problem(ProblemKind.WORDS, f"{len(missing)} of its {len(own)} words are in none of its quotes")
+    missing = own - frozenset().union(*(content_stems(each) for each in known))
+    # Its numbers and dates were found in the quotes, and count as words.
+    total = len(own) + len(stated.numbers) + len(stated.dates)
+    if own and len(missing) > (1 - _LEAST_SHARED) * total:
+        yield Problem(ProblemKind.WORDS, f"{len(missing)} of its {total} words and values are in none of its quotes")
 
 
 def shown(problems: Iterable[Problem]) -> str:

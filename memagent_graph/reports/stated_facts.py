@@ -10,7 +10,7 @@ import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
 from typing import Final
@@ -43,6 +43,13 @@ class Number:
     unit: str
     start: int
     end: int
+    shared: tuple[Decimal, str] | None = None
+    """What it is if it shares magnitude and unit with the next number, as the first in "3 to 5 million euros"."""
+
+    @property
+    def readings(self) -> tuple[tuple[Decimal, str], ...]:
+        """Its possible values, with their units."""
+        return ((self.value, self.unit), *([self.shared] if self.shared else ()))
 
     @property
     def key(self) -> str:
@@ -114,7 +121,7 @@ def facts_of(text: str) -> Facts:
     taken: list[tuple[int, int]] = []
     dates = tuple(_dates(text, taken))
     codes = tuple(_codes(text, taken))
-    numbers = tuple(sorted((*_digits(text, taken), *_spelt(text, taken)), key=lambda number: number.start))
+    numbers = tuple(_with_shared_units(text, [*_digits(text, taken), *_spelt(text, taken)]))
     return Facts(text, numbers, dates, codes, tuple(_words(text, taken)))
 
 
@@ -219,7 +226,7 @@ _MAGNITUDES: Final = {
 }  # fmt: skip
 _NUMBER: Final = re.compile(
     r"(?P<currency>[$€£¥]\s?)?(?<![\w.])(?P<sign>(?:(?<=\s)|^)-)?"
-    r"(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?:st|nd|rd|th)?(?!\d)"
+    r"(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?![\w.])|\d+(?:\.\d+)?)(?:st|nd|rd|th)?(?!\d)"
 )
 _AFTER: Final = re.compile(r"[\s-]?(?P<unit>°[CF]|%|[A-Za-z]+)")
 _SMALL: Final = [
@@ -244,7 +251,7 @@ def _digits(text: str, taken: list[tuple[int, int]]) -> Iterator[Number]:
     for match in _NUMBER.finditer(text):
         if _overlaps(match.span("digits"), taken):
             continue
-        value = Decimal(match["digits"].replace(",", "")) * (-1 if match["sign"] else 1)
+        value = Decimal(re.sub("[, ]", "", match["digits"])) * (-1 if match["sign"] else 1)
         number, end = _with_unit(text, value, match.end(), _CURRENCIES.get((match["currency"] or "").strip(), ""))
         taken.append((match.start(), end))
         yield Number(*number, match.start(), end)
@@ -287,6 +294,25 @@ def _with_unit(text: str, value: Decimal, end: int, currency: str) -> tuple[tupl
             unit, end = unit or found, match.end()
         break
     return (value, unit), end
+
+
+def _with_shared_units(text: str, numbers: list[Number]) -> Iterator[Number]:
+    """The numbers in order; one before "to" or "and" may share the magnitude and unit of the next."""
+    ordered = sorted(numbers, key=lambda number: number.start)
+    for number, following in zip(ordered, [*ordered[1:], None], strict=False):
+        if following is None or number.unit or not _JOINS.fullmatch(text[number.end : following.start]):
+            yield number
+            continue
+        factor = _magnitude(text[following.start : following.end])
+        yield replace(number, shared=(number.value * factor, following.unit))
+
+
+_JOINS: Final = re.compile(r"\s?(?:-|to|and|or|,)\s?")
+
+
+def _magnitude(written: str) -> Decimal:
+    words = (word.lower() for word in re.findall(r"[A-Za-z]+", written))
+    return next((_MAGNITUDES[word] for word in words if word in _MAGNITUDES), Decimal(1))
 
 
 # Words

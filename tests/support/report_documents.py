@@ -62,6 +62,11 @@ def reads_keys(prompt: str) -> str:
     return perfect_reader(prompt).replace("\\boxed{yet}", "\\boxed{unknown}")
 
 
+def reads_keys_and_writes(prompt: str) -> str:
+    """Both: reads keys, and writes the report."""
+    return writes_reports(prompt) if "<quotes>" in prompt or "<answers>" in prompt else reads_keys(prompt)
+
+
 def _wanted(question: str) -> str:
     return question.rstrip("?").split()[-1].lower()
 

@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 
 from memagent_graph import EventKind, RunError
 from memagent_graph.reports.bibliography import bibtex
-from memagent_graph.reports.checked_report import Report, ReportEvent, checked_report
+from memagent_graph.reports.checked_report import Report, checked_report
 from memagent_graph.reports.docx_export import docx_bytes
 from memagent_graph.reports.drafts import Draft, DraftSection, DraftSentence, ReportMode, extractive_draft
 from memagent_graph.reports.evidence_matrix import (
@@ -33,6 +33,7 @@ from memagent_graph.reports.evidence_matrix import (
 )
 from memagent_graph.reports.export_safety import markdown_text, spreadsheet_cell, without_folders
 from memagent_graph.reports.matrix_export import matrix_csv, matrix_parquet
+from memagent_graph.reports.report_data import ReportEvent
 from memagent_graph.reports.report_files import write_report
 from memagent_graph.reports.source_text import SourceText
 

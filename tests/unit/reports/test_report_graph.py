@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.document_files import pdf
 from support.fake_server import FakeServer
-from support.report_documents import asked_sections, reads_keys, real_documents, writes_reports
+from support.report_documents import asked_sections, reads_keys, reads_keys_and_writes, real_documents, writes_reports
 from support.scripts import document_with, part
 
 from memagent_graph import (
@@ -188,7 +188,7 @@ def test_contradictions_are_listed_and_may_be_judged(tmp_path: Path) -> None:
         if prompt.rstrip().endswith("COMPATIBLE:"):
             assert part(prompt, "answers") == "a.txt: 4711\nc.txt: 4711\nb.txt: 12"
             return "CONTRADICT"
-        return writes_reports(prompt) if "<quotes>" in prompt or "<answers>" in prompt else reads_keys(prompt)
+        return reads_keys_and_writes(prompt)
 
     with reader_in(tmp_path, ScriptedPolicy(script)) as agent:
         paths = keys(tmp_path, a="4711", b="12", c="4711", d="")
@@ -384,8 +384,7 @@ def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
     moments = random.Random(7)
 
     def respond(body: dict[str, Any], number: int) -> str:
-        prompt = body["messages"][0]["content"]
-        return writes_reports(prompt) if "<quotes>" in prompt or "<answers>" in prompt else reads_keys(prompt)
+        return reads_keys_and_writes(body["messages"][0]["content"])
 
     with FakeServer(respond, delay=0.03) as server:
         command = [sys.executable, str(tmp_path / "write.py"), server.base_url, str(tmp_path)]
