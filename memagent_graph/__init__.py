@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memagent_graph.errors import MissingExtraError as MissingExtraError
     from memagent_graph.errors import PolicyError as PolicyError
     from memagent_graph.errors import PromptError as PromptError
+    from memagent_graph.errors import ResponseFormatError as ResponseFormatError
     from memagent_graph.errors import RunError as RunError
     from memagent_graph.errors import RunLogError as RunLogError
     from memagent_graph.errors import TokenizerError as TokenizerError
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from memagent_graph.reading.state import UpdateRules as UpdateRules
     from memagent_graph.reading.strategy import Strategy as Strategy
     from memagent_graph.reading.strategy import StrategyGraph as StrategyGraph
+    from memagent_graph.response_format import ResponseFormat as ResponseFormat
     from memagent_graph.results import ReadResult as ReadResult
     from memagent_graph.results import Usage as Usage
     from memagent_graph.roles import ANSWER as ANSWER
@@ -95,6 +97,7 @@ _HOMES = {
         "MissingExtraError",
         "PolicyError",
         "PromptError",
+        "ResponseFormatError",
         "CheckpointError",
         "RunError",
         "RunLogError",
@@ -107,6 +110,7 @@ _HOMES = {
     "prompts": ("AnswerFormat", "PromptLayout", "PromptTemplate", "Prompts", "load_prompts"),
     "reader": ("MemAgent", "ReadRequest"),
     "events": ("EventKind", "ReadEvent", "StopReason", "UpdateRule"),
+    "response_format": ("ResponseFormat",),
     "results": ("ReadResult", "Usage"),
     "roles": ("ANSWER", "UPDATE", "Parsed", "Role", "Trouble"),
     "trace": ("MemoryUpdate", "Span", "Trace", "TraceStep", "Writes"),

@@ -19,7 +19,7 @@ from memagent_graph.concurrency.background import PerLoop, synchronous, synchron
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary
-from memagent_graph.errors import DocumentMismatchError, MemAgentError, PolicyError, RunMismatchError
+from memagent_graph.errors import DocumentMismatchError, MemAgentError, PolicyError, RunError, RunMismatchError
 from memagent_graph.events import StopReason
 from memagent_graph.policies.added import default_policy
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
@@ -33,6 +33,8 @@ from memagent_graph.reading.pinned_lines import Pins
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules, new_run_id
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
 from memagent_graph.reading.strategy import Strategy
+from memagent_graph.reading.structured import format_for_resume, structured
+from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
@@ -171,6 +173,7 @@ class MemAgent:
         document: DocumentSource | DocumentRef,
         question: str,
         *,
+        response_format: ResponseFormatSource | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
     ) -> ReadResult: ...
@@ -181,6 +184,7 @@ class MemAgent:
         document: DocumentSource | DocumentRef,
         *,
         questions: Iterable[str],
+        response_format: ResponseFormatSource | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
         max_concurrency: int = AT_ONCE,
@@ -194,6 +198,7 @@ class MemAgent:
         document: DocumentSource | DocumentRef,
         *,
         questions: Iterable[str],
+        response_format: ResponseFormatSource | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
         max_concurrency: int = AT_ONCE,
@@ -207,6 +212,7 @@ class MemAgent:
         question: str | None = None,
         *,
         questions: Iterable[str] | None = None,
+        response_format: ResponseFormatSource | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
         max_concurrency: int = AT_ONCE,
@@ -228,6 +234,8 @@ class MemAgent:
             question: the question, at most `budget.question_tokens` tokens.
             questions: several questions instead, at least one. Equal ones are read for once and share the
                 result.
+            response_format: the form of the answer: a Pydantic model, or a JSON schema as a dict. The result's `value`
+                is then an instance of the model, or the dict; see `memagent_graph.reading.structured`.
             run_id: your own id; if left out, one is made. An existing run with this id is replaced. With
                 `questions`, the beginning of the runs' ids; a hyphen and the question's number, from 0, follow.
             limits: bounds for each question's run in this call, instead of the reader's own.
@@ -240,6 +248,7 @@ class MemAgent:
 
         Raises:
             MemAgentError, BudgetError: there is no question, or one is empty or too long; nothing was read.
+            ResponseFormatError, MissingExtraError: `response_format` cannot be used; nothing was read.
             DocumentError, PolicyError: what went wrong, at which chunk, and what to do; for `questions`, after all
                 were read. With `checkpoints`, the run can be resumed.
         """
@@ -254,8 +263,10 @@ class MemAgent:
                     "return_exceptions and on_update are for several questions",
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
-            return await result_of(self._start(document, question, run_id, limits, shown=False))
-        outcomes = await self._read_each(document, questions or (), run_id, limits, max_concurrency, on_update)
+            return await result_of(self._start(document, question, response_format, run_id, limits, shown=False))
+        outcomes = await self._read_each(
+            document, questions or (), response_format, run_id, limits, max_concurrency, on_update
+        )
         return outcomes if return_exceptions else raise_first(outcomes)
 
     read = synchronous(aread)
@@ -265,6 +276,7 @@ class MemAgent:
         document: DocumentSource | DocumentRef,
         question: str,
         *,
+        response_format: ResponseFormatSource | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
@@ -275,7 +287,8 @@ class MemAgent:
         Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document;
         `pins` returns, whenever a memory is written, the lines that must be in it (see `reading.pinned_lines`).
         """
-        async with aclosing(self._start(document, question, run_id, limits, pace=pace, pins=pins)) as parts:
+        started = self._start(document, question, response_format, run_id, limits, pace=pace, pins=pins)
+        async with aclosing(started) as parts:
             async for part in parts:
                 yield part
 
@@ -285,20 +298,22 @@ class MemAgent:
         self,
         requests: Iterable[ReadRequest | tuple[DocumentSource, str]],
         *,
+        response_format: ResponseFormatSource | None = None,
         max_concurrency: int = 128,
         return_exceptions: bool = False,
     ) -> list[ReadResult | Exception]:
         """Read many documents, at most `max_concurrency` at once; for many questions on one document, see `aread`.
 
-        Results are in the order of the requests. All reads run to their end; then the first failure is raised,
-        or, with `return_exceptions`, each failure is in the place of its result.
+        Results are in the order of the requests; `response_format` is that of all their answers. All reads run to
+        their end; then the first failure is raised, or, with `return_exceptions`, each failure is in the place of its
+        result.
         """
         slots = asyncio.Semaphore(max_concurrency)
 
         async def one(request: ReadRequest) -> ReadResult | Exception:
             async with slots:
                 try:
-                    return await self.aread(request.document, request.question)
+                    return await self.aread(request.document, request.question, response_format=response_format)
                 except Exception as error:  # noqa: BLE001  whatever it is, the other reads continue
                     return error
 
@@ -321,9 +336,15 @@ class MemAgent:
         return saver if isinstance(saver, BaseCheckpointSaver) else None
 
     async def aask_again(
-        self, run_id: str, question: str, *, new_run_id: str | None = None, limits: Limits | None = None
+        self,
+        run_id: str,
+        question: str,
+        *,
+        response_format: ResponseFormatSource | None = None,
+        new_run_id: str | None = None,
+        limits: Limits | None = None,
     ) -> ReadResult:
-        """Read the document of an earlier run with another question.
+        """Read the document of an earlier run with another question, or for an answer of another form.
 
         Raises:
             RunNotFoundError: there is no such run in the run log.
@@ -333,25 +354,37 @@ class MemAgent:
         if self.run_log is None:
             raise MemAgentError("this reader keeps no run log", hint="Make it with run_log=True, or pass the document.")
         record = await asyncio.to_thread(self.run_log.get, run_id)
-        return await self.aread(record.document, question, run_id=new_run_id, limits=limits)
+        return await self.aread(
+            record.document, question, response_format=response_format, run_id=new_run_id, limits=limits
+        )
 
     ask_again = synchronous(aask_again)
 
     async def aresume(
-        self, run_id: str, *, document: DocumentSource | None = None, limits: Limits | None = None
+        self,
+        run_id: str,
+        *,
+        document: DocumentSource | None = None,
+        response_format: ResponseFormatSource | None = None,
+        limits: Limits | None = None,
     ) -> ReadResult:
         """Continue a run that was killed, failed, stopped at a limit, or was edited; a finished one gives its result.
 
         Args:
             run_id: the run.
             document: its document again; needed only if the store has lost it, and checked if it is given.
+            response_format: for a structured read, the form that it began with. If left out, the schema comes from the
+                run log, and the result's `value` has JSON values even if it was a model.
             limits: bounds for this call.
 
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
-            RunMismatchError: another document, or a reader with another tokenizer, chunk size or wording.
+            RunMismatchError: another document, or a reader with another tokenizer, chunk size or wording; or another
+                `response_format`, or none where the log does not have it.
         """
-        return await result_of(self.astream_resume(run_id, document=document, limits=limits))
+        return await result_of(
+            self.astream_resume(run_id, document=document, response_format=response_format, limits=limits)
+        )
 
     resume = synchronous(aresume)
 
@@ -360,6 +393,7 @@ class MemAgent:
         run_id: str,
         *,
         document: DocumentSource | None = None,
+        response_format: ResponseFormatSource | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
         pins: Pins | None = None,
@@ -371,6 +405,8 @@ class MemAgent:
         graph = await self._graph()
         with lease_of(graph.checkpointer, run_id):
             state = (await newest_snapshot(graph, run_id)).values
+            logged = await asyncio.to_thread(self._logged_settings, run_id)
+            graph = graph.with_response_format(format_for_resume(state, response_format, logged, run_id))
             await self._require_same(state, graph.reader_context, run_id, document)
             done = await trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
@@ -438,7 +474,9 @@ class MemAgent:
         """
         graph = await self._graph()
         state = (await newest_snapshot(graph, run_id)).values
-        await self._require_same(state, graph.reader_context, run_id, None)
+        logged = await asyncio.to_thread(self._logged_settings, run_id)
+        form = format_for_resume(state, None, logged, run_id)
+        await self._require_same(state, structured(graph.reader_context, form), run_id, None)
         step = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
             entered = self.run_log.edit(run_id, chunk, text, step=step.id, author=author)
@@ -513,9 +551,13 @@ class MemAgent:
                 return ModelInfo()
             raise
 
-    async def agraph(self) -> ReaderGraph:
-        """The LangGraph graph, without its own checkpointer: as a node it uses its parent's."""
-        return build_graph(await self.aprepare(), self.strategy)
+    async def agraph(self, *, response_format: ResponseFormatSource | None = None) -> ReaderGraph:
+        """The LangGraph graph, without its own checkpointer: as a node it uses its parent's.
+
+        Args:
+            response_format: the form of its answers, if they are structured; its `answer` is then JSON.
+        """
+        return build_graph(await self.aprepare(), self.strategy).with_response_format(response_format)
 
     graph = synchronous(agraph)
 
@@ -561,6 +603,15 @@ class MemAgent:
                 graphs.append(build_graph(context, self.strategy, checkpointer=saver))
         return graphs[0]
 
+    def _logged_settings(self, run_id: str) -> Mapping[str, Any]:
+        """The settings in the run's log; none if it is not logged."""
+        if self.run_log is None:
+            return {}
+        try:
+            return self.run_log.get(run_id).settings
+        except RunError:
+            return {}
+
     async def _reference(self, document: DocumentSource | DocumentRef) -> DocumentRef:
         if isinstance(document, dict):
             return cast("DocumentRef", document)
@@ -570,6 +621,7 @@ class MemAgent:
         self,
         document: DocumentSource | DocumentRef,
         questions: Iterable[str],
+        response_format: ResponseFormatSource | None,
         run_id: str | None,
         limits: Limits | None,
         max_concurrency: int,
@@ -578,13 +630,14 @@ class MemAgent:
         """The outcome of each question, in their order."""
         if max_concurrency < 1:
             raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
-        asked = checked_questions(questions, (await self._graph()).reader_context)
+        form = None if response_format is None else ResponseFormat.of(response_format)
+        asked = checked_questions(questions, structured((await self._graph()).reader_context, form))
         reference = await self._reference(document)
 
         async def one(number: int, question: str, pace: Reach) -> ReadResult:
             own_id = None if run_id is None else f"{run_id}-{number}"
             report = partial(on_update, question) if on_update else None
-            parts = self._start(reference, question, own_id, limits, shown=report is not None, pace=pace)
+            parts = self._start(reference, question, form, own_id, limits, shown=report is not None, pace=pace)
             return await result_of(parts, report)
 
         reads = {question: partial(one, asked.index(question), question) for question in dict.fromkeys(asked)}
@@ -595,6 +648,7 @@ class MemAgent:
         self,
         document: DocumentSource | DocumentRef,
         question: str,
+        response_format: ResponseFormatSource | None,
         run_id: str | None,
         limits: Limits | None,
         *,
@@ -603,7 +657,7 @@ class MemAgent:
         pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Start a read and run it to its end."""
-        graph = await self._graph()
+        graph = (await self._graph()).with_response_format(response_format)
         check_question(question, graph.reader_context)
         run_id = run_id or new_run_id()
         reference = await self._reference(document)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.events import ReadEvent, StopReason
@@ -69,6 +72,11 @@ class ReadResult:
     """All calls of the policy, as a graph."""
     store_root: Path | None = field(default=None, repr=False, compare=False)
     """The folder with the document's text."""
+    value: Any = None
+    """A structured answer: an instance of the Pydantic model that was `response_format`, or the JSON values for a
+    schema. None if the answer does not have the form (`stop_reason` is INVALID_ANSWER), or if no form was asked for."""
+    response_format: Mapping[str, Any] | None = field(default=None, repr=False)
+    """The JSON schema of a structured answer; `answer` is its JSON."""
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -132,6 +140,9 @@ class ReadResult:
             "events": [asdict(event) for event in self.events],
             "evidence": [asdict(each) for each in self.evidence],
         }
+        if self.response_format is not None:
+            as_json = self.value.model_dump(mode="json") if isinstance(self.value, BaseModel) else self.value
+            values |= {"value": as_json, "response_format": dict(self.response_format)}
         if updates:
             values["updates"] = [asdict(update) for update in self.updates]
         return values
