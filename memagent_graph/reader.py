@@ -19,7 +19,14 @@ from memagent_graph.concurrency.background import PerLoop, synchronous, synchron
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary
-from memagent_graph.errors import DocumentMismatchError, MemAgentError, PolicyError, RunError, RunMismatchError
+from memagent_graph.errors import (
+    DocumentError,
+    DocumentMismatchError,
+    MemAgentError,
+    PolicyError,
+    RunError,
+    RunMismatchError,
+)
 from memagent_graph.events import StopReason
 from memagent_graph.policies.added import default_policy
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
@@ -174,6 +181,7 @@ class MemAgent:
         question: str,
         *,
         response_format: ResponseFormatSource | None = None,
+        pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
     ) -> ReadResult: ...
@@ -185,6 +193,7 @@ class MemAgent:
         *,
         questions: Iterable[str],
         response_format: ResponseFormatSource | None = None,
+        pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
         max_concurrency: int = AT_ONCE,
@@ -199,6 +208,7 @@ class MemAgent:
         *,
         questions: Iterable[str],
         response_format: ResponseFormatSource | None = None,
+        pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
         max_concurrency: int = AT_ONCE,
@@ -213,6 +223,7 @@ class MemAgent:
         *,
         questions: Iterable[str] | None = None,
         response_format: ResponseFormatSource | None = None,
+        pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
         max_concurrency: int = AT_ONCE,
@@ -236,6 +247,7 @@ class MemAgent:
                 result.
             response_format: the form of the answer: a Pydantic model, or a JSON schema as a dict. The result's `value`
                 is then an instance of the model, or the dict; see `memagent_graph.reading.structured`.
+            pages: the pages to read of a PDF file: "5", "5-10", "12-" or "1-3,7". All if left out.
             run_id: your own id; if left out, one is made. An existing run with this id is replaced. With
                 `questions`, the beginning of the runs' ids; a hyphen and the question's number, from 0, follow.
             limits: bounds for each question's run in this call, instead of the reader's own.
@@ -263,9 +275,10 @@ class MemAgent:
                     "return_exceptions and on_update are for several questions",
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
-            return await result_of(self._start(document, question, response_format, run_id, limits, shown=False))
+            reference = self._chosen(document, pages)
+            return await result_of(self._start(reference, question, response_format, run_id, limits, shown=False))
         outcomes = await self._read_each(
-            document, questions or (), response_format, run_id, limits, max_concurrency, on_update
+            self._chosen(document, pages), questions or (), response_format, run_id, limits, max_concurrency, on_update
         )
         return outcomes if return_exceptions else raise_first(outcomes)
 
@@ -277,6 +290,7 @@ class MemAgent:
         question: str,
         *,
         response_format: ResponseFormatSource | None = None,
+        pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
@@ -287,7 +301,9 @@ class MemAgent:
         Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document;
         `pins` returns, whenever a memory is written, the lines that must be in it (see `reading.pinned_lines`).
         """
-        started = self._start(document, question, response_format, run_id, limits, pace=pace, pins=pins)
+        started = self._start(
+            self._chosen(document, pages), question, response_format, run_id, limits, pace=pace, pins=pins
+        )
         async with aclosing(started) as parts:
             async for part in parts:
                 yield part
@@ -611,6 +627,18 @@ class MemAgent:
             return self.run_log.get(run_id).settings
         except RunError:
             return {}
+
+    @staticmethod
+    def _chosen(document: DocumentSource | DocumentRef, pages: str | None) -> Any:
+        """The document with the pages that were chosen."""
+        if pages is None:
+            return document
+        if isinstance(document, dict):
+            raise DocumentError(
+                f"{document.get('name', 'the document')} is stored already, and pages are chosen before",
+                hint="Pass the file, or store the pages: store.add(Document.from_path(...).only(pages)).",
+            )
+        return Document.of(document).only(pages)
 
     async def _reference(self, document: DocumentSource | DocumentRef) -> DocumentRef:
         if isinstance(document, dict):

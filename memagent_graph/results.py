@@ -80,7 +80,7 @@ class ReadResult:
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
-        """The text that supports each line of the final memory: chunk, character span, quote, and page if known.
+        """The text that supports each line of the final memory: chunk, character span, quote, page and section.
 
         Computed on request from the words that line and chunk have in common; empty if the document's text
         is no longer stored.
@@ -88,12 +88,12 @@ class ReadResult:
         from memagent_graph.provenance.evidence import provenance_of  # noqa: PLC0415  importing this needs no evidence
 
         view = self.view()
-        return provenance_of(view.trace, view.chunk_text, view.sections).evidence
+        return provenance_of(view.trace, view.chunk_text, view.places).evidence
 
     def view(self) -> RunView:
         """The result in the form that timelines use; see `memagent_graph.timeline`."""
         from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
-        from memagent_graph.timeline.run_views import chunk_reader, sections_of  # noqa: PLC0415
+        from memagent_graph.timeline.run_views import chunk_reader, headings_of, sections_of  # noqa: PLC0415
         from memagent_graph.timeline.view import RunView  # noqa: PLC0415  it imports rich
 
         store = DocumentStore(self.store_root) if self.store_root else None
@@ -108,6 +108,7 @@ class ReadResult:
             raw_answer=self.raw_answer,
             stop_reason=self.stop_reason.value,
             sections=sections_of(store, self.document) if store else (),
+            headings=headings_of(store, self.document) if store else (),
             chunk_text=chunk_reader(store, self.document, self.trace) if store else lambda _: None,
         )
 

@@ -118,7 +118,13 @@ async def in_thread(work: Callable[[ConversionCancellation], T]) -> T:
 
 
 def converted(
-    name: str, kind: str, file: IO[bytes], bounds: ConversionBounds, cancellation: ConversionCancellation
+    name: str,
+    kind: str,
+    file: IO[bytes],
+    bounds: ConversionBounds,
+    cancellation: ConversionCancellation,
+    *,
+    pages: str = "",
 ) -> Iterator[tuple[str | None, str]]:
     """A file's text, in order, with the name of the page that each part begins, if it begins one.
 
@@ -128,9 +134,10 @@ def converted(
         file: The file, from its beginning.
         bounds: What its conversion may take.
         cancellation: Ends it early.
+        pages: Those of a PDF file to convert, as `str(PageRanges)`; empty for all.
 
     Raises:
-        DocumentError: It cannot be converted, or not within the bounds, or was cancelled.
+        DocumentError: It cannot be converted, has not all of these pages, or not within the bounds, or was cancelled.
         MissingExtraError: The extra `files` is not installed.
     """
     for module in _MODULES[kind]:
@@ -139,7 +146,7 @@ def converted(
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(_on_disk(file))
         result = stack.enter_context(tempfile.TemporaryFile())
-        code = _run(name, kind, source, result, bounds, cancellation)
+        code = _run(name, kind, source, result, bounds, cancellation, pages)
         result.seek(0)
         yield from _parts(name, kind, result, bounds, code)
 
@@ -168,12 +175,13 @@ def _run(
     result: IO[bytes],
     bounds: ConversionBounds,
     cancellation: ConversionCancellation,
+    pages: str,
 ) -> int:
     """Convert in a fresh interpreter, and return its exit code."""
     limits = [bounds.seconds, int(bounds.memory_mb * _MB), int(bounds.text_mb * _MB)]
     process = subprocess.Popen(
         # -P: the folder of the program is not searched for modules; modules there have names of their own.
-        [sys.executable, "-P", converters.__file__, _KINDS[kind].lower(), _argument(name), *map(str, limits)],
+        [sys.executable, "-P", converters.__file__, _KINDS[kind].lower(), _argument(name), *map(str, limits), pages],
         stdin=source,
         stdout=result,
         stderr=subprocess.DEVNULL,
