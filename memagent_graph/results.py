@@ -119,6 +119,11 @@ class ReadResult:
         return render_notebook(build_timeline(self.view()))
 
     @property
+    def json_value(self) -> Any:
+        """`value` as JSON values; of a model, its dump."""
+        return self.value.model_dump(mode="json") if isinstance(self.value, BaseModel) else self.value
+
+    @property
     def events(self) -> tuple[ReadEvent, ...]:
         """Everything that happened, in order."""
         return tuple(event for step in self.trace.steps for event in step.events)
@@ -142,8 +147,7 @@ class ReadResult:
             "evidence": [asdict(each) for each in self.evidence],
         }
         if self.response_format is not None:
-            as_json = self.value.model_dump(mode="json") if isinstance(self.value, BaseModel) else self.value
-            values |= {"value": as_json, "response_format": dict(self.response_format)}
+            values |= {"value": self.json_value, "response_format": dict(self.response_format)}
         if updates:
             values["updates"] = [asdict(update) for update in self.updates]
         return values

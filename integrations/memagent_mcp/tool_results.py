@@ -59,8 +59,10 @@ class Quote(Report):
     start_char: int
     """Their first character, in the document."""
     end_char: int
+    page: int | None
+    """The page they begin on, counted from 1, where the document has pages."""
     section: str | None
-    """The page or source they stand in, where the document has such."""
+    """The heading, numbered clause, page or source they stand under, where the document has such."""
     context: str
     """The quote with what stands around it in its chunk; empty where the document's text is no longer stored."""
 
@@ -72,7 +74,8 @@ class Quote(Report):
 
     def in_words(self) -> str:
         """The quote and its place, in one line; a short one with what stands around it."""
-        section = "" if self.section is None else f", {shortened(self.section)}"
+        has_both = self.page is not None and self.section != f"page {self.page}"
+        section = (f", page {self.page}" if has_both else "") + (f", {shortened(self.section)}" if self.section else "")
         context = f' in "{self.context}"' if self.context and len(self.quote) < _CONTEXT else ""
         return (
             f'"{self.quote}"{context} (chunk {self.chunk}, characters {self.start_char:,}-{self.end_char:,}{section})'
@@ -84,9 +87,12 @@ class Answer(Report):
 
     question: str
     answer: str | None
-    """None where the read failed, stopped at a limit, or ended without an answer."""
+    """None where the read failed, stopped at a limit, or ended without an answer. JSON where a form was asked for."""
+    value: Any = None
+    """What is in an answer of the form that `response_format` asks for; None where it does not have that form."""
     stop_reason: str | None
-    """"answered", "enough" (it was read in part), "no_answer", or the limit it stopped at; None where it failed."""
+    """"answered", "enough" (it was read in part), "no_answer", "invalid_answer" (not of the form asked for), or the
+    limit it stopped at; None where it failed."""
     error: str | None
     """What went wrong and what to do, where the read failed."""
     memory: str
@@ -112,6 +118,7 @@ class Answer(Report):
         return cls.taken(
             result,
             result.usage,
+            value=result.json_value,
             stop_reason=result.stop_reason.value,
             error=None,
             is_reading=False,
@@ -176,7 +183,8 @@ class Answer(Report):
         if self.error is not None:
             return f"none, the read failed: {plain(self.error)}"
         if self.answer is not None:
-            return plain(self.answer)
+            invalid = self.stop_reason == StopReason.INVALID_ANSWER
+            return plain(self.answer) + ("\n(It does not have the form that was asked for.)" if invalid else "")
         if self.is_reading:
             come = "" if self.progress is None else f", {self.progress:.0%} so far"
             return f"not yet, the document is still being read{come}; call wait with the run id"
