@@ -157,7 +157,7 @@ class ReadingOptions:
         typer.Option(
             help="Where chunks may end. With `token`, the paper's, some sentences are cut in two (about 3% at "
             "512 tokens); with `sentence`, none that ends in a chunk's last 15%, for 2% more chunks. `heading`: before "
-            "the last heading or numbered clause in a chunk's last third.",
+            "the last heading or numbered clause in a chunk's second half.",
             show_default="the policy's, or token",
         ),
     ] = None

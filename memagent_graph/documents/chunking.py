@@ -27,7 +27,7 @@ Boundary = Literal["token", "sentence", "paragraph", "heading"]
 """Where chunks may end: anywhere, or, when one is near, at the end of a sentence or paragraph, or before a heading."""
 
 _TAIL_PERCENT = 15
-_HEADING_TAIL_PERCENT = 33
+_HEADING_TAIL_PERCENT = 50
 _CANDIDATES = 4
 _CACHED_BYTES = 8 * 1024 * 1024
 _BYTES_PER_TOKEN = 40
@@ -144,7 +144,7 @@ class Chunker:
         chunk_tokens: Tokens per chunk; the last chunk may have fewer, and one that would end inside a character up to 3
             fewer. A chunk has more only where a single character does.
         boundary: `sentence` and `paragraph` end a chunk at the last such end within its last 15 %, if there is one.
-            `heading` ends it before the last heading or numbered clause within its last third, or else as `paragraph`.
+            `heading` ends it before the last heading or numbered clause within its second half, or else as `paragraph`.
     """
 
     def __init__(
