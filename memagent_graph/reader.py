@@ -690,6 +690,8 @@ class MemAgent:
         run_id = run_id or new_run_id()
         reference = await self._reference(document)
         given = {"question": question, "document": reference, "run_id": run_id}
+        if graph.reader_context.structure is not None:
+            given["settings"] = graph.reader_context.settings
         done = Trace((), reference["size"])
         with lease_of(graph.checkpointer, run_id):
             run = self._run(graph, given, given, limits, done, shown=shown, pace=pace, pins=pins)

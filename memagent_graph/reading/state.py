@@ -137,6 +137,8 @@ class ReaderInput(TypedDict):
     question: str
     document: Any
     run_id: NotRequired[str]
+    settings: NotRequired[str]
+    """`ReaderContext.settings` of a structured read, so that a run that is killed at once is not resumed as another."""
 
 
 class ReaderOutput(TypedDict):

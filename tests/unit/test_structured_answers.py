@@ -29,7 +29,13 @@ from memagent_graph import (
     StopReason,
     load_prompts,
 )
-from memagent_graph.errors import BudgetError, PolicyRequestError, ResponseFormatError, RunMismatchError
+from memagent_graph.errors import (
+    BudgetError,
+    PolicyRequestError,
+    PolicyUnreachableError,
+    ResponseFormatError,
+    RunMismatchError,
+)
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_graph.settings import ReaderSettings
 
@@ -234,6 +240,27 @@ class TestResuming:
         with pytest.raises(RunMismatchError, match=r"\(none; now the schema"):
             reader.resume(result.run_id, response_format=Key)
         assert reader.resume(result.run_id).answer == "4711"
+
+    async def test_of_a_run_that_was_killed_at_once_needs_the_form_again(self, structured_reader, tmp_path) -> None:
+        def script(prompt: str) -> Any:
+            raise PolicyUnreachableError("gone") if "<section>" in prompt else AssertionError
+
+        reader = structured_reader(GOOD, checkpoints=tmp_path / "c.sqlite", run_log=False)
+        broken = structured_reader(checkpoints=tmp_path / "c.sqlite", store=reader.store, run_log=False)
+        broken._choices.policy.script = script
+        with pytest.raises(PolicyUnreachableError):
+            await broken.aread(TEXT, QUESTION, response_format=Key, run_id="r")
+        saver = await reader.acheckpointer()
+        kept = [each async for each in saver.alist({"configurable": {"thread_id": "r"}})]
+        for each in kept[:-2]:  # as if it had been killed before its first step
+            await saver.conn.execute(
+                "DELETE FROM checkpoints WHERE checkpoint_id = ?", (each.config["configurable"]["checkpoint_id"],)
+            )
+        await saver.conn.execute("DELETE FROM writes")
+        await saver.conn.commit()
+        with pytest.raises(RunMismatchError, match="Pass the same response_format again"):
+            await reader.aresume("r")
+        assert (await reader.aresume("r", response_format=Key)).value == Key(place="harbor", key=4711)
 
     def test_after_an_edit_continues_the_structured_run(self, stopped) -> None:
         reader, run_id = stopped(GOOD)
