@@ -1,10 +1,10 @@
-"""What `memagent serve` costs in front of a policy server, and how it bears many and large requests.
+"""The cost of `memagent serve` in front of a policy server, and its behaviour with many and large requests.
 
     python -m benchmarks.serving            # all of it, about ten minutes
     python -m benchmarks.serving --small    # a tenth, to see that it works
 
-The policy server is `benchmarks.slow_server`, so that what is measured is this one. Direct and relayed requests take
-turns, round by round, so that whatever else the machine does meets both.
+The policy server is `benchmarks.slow_server`, so that only this server is measured. Direct and relayed requests
+alternate, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def slow_server(milliseconds: float) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Server:
-    """A `memagent serve` of its own."""
+    """A `memagent serve` process."""
 
     api: str
     pid: int
 
     def memory(self, name: str = "VmRSS") -> float:
-        """MiB of memory that is its own: now, or at the most so far (VmHWM). Mapped files do not count."""
+        """MiB of private memory: now, or the maximum so far (VmHWM). Mapped files do not count."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         values = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.endswith(" kB")}
         return int(values["RssAnon" if name == "VmRSS" else name]) / 1024
@@ -74,14 +74,14 @@ def serving(upstream: str, *options: str) -> Iterator[Server]:
 
 
 def long_request(number: int, size: int, **options: Any) -> dict[str, Any]:
-    """A request with a document of its own."""
+    """A request with its own document."""
     text = f"Document {number}. " + "The river rose a little in the night. " * (size // 38)
     question = {"role": "user", "content": "What is the key of harbor?"}
     return {"model": "slow", "messages": [{"role": "user", "content": text}, question], **options}
 
 
 async def seconds_for(session: aiohttp.ClientSession, api: str, requests: int, at_once: int) -> tuple[float, float]:
-    """Seconds for so many short requests, and the median of one."""
+    """Seconds for a number of short requests, and the median of one."""
     slots, each = asyncio.Semaphore(at_once), []
 
     async def one() -> None:
@@ -98,7 +98,7 @@ async def seconds_for(session: aiohttp.ClientSession, api: str, requests: int, a
 
 
 async def overhead(rounds: int, requests: int) -> list[Figure]:
-    """What relaying adds to a short request, alone and with 64 in flight."""
+    """The cost of relaying a short request, alone and with 64 in flight."""
     with slow_server(50) as upstream, serving(upstream) as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
             await seconds_for(session, server.api, 64, 64)
@@ -127,7 +127,7 @@ async def events(session: aiohttp.ClientSession, api: str, body: bytes) -> Async
 
 
 async def large_requests(count: int, size: int) -> list[Figure]:
-    """Memory while large requests arrive at once, and when the first progress is told of one that came alone."""
+    """Memory while large requests arrive at once, and the time to the first progress of a single one."""
     options = ("--cancel-on-close", "--max-waiting", "1000", "--max-reads-per-key", "1000")
     timeout = aiohttp.ClientTimeout(total=None)
     with slow_server(50) as upstream, serving(upstream, *options) as server:
@@ -160,7 +160,7 @@ async def large_requests(count: int, size: int) -> list[Figure]:
 
 
 async def idle_streams(count: int, seconds: float) -> list[Figure]:
-    """Streams of reads that wait: whether all stay open, and what one costs."""
+    """Streams of reads that wait: whether all stay open, and the memory of one."""
     options = ("--max-waiting", "5000", "--max-reads-per-key", "5000", "--heartbeat", "1", "--cancel-on-close")
     timeout = aiohttp.ClientTimeout(total=None)
     with slow_server(600_000) as upstream, serving(upstream, *options) as server:
@@ -187,7 +187,7 @@ async def idle_streams(count: int, seconds: float) -> list[Figure]:
 
 
 async def many_requests(count: int, seconds: float) -> list[Figure]:
-    """Reads that come in faster than the bounds allow: clients wait as they are told, none is lost or done twice."""
+    """Requests for reads faster than the limits allow: clients wait as requested, and none is lost or done twice."""
     waits = 0
     with slow_server(5) as upstream, serving(upstream, "--max-reads", "16") as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

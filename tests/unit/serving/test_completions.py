@@ -23,17 +23,10 @@ QUESTION = "What is the key of harbor?"
 
 
 class Upstream(FakeServer):
-    """A fake server that keeps the bytes and headers of every request."""
+    """A policy server with a small window."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, window=1000, **options)
-        self.bodies: list[bytes] = []
-        self.headers: list[dict[str, str]] = []
-
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        self.bodies.append(await request.read())
-        self.headers.append(dict(request.headers))
-        return await super()._complete(request)
 
 
 def say(body: dict[str, Any], number: int) -> str:
@@ -315,9 +308,10 @@ def test_malformed_json_is_refused(server: Served, body: bytes) -> None:
 
 
 def test_what_is_not_served_says_so(server: Served) -> None:
-    reply = httpx2.post(f"{server.api}/responses", json={})
-    assert reply.status_code == 404
-    assert "Responses API is not served here" in reply.json()["error"]["message"]
+    for method, path in (("POST", "responses"), ("GET", "responses/resp_1"), ("POST", "responses/resp_1/cancel")):
+        reply = httpx2.request(method, f"{server.api}/{path}")
+        assert reply.status_code == 404
+        assert "Responses API is not served here" in reply.json()["error"]["message"]
     assert httpx2.get(f"{server.url}/v1/engines").json()["error"]["code"] == "not_found"
     assert httpx2.delete(f"{server.api}/chat/completions").json()["error"]["code"] == "method_not_allowed"
 
