@@ -270,7 +270,7 @@ def memory_message(text: str, messages_read: int) -> HumanMessage:
     """A memory as a message that says what it is, to replace the messages that it was made from."""
     return HumanMessage(
         f"[The earlier part of this conversation, {messages_read} messages, is given by this memory of it:]\n\n{text}"
-        "\n\n[The conversation goes on from there.]",
+        "\n\n[The conversation continues from there.]",
         additional_kwargs={SOURCE: "memagent"},
     )
 

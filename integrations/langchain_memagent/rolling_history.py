@@ -74,7 +74,7 @@ class RollingHistory:
 
         Raises:
             PolicyError: the policy failed.
-            BudgetError: the bound leaves too little room beside a memory.
+            BudgetError: the limit leaves too little space next to a memory.
         """
         context = await self._agent.aprepare()
         thread = str(config.get("configurable", {}).get("thread_id", ""))

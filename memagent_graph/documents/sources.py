@@ -214,7 +214,7 @@ def _readable(file_name: str) -> str:
 
 
 def _refuse_file_name(text: str) -> None:
-    """A short line that is a file's name or an address most likely stands for the content of that."""
+    """A short line that is a file's name or an address most likely means the content of that."""
     if not text.strip() or len(text) > _LONGEST_FILE_NAME or "\n" in text or "\x00" in text:
         return
     if _ADDRESS.fullmatch(text.strip()):

@@ -383,13 +383,7 @@ class OpenAICompatiblePolicy:
         )
 
     def _connect(self) -> _Connection:
-        sender = Sender(
-            self.base_url,
-            self._headers,
-            connections=self.max_concurrency,
-            timeouts=self._timeouts,
-            max_retries=self._max_retries,
-        )
+        sender = Sender(self.base_url, self._headers, timeouts=self._timeouts, max_retries=self._max_retries)
         return _Connection(sender, asyncio.Semaphore(self.max_concurrency))
 
 

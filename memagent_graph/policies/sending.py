@@ -29,6 +29,9 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS: Final = 5
 _LARGEST_ERROR: Final = 65_536
 """In bytes; a longer body of an error is not kept."""
+_IDLE_SECONDS: Final = 4.0
+"""How long an idle connection is kept: less than the 5 s after which uvicorn, and so vLLM, closes it. It might do so at
+the moment when the next request is sent into it."""
 _WORTH_REPEATING: Final = frozenset({408, 409, 429})
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 8.0
@@ -99,19 +102,20 @@ class Sender:
     Args:
         base_url: where requests are sent; it determines TLS and the environment's proxy.
         headers: sent with every request.
-        connections: how many may be open at once.
         timeouts: for the connection, and for one attempt as a whole.
         max_retries: how often a failed request is sent again.
     """
 
-    def __init__(
-        self, base_url: str, headers: Mapping[str, str], *, connections: int, timeouts: Timeouts, max_retries: int
-    ) -> None:
+    def __init__(self, base_url: str, headers: Mapping[str, str], *, timeouts: Timeouts, max_retries: int) -> None:
         self._timeouts = timeouts
         self._max_retries = max_retries
         secure = urlsplit(base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=connections, ssl=httpx2.create_ssl_context() if secure else True),
+            connector=aiohttp.TCPConnector(
+                limit=0,  # whoever sends has bounds of its own
+                keepalive_timeout=_IDLE_SECONDS,
+                ssl=httpx2.create_ssl_context() if secure else True,
+            ),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=timeouts.read, sock_connect=timeouts.connect),
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -19,7 +19,7 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def resource(name: str, package: str | None = None) -> str:
-    """The text of a file beside a package's modules; of this package if none is named."""
+    """The text of a file next to a package's modules; of this package if none is named."""
     return files(package or __package__).joinpath(name).read_text(encoding="utf-8")
 
 

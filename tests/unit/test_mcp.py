@@ -403,7 +403,7 @@ async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_other
         asked = {"path": "book.txt", "questions": [QUESTION, "What is the key of castle?"]}
         good, bad = (await session.call_tool("read_document", asked)).structuredContent["answers"]
     assert good["answer"] == "4711"
-    assert "OperationalError: database or disk is full. See that" in bad["error"]
+    assert "OperationalError: database or disk is full. Check the free disk space" in bad["error"]
 
 
 async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:

@@ -150,7 +150,7 @@ def _named(run_ids: Sequence[str]) -> str:
 
 @contextmanager
 def published(destination: Path) -> Iterator[IO[bytes]]:
-    """A temporary file beside the destination that gets its name on success and is deleted otherwise."""
+    """A temporary file next to the destination that gets its name on success and is deleted otherwise."""
     temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.partial")
     try:
         with temporary.open("xb") as file:

@@ -1,7 +1,7 @@
-"""How all reads of a key are, and one of them chunk by chunk: a stream of events that never runs ahead of its client.
+"""The states of a key's reads, and one of them chunk by chunk: a stream of events at the pace of its client.
 
-The stream looks at what changed a few times a second, so that neither a quick policy nor many reads can flood a page,
-and a browser needs one connection for all of them.
+The stream checks for changes a few times per second, so that neither a fast policy nor many reads can flood a page, and
+a browser needs one connection for all of them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from memagent_graph.trace import MemoryUpdate
 
 _SECONDS_BETWEEN_LOOKS: Final = 0.2
 _NEWEST_UPDATES: Final = 40
-"""How many of a read's earlier updates the page is sent; its run page has all."""
+"""How many of a read's earlier updates are sent to the page; its run page has all."""
 
 
 class Watch:
-    """What one page has been sent of the read that it looks at."""
+    """What was sent to one page about the read that it shows."""
 
     def __init__(self, reads: LiveReads, manager: ReadManager, owner: Owner, run_id: str) -> None:
         self._reads, self._manager, self._owner, self._run_id = reads, manager, owner, run_id
@@ -37,7 +37,7 @@ class Watch:
         self._state = ""
 
     async def events(self) -> AsyncIterator[dict[str, str]]:
-        """What is new since it was asked last.
+        """The changes since the last call.
 
         Raises:
             ApiError: 404; there is no such read.
@@ -72,7 +72,7 @@ class Watch:
 
     def _history(self, updates: Sequence[MemoryUpdate]) -> dict[str, Any]:
         shown = []
-        # The newest of each branch, wherever it stands: its memory is what can be edited.
+        # The newest of each branch, at any place: its memory can be edited.
         newest = {update.branch: place for place, update in enumerate(updates)}
         for place, update in enumerate(updates):
             if place >= len(updates) - _NEWEST_UPDATES or newest[update.branch] == place:
@@ -109,10 +109,10 @@ class Watch:
 async def events(
     reads: LiveReads, manager: ReadManager, ledger: Ledger, owner: Owner, run_id: str | None
 ) -> AsyncIterator[dict[str, str]]:
-    """What changes among the reads of a key, and, of one of them, every update.
+    """Changes of a key's reads, and every update of one of them.
 
-    Events: "reads", a list of those that changed; of the one looked at "snapshot", "update" and "state"; "gone", where
-    there is no such read.
+    Events: "reads", a list of those that changed; for the shown one "snapshot", "update" and "state"; "gone", if there
+    is no such read.
     """
     known: dict[str, Any] = {}
     watch = Watch(reads, manager, owner, run_id) if run_id else None

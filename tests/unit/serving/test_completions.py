@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -94,6 +95,17 @@ def test_a_stream_of_the_policy_server_is_relayed_as_it_is(tmp_path: Path) -> No
         with openai.OpenAI(base_url=server.api, api_key="x") as client:
             chunks = list(ask(client, user("hello"), stream=True))
         assert chunks[0].choices[0].delta.content == "a"
+
+
+async def test_short_requests_are_not_bounded_by_what_reads_may_have_in_flight(tmp_path: Path) -> None:
+    body = {"model": "fake", "messages": [user("hello")]}
+    with FakeServer(say, window=1000, delay=2.0) as upstream, served(upstream.base_url, tmp_path) as server:
+        bound = server.serving.reader.policy.max_concurrency
+        async with httpx2.AsyncClient(limits=httpx2.Limits(max_connections=None), timeout=60) as client:
+            asked = [client.post(f"{server.api}/chat/completions", json=body) for _ in range(bound + 40)]
+            replies = await asyncio.gather(*asked)
+    assert {reply.status_code for reply in replies} == {200}
+    assert upstream.most_at_once > bound
 
 
 def test_a_refusal_of_the_policy_server_is_relayed(server: Served) -> None:

@@ -113,12 +113,12 @@ class AdvantageSettings:
     def __post_init__(self) -> None:
         if self.credit and self.step_reward_share:
             raise TrainingError(
-                f"step_reward_share is {self.step_reward_share} beside credit terms, which have weights of their own",
+                f"step_reward_share is {self.step_reward_share} but there are credit terms, with their own weights",
                 hint="Make it one of them: {reward: step, weight: 0.2, scope: conversation}.",
             )
         if self.credit and self.overlong_penalty and not any(term.reward == OUTCOME for term in self.credit):
             raise TrainingError(
-                "An overlong penalty is part of the outcome, about which there is no credit term",
+                "An overlong penalty is part of the outcome, but no credit term is about the outcome",
                 hint="Leave the penalty out, or add a term {reward: outcome, weight: 0.2}.",
             )
         if not 0.0 <= self.step_reward_share <= 1.0:

@@ -202,7 +202,7 @@ def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
             {"folder": str(policy.folder), "adapter": adapter, "steps": policy.steps, "metrics": dict(policy.metrics)}
         )
         return
-    beside = "its adapters by themselves, to serve beside the base model, are in"
+    beside = "its separate adapters, to serve with the base model, are in"
     show_policy(policy.folder, policy.steps, *(() if policy.adapter is None else (f"{beside} {policy.adapter}",)))
 
 

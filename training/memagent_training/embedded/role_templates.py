@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     write_role_folder(given.source, given.out)
-    print(f"{len(ROLE_TEMPLATES)} roles beside update and answer: {given.out}")
+    print(f"{len(ROLE_TEMPLATES)} roles besides update and answer: {given.out}")
 
 
 if __name__ == "__main__":
