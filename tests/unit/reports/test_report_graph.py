@@ -273,6 +273,20 @@ def test_two_processes_do_not_write_one_report(tmp_path: Path) -> None:
             report(agent, "What is the key of harbor?", paths, report_id="mine", extractive=True)
 
 
+async def test_two_reports_of_one_process_share_the_reads_that_they_have_in_common(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(reads_keys, delay=0.002)
+    paths = keys(tmp_path, a="4711", b="12", c="5")
+    asked = ["What is the key of harbor?", "What is the key of castle?"]
+    async with reader_in(tmp_path, policy, budget=Budget(900, 50, 60, 100, 60)) as agent:
+        both = await asyncio.gather(
+            areport(agent, "First?", paths, questions=asked, extractive=True),
+            areport(agent, "Second?", paths[::-1], questions=asked[::-1], extractive=True),
+        )
+    assert [cell.answer for cell in both[0].matrix.column(0)] == ["4711", "12", "5"]
+    assert [cell.answer for cell in both[1].matrix.column(1)] == ["5", "12", "4711"]
+    assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
+
+
 def test_a_read_that_stopped_at_a_limit_is_no_answer(tmp_path: Path) -> None:
     with reader_in(tmp_path, ScriptedPolicy(reads_keys), budget=Budget(900, 50, 60, 100, 60)) as agent:
         asked = ["What is the key of harbor?"]
