@@ -215,26 +215,30 @@ class ReportWork:
     async def _write(self, state: ReportState) -> ReportState:
         """The draft: the policy's, or, if it has no prompts for that, the cells' answers."""
         matrix = self._matrix(state)
-        answered = any(cell.state is CellState.ANSWERED for cell in matrix.cells)
-        roles = (OUTLINE, SECTION, JUDGE) if self.judge else (OUTLINE, SECTION)
         events: list[Any] = []
-        if not self.extractive and answered and not await self._understands(*roles):
+        write, judge = not self.extractive, self.judge
+        if not any(cell.state is CellState.ANSWERED for cell in matrix.cells):
+            write = judge = False
+        if write and not await self._understands(OUTLINE, SECTION):
+            write = False
             detail = "the policy has no prompt for outline and sections; these are the answers of the cells"
-            events = [_event(EventKind.EXTRACTIVE, detail)]
-        if self.extractive or not answered or events:
+            events.append(_event(EventKind.EXTRACTIVE, detail))
+        if judge and not await self._understands(JUDGE):
+            judge = False
+            events.append(_event(EventKind.NOT_JUDGED, "the policy has no prompt for judging contradictions"))
+        if not write and not judge:
             return {"draft": to_json(extractive_draft(matrix)), "events": events}
         text = json.dumps(to_json(matrix), ensure_ascii=False)
-        result = await self._run(ReportWriting(judge=self.judge), text, "evidence matrix", "writing")
-        events = [_event(each.kind, each.detail) for each in result.events]
+        result = await self._run(ReportWriting(judge=judge, write=write), text, "evidence matrix", "writing")
+        events += [_event(each.kind, each.detail) for each in result.events]
         return {"draft": json.loads(result.answer or ""), "events": events}
 
     async def _check(self, state: ReportState) -> ReportState:
         """The report: every quote and sentence compared with the documents."""
         matrix = self._matrix(state)
-        sources: dict[int, SourceText] = {}
-        for number, document in enumerate(matrix.documents):
-            if any(matrix.cell(number, each).quotes for each in range(len(matrix.questions))):
-                sources[number] = await asyncio.to_thread(self._source, document)
+        quoted = dict.fromkeys(place.document for place, _ in matrix.quotes())
+        # One text at a time: all of them may be more than the memory holds.
+        sources = ((number, self._source(matrix.documents[number])) for number in quoted)
         events = [from_json(each, ReportEvent) for each in state.get("events", ())]
         draft = from_json(state["draft"], Draft)
         report = await asyncio.to_thread(
