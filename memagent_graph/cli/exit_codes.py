@@ -19,6 +19,7 @@ from memagent_graph.errors import (
     PolicyError,
     ProfileError,
     PromptError,
+    ResponseFormatError,
     RunError,
     TokenizerError,
 )
@@ -51,7 +52,7 @@ def exit_code(error: MemAgentError) -> ExitCode:
         (CheckpointError, ExitCode.CHECKPOINTS),
         (RunError, ExitCode.RUN),
         (BudgetError | ProfileError | PromptError | TokenizerError, ExitCode.SETTINGS),
-        (EvaluationError | MissingExtraError, ExitCode.SETTINGS),
+        (EvaluationError | MissingExtraError | ResponseFormatError, ExitCode.SETTINGS),
     )
     return next((code for kinds, code in codes if isinstance(error, kinds)), ExitCode.USAGE)
 
