@@ -81,6 +81,8 @@ class EventKind(StrEnum):
     """A report's documents were asked the report's own question, because the policy wrote none, or cannot."""
     EXTRACTIVE = "extractive"
     """A report's sections are the answers of its cells, because the policy has no prompt for writing them."""
+    NOT_JUDGED = "not_judged"
+    """Contradictions in a report were not judged, because the policy has no prompt for that."""
     LOGGING_STOPPED = "logging_stopped"
     """The run log could not be written; the read continued without it."""
 
