@@ -22,6 +22,7 @@ import aiohttp
 import httpx2
 
 from memagent_graph.errors import PolicyRequestError
+from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policies.server_url import origin, without_password
 
 T = TypeVar("T")
@@ -102,12 +103,21 @@ class Sender:
         connections: how many may be open at once.
         timeouts: for the connection, and for one attempt as a whole.
         max_retries: how often a failed request is sent again.
+        limiter: spaces the requests; where a reply asks for a pause, all requests that it spaces pause.
     """
 
     def __init__(
-        self, base_url: str, headers: Mapping[str, str], *, connections: int, timeouts: Timeouts, max_retries: int
+        self,
+        base_url: str,
+        headers: Mapping[str, str],
+        *,
+        connections: int,
+        timeouts: Timeouts,
+        max_retries: int,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self._timeouts = timeouts
+        self._limiter = limiter or RateLimiter()
         self._max_retries = max_retries
         secure = urlsplit(base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
@@ -120,7 +130,14 @@ class Sender:
         self._unclosed = weakref.finalize(self, _abandon, self._session, asyncio.get_running_loop())
 
     async def send(
-        self, url: str, body: bytes | None, decode: Callable[[bytes], T], *, largest: int, seconds: float | None = None
+        self,
+        url: str,
+        body: bytes | None,
+        decode: Callable[[bytes], T],
+        *,
+        largest: int,
+        seconds: float | None = None,
+        tokens: int = 0,
     ) -> tuple[T, int]:
         """What the reply decodes to, and how many times the request was sent again before it came.
 
@@ -132,6 +149,7 @@ class Sender:
             decode: turns the reply's body into what is wanted, or raises `MalformedReplyError`.
             largest: how many bytes a reply may have; no more than that is ever held.
             seconds: for the reply to one attempt once there is a connection, where it is not as for all.
+            tokens: what it is expected to take, for the limiter.
 
         Raises:
             StatusError: the server refused, finally.
@@ -141,11 +159,13 @@ class Sender:
             TimeoutError: no connection, or no whole reply, in time.
         """
         retries = redirects = 0
+        wait: float | None = None
         target = url
         timeout = self._session.timeout
         if seconds is not None:
             timeout = aiohttp.ClientTimeout(self._timeouts.connect + seconds, sock_connect=self._timeouts.connect)
         while True:
+            await self._limiter.admit(tokens, has_paused=wait is not None)
             wait = None
             try:
                 async with self._session.request(
@@ -161,6 +181,8 @@ class Sender:
                 # A server that wants to be left alone for longer than a completion may take is not waited for.
                 if retries == self._max_retries or not error.worth_repeating or (wait or 0) > self._timeouts.read:
                     raise error
+                if wait is not None:
+                    self._limiter.hold_off(wait)
             except (aiohttp.InvalidURL, aiohttp.ClientSSLError):
                 raise
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError):
