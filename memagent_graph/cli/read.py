@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.options import ReaderOptions, ReplaceUndecodable, Rule, Temperature, TopP
+from memagent_graph.cli.question_options import questions_given
 from memagent_graph.cli.running import RunOptions, existing_file
-from memagent_graph.errors import MemAgentError
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
@@ -61,30 +61,6 @@ class Read(ReaderOptions, RunOptions):
         bool, typer.Option("--no-log", help="Do not log the run; `memagent resume` cannot find it then.")
     ] = False
 
-    def _questions(self) -> list[str]:
-        """The questions, with each @FILE replaced by the questions in that file.
-
-        Raises:
-            MemAgentError: a file cannot be read, or contains no questions.
-        """
-        asked: list[str] = []
-        for each in self.question:
-            if not each.startswith("@"):
-                asked.append(each)
-                continue
-            try:
-                lines = Path(each[1:]).expanduser().read_text("utf-8-sig").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise MemAgentError(
-                    f"the questions in {each[1:]} cannot be read: {error}",
-                    hint="After @, name a text file in UTF-8 with one question on each line.",
-                ) from error
-            found = [line.strip() for line in lines if line.strip()]
-            if not found:
-                raise MemAgentError(f"{each[1:]} contains no questions", hint="Write one on each line.")
-            asked += found
-        return asked
-
     def run(self) -> None:
         """Run the command."""
 
@@ -93,7 +69,7 @@ class Read(ReaderOptions, RunOptions):
             from memagent_graph.reading.state import new_run_id  # noqa: PLC0415
             from memagent_graph.storage.paths import default_store  # noqa: PLC0415
 
-            questions = self._questions()
+            questions = questions_given(self.question)
             source = (
                 Document.from_file(sys.stdin.buffer, encoding=self.encoding)
                 if self.document == "-"

@@ -82,7 +82,7 @@ class SqliteSaver(AsyncSqliteSaver):
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,  # noqa: ARG002  LangGraph's signature
+        new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Save a state; it is in the file when this returns."""
         thread_id, namespace = str(config["configurable"]["thread_id"]), config["configurable"]["checkpoint_ns"]
@@ -142,7 +142,7 @@ class SqliteSaver(AsyncSqliteSaver):
             for statement, rows in by_statement.items():
                 await self.conn.executemany(statement, chain.from_iterable(rows))
             await self.conn.commit()
-        except BaseException as error:  # noqa: BLE001  whatever it is, those who wait must hear of it
+        except BaseException as error:
             with suppress(sqlite3.Error, ValueError):
                 await self.conn.rollback()
             if len(together) > 1 and isinstance(error, sqlite3.Error | OverflowError | UnicodeError):

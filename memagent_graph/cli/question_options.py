@@ -1,0 +1,33 @@
+"""Questions on the command line: given one by one, or as @FILE with one on each line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from memagent_graph.errors import MemAgentError
+
+
+def questions_given(given: Iterable[str]) -> list[str]:
+    """The questions, with each @FILE replaced by the questions in that file.
+
+    Raises:
+        MemAgentError: a file cannot be read, or contains no questions.
+    """
+    asked: list[str] = []
+    for each in given:
+        if not each.startswith("@"):
+            asked.append(each)
+            continue
+        try:
+            lines = Path(each[1:]).expanduser().read_text("utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise MemAgentError(
+                f"the questions in {each[1:]} cannot be read: {error}",
+                hint="After @, name a text file in UTF-8 with one question on each line.",
+            ) from error
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise MemAgentError(f"{each[1:]} contains no questions", hint="Write one on each line.")
+        asked += found
+    return asked
