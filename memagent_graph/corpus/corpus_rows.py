@@ -145,7 +145,9 @@ def failed_row(
     metadata: Mapping[str, Any],
 ) -> Row:  # fmt: skip
     """The row of a document or question that could not be read."""
-    words = f"{error.message.rstrip('.')}. {error.hint}" if isinstance(error, MemAgentError) and error.hint else str(error)
+    words = (
+        f"{error.message.rstrip('.')}. {error.hint}" if isinstance(error, MemAgentError) and error.hint else str(error)
+    )
     return Row(
         id=identity,
         document=document,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -185,6 +186,7 @@ class _Run:
         self._began = self._flushed = time.monotonic()
         self._listing = asyncio.Lock()
         self._writing = asyncio.Lock()
+        self._parts = threading.Lock()
         self._source: Iterator[CorpusDocument] = iter(())
         self._listed: deque[_Work] = deque()
         self._exhausted = False
@@ -348,6 +350,10 @@ class _Run:
 
     def _write_parts(self, *, all_rows: bool) -> None:
         """Write the rows of the ledger as parts; with `all_rows`, also those that do not fill one."""
+        with self._parts:  # a thread outlives the task that waited for it
+            self._write_parts_alone(all_rows=all_rows)
+
+    def _write_parts_alone(self, *, all_rows: bool) -> None:
         ledger, table = self._ledger, self._table
         while self._rows >= self._rows_per_part or (self._rows and (all_rows or self._is_part_due())):
             manifest = table.manifest()
