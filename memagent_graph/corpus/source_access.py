@@ -285,22 +285,34 @@ def store_failures(location: str) -> Iterator[None]:
     hint = "Check the name and your rights there."
     try:
         yield
-    except FileNotFoundError:
-        raise DocumentError(f"{shown(location)} does not exist", hint="Check the name.") from None
-    except PermissionError:
-        raise DocumentError(f"{shown(location)} may not be read by this user", hint=hint) from None
     except (RefusedSourceError, MissingExtraError, DocumentError):
         raise
-    except aiohttp.ClientError as error:
-        cause: BaseException | None = error
-        while cause is not None:
+    except Exception as error:  # clients of stores raise their own kinds, whose words may repeat keys
+        for cause in _causes(error):
             if isinstance(cause, RefusedSourceError):
                 raise cause from None
-            cause = cause.__cause__
-        reason = getattr(error, "message", "") or type(error).__name__
-        raise DocumentError(f"{shown(location)} cannot be fetched: {reason}", hint=hint) from None
-    except Exception as error:  # clients of stores raise their own kinds, whose words may repeat keys
+        if isinstance(error, FileNotFoundError):
+            raise DocumentError(f"{shown(location)} does not exist", hint="Check the name.") from None
+        if isinstance(error, PermissionError):
+            raise DocumentError(f"{shown(location)} may not be read by this user", hint=hint) from None
+        if isinstance(error, aiohttp.ClientError):
+            reason = getattr(error, "message", "") or type(error).__name__
+            raise DocumentError(f"{shown(location)} cannot be fetched: {reason}", hint=hint) from None
         raise DocumentError(f"{shown(location)} cannot be read ({type(error).__name__})", hint=hint) from error
+
+
+class _NotPublicError(OSError):
+    """A refusal in the form that clients expect of a connection that fails."""
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, what it was raised from, and so on."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 class _Bounded(io.RawIOBase):
@@ -381,7 +393,10 @@ async def _public_client(loop: Any = None, **options: Any) -> Any:
 
     def connected(address: tuple[Any, ...]) -> socket.socket:
         family, kind, protocol, _, place = address
-        require_public_address(place[0])
+        try:
+            require_public_address(place[0])
+        except RefusedSourceError as refusal:
+            raise _NotPublicError(str(refusal)) from refusal
         return socket.socket(family=family, type=kind, proto=protocol)
 
     connector = aiohttp.TCPConnector(socket_factory=connected)

@@ -33,7 +33,7 @@ from memagent_graph.storage.private_files import private_file
 HARBOR, CASTLE = "What is the key of harbor?", "What is the key of castle?"
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """Stands for a process that ends here."""
 
 
@@ -173,7 +173,7 @@ def test_output_made_with_other_settings_is_refused_with_the_difference(world: W
     world.write("a.txt", 1)
     world.run()
     calls = world.calls
-    with pytest.raises(CorpusError, match="temperature: 0.0 there, 0.5 now"):
+    with pytest.raises(CorpusError, match=r"temperature: 0\.0 there, 0\.5 now"):
         from memagent_graph import SamplingParams
 
         world.run(reader={"sampling": SamplingParams(temperature=0.5)})
@@ -311,10 +311,10 @@ def test_a_part_that_a_kill_interrupted_is_written_again_with_the_same_rows(worl
 
     def killed_after(self: TableFolder, number: int, rows: Any) -> None:
         written(self, number, rows)
-        raise Killed
+        raise KilledError
 
     monkeypatch.setattr(TableFolder, "write_part", killed_after)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         world.run(rows_per_part=2)
     monkeypatch.setattr(TableFolder, "write_part", written)
     world.run(rows_per_part=2)
