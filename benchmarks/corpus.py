@@ -27,9 +27,18 @@ from benchmarks import throughput
 from benchmarks.figures import Figure
 from benchmarks.text import prose_of
 from benchmarks.throughput import slow_server, take_turns
-from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
+from memagent_graph import (
+    Budget,
+    Completion,
+    FinishReason,
+    MemAgent,
+    OpenAICompatiblePolicy,
+    SamplingParams,
+    load_prompts,
+)
 from memagent_graph.corpus import CorpusReader, TableFolder, open_inputs
 from memagent_graph.corpus.corpus_run import exclusive, run_corpus
+from memagent_graph.policy import Messages, TokenIds, TokenUsage
 
 IN_FLIGHT: Final = 256
 DOCUMENTS: Final = 512
@@ -99,15 +108,22 @@ async def _compare(url: str, folder: Path) -> tuple[float, float]:
 _MEMORY: Final = """
 import asyncio, resource, sys
 from pathlib import Path
-from benchmarks.corpus import policy_at_once, read_table
-asyncio.run(read_table(Path(sys.argv[1]), Path(sys.argv[2]), policy_at_once(), chunk_tokens=200))
+from benchmarks.corpus import AtOnce, read_table
+asyncio.run(read_table(Path(sys.argv[1]), Path(sys.argv[2]), AtOnce(), chunk_tokens=200))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
-def policy_at_once() -> ScriptedPolicy:
-    """A policy that costs nothing."""
-    return ScriptedPolicy(lambda prompt: "kept" if "<section>" in prompt else "\\boxed{x}")
+class AtOnce:
+    """A policy that costs nothing, and keeps nothing."""
+
+    name = "at once"
+
+    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+        """Write always the same."""
+        is_update = "<section>" in prompt[0]["content"]  # type: ignore[index]
+        text = "kept" if is_update else "\\boxed{x}"
+        return Completion(text, FinishReason.STOP, self.name, TokenUsage(100, 10))
 
 
 def peak_megabytes(documents: int) -> float:
