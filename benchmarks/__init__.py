@@ -1,1 +1,1 @@
-"""Where the figures in README and docs come from. `python -m benchmarks` runs all of them."""
+"""The measurements behind the figures in README and docs. `python -m benchmarks` runs all of them."""

@@ -24,7 +24,7 @@ NAMES = (
 
 
 def main() -> None:
-    """Run the named benchmarks, or all; a goal that is missed makes the exit status 1."""
+    """Run the named benchmarks, or all; the exit status is 1 if a goal is missed."""
     names = sys.argv[1:] or NAMES
     figures = []
     for name in names:

@@ -1,6 +1,6 @@
 """Chunking 15 MB of English: its time against tiktoken's own encoding of the same text, and its memory.
 
-tiktoken's encodings cannot be fetched without a network, so two tokenizers stand for them: the embedded policy's
+tiktoken's encodings cannot be downloaded without a network, so two tokenizers replace them: the embedded policy's
 (small vocabulary, many tokens) and a byte-level BPE of about 50,000 tokens, trained here once and kept in the folder
 for temporary files. Times are processor seconds of one process, alternating, the best of three each.
 """
@@ -39,7 +39,7 @@ BOUNDARY_CHUNK_TOKENS = 512
 
 @functools.cache
 def english() -> str:
-    """15 MB of prose: the standard library's documentation strings and comments, sentences shuffled again and again."""
+    """15 MB of prose: the standard library's documentation strings and comments, with sentences shuffled repeatedly."""
     sentences = [
         line.strip(" #\"'")
         for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
@@ -103,7 +103,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _chunk_all(store: DocumentStore, ref: DocumentRef, tokenizer: TiktokenTokenizer) -> int:
-    # Forget the pieces of the round before: this is about a document that nobody has read yet.
+    # Drop the pieces of the previous round: this measures a document that was not read before.
     chunking._PIECES = chunking._PieceCache(chunking._CACHED_BYTES)
     return sum(chunk.tokens for chunk in Chunker(store, ref, tokenizer, CHUNK_TOKENS).chunks())
 
@@ -126,7 +126,7 @@ def _against_tiktoken(tokenizer: TiktokenTokenizer, store: DocumentStore, text: 
 
 
 def _cached_chunk_milliseconds(store: DocumentStore, text: str) -> float:
-    """What a chunk costs once its piece is tokenised, as for the second question on a document."""
+    """The cost of a chunk when its piece is tokenised, as for the second question on a document."""
     reader = Chunker(store, store.add(Document.from_text(text[:60_000])), load_tokenizer("embedded"), CHUNK_TOKENS)
     for _ in reader.chunks():
         pass
@@ -172,7 +172,7 @@ def _read_in_process(path: str) -> None:
 
 
 def _peak_kilobytes() -> int:
-    """The peak of this process alone. On Linux `ru_maxrss` begins at the peak of whoever started it: not asked."""
+    """The peak memory of this process. Not `ru_maxrss`, which on Linux starts at the peak of the parent process."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except FileNotFoundError:

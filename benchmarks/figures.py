@@ -1,4 +1,4 @@
-"""One measured figure, and how figures are shown and kept."""
+"""One measured figure, and how figures are printed and stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A metric, what it came to, and the goal it was held against; no goal means it stands for itself."""
+    """A metric, its value, and its goal, if it has one."""
 
     metric: str
     value: float
@@ -35,5 +35,5 @@ def print_table(figures: Sequence[Figure]) -> None:
 
 
 def write_json(figures: Sequence[Figure], path: Path) -> None:
-    """Keep figures as JSON: a list of objects with metric, value, unit, goal and met."""
+    """Write figures as JSON: a list of objects with metric, value, unit, goal and met."""
     path.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")

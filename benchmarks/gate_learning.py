@@ -1,12 +1,12 @@
-"""Does a gate decide rightly? Of each policy: decisions at chunks with and without evidence, words written, answers.
+"""Does a gate decide correctly? For each policy: decisions at chunks with and without evidence, words written, answers.
 
     python -m benchmarks.gate_learning work/gate --policy before=weak-gate --policy after=gate-loop --n 200
 
 Reads with `--strategy gated` on a generated task, held-out entities and values among others, at temperature 1 and
 greedily. A decision is right where memory is rewritten at a chunk with a part of the fact asked for, or kept at another
 one: what the preset `gru-mem` rewards as `gate_right`. Shares are means over documents, one question on each, with
-bootstrap intervals; with two policies, the last is compared with the first on the same questions. What was read is kept
-in the folder, by the policy's name, and not read again.
+bootstrap intervals; with two policies, the last is compared with the first on the same questions. Reads are kept in the
+folder, by the policy's name, and are not repeated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PROBLEM = re.compile(r"<problem> (.*) </problem>", re.DOTALL)
 
 @dataclass
 class Decisions:
-    """What the gate said in one read."""
+    """The gate's decisions in one read."""
 
     right: list[bool] = field(default_factory=list)
     at_evidence: list[bool] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Decisions:
     """Tokens written at chunks without evidence."""
 
     def said(self, *, rewrites: bool, has_evidence: bool, tokens: int) -> None:
-        """Enter a decision."""
+        """Add a decision."""
         self.right.append(rewrites == has_evidence)
         (self.at_evidence if has_evidence else self.elsewhere).append(rewrites == has_evidence)
         if not has_evidence:
@@ -55,7 +55,7 @@ class Decisions:
 
 
 class Watched:
-    """A policy whose gate is watched; told from the prompt which read and which chunk it is."""
+    """A policy whose gate is observed; read and chunk are identified by the prompt."""
 
     def __init__(self, policy: LocalPolicy, samples: Iterable[Sample]) -> None:
         self.name = policy.name
@@ -64,11 +64,11 @@ class Watched:
         self.decisions: dict[str, Decisions] = defaultdict(Decisions)
 
     async def describe(self) -> ModelInfo:
-        """As the policy."""
+        """Like the policy."""
         return await self._policy.describe()
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """As the policy."""
+        """Like the policy."""
         completion = await self._policy.complete(prompt, sampling)
         text = str(prompt[0]["content"])  # type: ignore[index]
         section, problem = _SECTION.search(text), _PROBLEM.search(text)
@@ -82,19 +82,19 @@ class Watched:
         return completion
 
     async def aclose(self) -> None:
-        """As the policy."""
+        """Like the policy."""
         await self._policy.aclose()
 
 
 def _shares(fact: str, section: str) -> bool:
-    """Whether a section has a fact, or the beginning or the end of one that an edge cuts."""
+    """Whether a section has a fact, or a part of one that is cut by the section's edge."""
     half = len(fact) // 2
     return fact in section or section.endswith(fact[:half]) or section.lstrip().startswith(fact[half:])
 
 
 @dataclass
 class Measured:
-    """One policy at one temperature: by sample, what came of its read."""
+    """One policy at one temperature: the result of each sample's read."""
 
     answers: dict[str, float]
     decisions: dict[str, Decisions]
@@ -112,7 +112,7 @@ async def measure(folder: Path, samples: Sequence[Sample], temperature: float, s
         agent = MemAgent(
             policy,
             sampling=SamplingParams(temperature=temperature, seed=1 if temperature else None),
-            rules=UpdateRules(invented=UpdateRule.ACCEPT),  # as in the loop: what counts is what the policy wrote
+            rules=UpdateRules(invented=UpdateRule.ACCEPT),  # as in the loop: the policy's own text counts
             strategy=strategy,
             store=Path(store),
             run_log=False,
@@ -130,7 +130,7 @@ async def measure(folder: Path, samples: Sequence[Sample], temperature: float, s
 
 
 def kept(path: Path, folder: Path, samples: Sequence[Sample], temperature: float, strategy: str) -> Measured:
-    """What was measured before, if it was; else measure it now, and keep it."""
+    """An earlier measurement, or a new one, which is stored."""
     if not path.exists():
         found = asyncio.run(measure(folder, samples, temperature, strategy))
         path.write_text(json.dumps(asdict(found)), encoding="utf-8")
@@ -166,7 +166,7 @@ def main() -> None:
     settings = TaskSettings(tokenizer=load_tokenizer("embedded"), seed=given.seed, small=True)
     task = load_task(given.task, settings)
     drawn = (task.sample(given.length, index) for index in range(given.n))
-    samples = list({sample.question: sample for sample in drawn}.values())  # a question tells whose chunk it is
+    samples = list({sample.question: sample for sample in drawn}.values())  # the question identifies the read
     print(f"{given.task}, {given.length} tokens, {len(samples)} questions, {given.strategy}\n")
     print("| policy | T | answers right | decisions right | at the fact | elsewhere | tokens a chunk without news |")
     print("|---|---:|---|---|---|---|---:|")

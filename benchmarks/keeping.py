@@ -4,8 +4,8 @@
 
 A table of one line per model: the mean probability that sampling at temperature 1 writes something else, its median and
 its 99th percentile, and how often the greedy choice is something else, with the number of different values concerned.
-Losses that a read meets once in thousands of chunks are seen here in a minute. Chunks are cut from held-out prose,
-values and questions are held out, too; a third of the values were asked for by another question.
+Losses that happen once in thousands of chunks are found here in a minute. Chunks are cut from held-out prose, values
+and questions are held out too; a third of the values belong to another question.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ LENGTHS = (10, 30, 100, 300, 1000)
 
 
 def measure() -> list[Figure]:
-    """Seconds and tokens per chunk at each length, and how far the longest departs from a line through the shortest."""
+    """Seconds and tokens per chunk at each length, and the deviation of the longest from a line through the
+    shortest.
+    """
     figures, per_chunk = [], {}
     with tempfile.TemporaryDirectory() as folder:
         reader = MemAgent(LocalPolicy.embedded(), store=Path(folder), run_log=False)

@@ -3,21 +3,21 @@
     python -m benchmarks.length_figure work/figure --model before=memagent_graph/embedded --model after=work/rl/best
 
 Each document is held-out prose with one planted fact of its own ("alone"), or with a foreign fact in most chunks
-("foreign"). Each model reads it greedily and at temperature 1; whatever it writes becomes its memory, but
-with --guarded a second time without words that it made up. The last model answers from it in one call as well, by the
---baselines. Every read is one line of a file (`benchmarks.length_reads`), so a run that was stopped goes on. A
-table and pictures (PNG, SVG) come of all lines that are there:
+("foreign"). Each model reads it greedily and at temperature 1; whatever it writes becomes its memory; with --guarded it
+reads a second time, and memories with invented words are refused. The last model also answers in one call, with the
+--baselines. Every read is one line of a file (`benchmarks.length_reads`), so a run that was stopped continues. A table
+and plots (PNG, SVG) are made from all lines:
 
 - accuracy against chunks with 95 % Wilson intervals, one curve per model and temperature, and per baseline;
 - loss per overwrite, along greedy reads: the mean probability that sampling at temperature 1 does not keep a value that
   is in memory;
-- where in the document the fact stood against length, for the last model at temperature 1.
+- the fact's depth in the document against length, for the last model at temperature 1.
 
-A fact that an edge between two chunks cuts counts, too; the table tells how many. Questions on one document share its
+A fact that the edge between two chunks cuts counts too; the table has their number. Questions on one document share its
 prose ("alone": as many as a quarter of its chunks, 4 to 40), each with a fact, and so a text, of its own.
 
 More points: name more --chunks, --questions or another --seed. A process uses one core; several may fill one folder,
-each with models of its own.
+each with its own models.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BASELINES = ("middle_truncation", "full_context", "retrieval")
 
 
 def accuracy(reads: Sequence[Read]) -> Estimate | None:
-    """The share that is right; None where no document fits. Where some do, the others count as wrong."""
+    """The share that is right; None if no document fits. If some do, the others count as wrong."""
     if all(read.right is None for read in reads):
         return None
     return wilson(sum(bool(read.right) for read in reads), len(reads))
@@ -46,8 +46,8 @@ def accuracy(reads: Sequence[Read]) -> Estimate | None:
 def loss_per_overwrite(reads: Sequence[Read]) -> float | None:
     """The mean risk of all steps that began with the value in memory.
 
-    Only greedy reads tell it, which are read on where sampling might have lost the value: of sampled ones, those whose
-    values are hard to keep end early, and would count less.
+    Only greedy reads are used, which continue where sampling might have lost the value: sampled reads with values that
+    are hard to keep end early, and would count less.
     """
     reads = [read for read in reads if not read.temperature]
     overwrites = sum(read.overwrites for read in reads)
@@ -110,7 +110,7 @@ def draw(reads: Sequence[Read], folder: Path, longest_in_training: int | None = 
 
     from memagent_graph.evaluation.plots import STYLE
 
-    style: Any = STYLE  # matplotlib's stub wants its keys as literals
+    style: Any = STYLE  # matplotlib's stub needs its keys as literals
     with mpl.rc_context(style):
         for setting in dict.fromkeys(read.setting for read in reads):
             figure, axes = pyplot.subplots(figsize=(10.5, 4.8), layout="constrained")

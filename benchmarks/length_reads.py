@@ -1,8 +1,8 @@
-"""The reads behind `benchmarks.length_figure`: made where they are missing, each a line of a file.
+"""The reads behind `benchmarks.length_figure`: missing ones are made; each is a line of a file.
 
-A document is held-out prose with planted facts, cut into chunks. The policy reads it by the lockstep readers of
-`memagent_training.embedded.evaluate`, which compute what the graph and a server compute, many documents at once. What
-a user would otherwise do is asked of the same policy about the same text, by systems of `memagent_graph.evaluation`.
+A document is held-out prose with planted facts, cut into chunks. The policy reads it with the batched readers of
+`memagent_training.embedded.evaluate`, which compute the same as the graph and a server, for many documents at once. The
+baselines use the same policy on the same text, as systems of `memagent_graph.evaluation`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 OUTCOMES = "outcomes.jsonl"
 MOST_QUESTIONS, FEWEST_QUESTIONS, CHUNKS_PER_QUESTION = 40, 4, 4
 """Questions that share their prose, each with its own fact in it, in the setting "alone". Shorter documents have fewer:
-so a few unusual chunks do not decide, and 200 questions on 16 chunks or more come by the whole held-out text."""
+so a few unusual chunks do not determine the result, and 200 questions on 16 chunks or more use the whole held-out
+text."""
 READER, GUARDED = "memagent", "memagent, nothing invented"
 """The systems that read chunk by chunk, by the paper's rule and with `memagent read --on-invented keep_previous`; the
 others are named as in `memagent eval`."""
@@ -36,7 +37,7 @@ others are named as in `memagent eval`."""
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is measured together: reads of one length by one system with one model in one way."""
+    """What is measured together: reads of one length by one system with one model and one way of decoding."""
 
     system: str
     model: str
@@ -59,11 +60,11 @@ class Read:
     chunks: int
     seed: int
     document: int
-    """Whose prose it shares with the questions of the same number."""
+    """Questions with the same number share their prose."""
     depth: float | None
-    """Where the fact stood, 0 to 1; None where an edge between two chunks cut it."""
+    """The fact's place, 0 to 1; None if the edge between two chunks cut it."""
     right: bool | None
-    """None where the document does not fit the system."""
+    """None if the document does not fit the system."""
     overwrites: int = 0
     """Steps that began with the value in memory; 0 for a system without one."""
     risk: float = 0.0
@@ -72,12 +73,14 @@ class Read:
 
     @property
     def cell(self) -> Cell:
-        """Where it belongs."""
+        """Its cell."""
         return Cell(self.system, self.model, self.setting, self.temperature, self.chunks, self.seed)
 
 
 def reads_in(folder: Path) -> Iterator[Read]:
-    """All reads that are there; a document that a compressed file holds, too, counts once, a torn line never."""
+    """All existing reads; a document that is also in a compressed file counts once, an incomplete line does not
+    count.
+    """
     path = folder / OUTCOMES
     packed = path.with_name(f"{OUTCOMES}.gz")
     known: set[tuple[Cell, int]] = set()
@@ -98,13 +101,13 @@ def _parsed(lines: bytes) -> Iterator[Read]:
 
 
 def fill(folder: Path, model: Path, cells: Sequence[Cell], count: int) -> None:
-    """Make the reads that cells lack, and keep them.
+    """Make the missing reads of cells, and store them.
 
     Args:
         folder: where the reads are kept.
         model: the policy's folder.
-        cells: what is read, and how; they differ in temperature alone, and where they lack the same documents, these
-            are read at all temperatures at once.
+        cells: what is read, and how; they differ only in temperature, and if they lack the same documents, these are
+            read at all temperatures at once.
         count: how many questions.
     """
     weights = weights_version(model)
@@ -129,18 +132,18 @@ def fill(folder: Path, model: Path, cells: Sequence[Cell], count: int) -> None:
 
 
 def _append(path: Path, reads: Sequence[Read]) -> None:
-    """Add lines in one write, as another process may add some, too."""
+    """Add lines in one write, because another process may add some too."""
     lines = "".join(json.dumps(asdict(read)) + "\n" for read in reads).encode()
     with path.open("a+b", buffering=0) as file:
         if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-            lines = b"\n" + lines  # what a kill tore stays a line of its own
+            lines = b"\n" + lines  # an incomplete line of a killed process stays separate
         written = file.write(lines)
     if written != len(lines):
         raise SystemExit(f"{path} takes no more lines; is the disk full?")
 
 
 def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: int, count: int) -> list[Read]:
-    """Questions on one more document, at most `count`, read as each of these cells wants them."""
+    """Questions on one more document, at most `count`, read for each of these cells."""
     import torch
 
     from memagent_graph.evaluation.planted_facts import PlantedFacts
@@ -202,7 +205,7 @@ def _reader(model: Path) -> Reader:
 async def _answers(
     system_name: str, model: Path, questions: Sequence[Question], answer_tokens: int
 ) -> list[bool | None]:
-    """Whether a baseline is right, greedily, for each question; None where the document does not fit it."""
+    """Whether a baseline is right, greedily, for each question; None if the document does not fit."""
     from memagent_graph import Document, LocalPolicy, MemAgent
     from memagent_graph.evaluation.result_table import Outcome
     from memagent_graph.evaluation.systems import load_system

@@ -1,27 +1,27 @@
-"""Whether an agent finds a fact in a tool result of 500,000 tokens, by what stands between tool and model.
+"""Whether an agent finds a fact in a tool result of 500,000 tokens, depending on what is between tool and model.
 
-`python -m benchmarks.long_tool_results [TRIALS]` prints the table, with so many trials of the embedded policy as the
-reader (none by default: one reads 500,000 tokens in some minutes).
+`python -m benchmarks.long_tool_results [TRIALS]` prints the table, with this number of trials with the embedded policy
+as the reader (none by default: one reads 500,000 tokens in some minutes).
 
 **The task.** Ten results of 500,000 tokens of English prose, one seeded depth each, with one planted fact that is asked
-for, one that resembles it, and three others. Every result comes in two forms: as text, a paragraph a line, and as one
-line of JSON, as many services answer. An answer is right if it is the fact's value.
+for, one that resembles it, and three others. Every result comes in two forms: as text with one paragraph per line, and
+as one line of JSON, as from many services. An answer is right if it is the fact's value.
 
 **The model** is scripted, the same for all, and has a window of 8,192 tokens of which 512 are for its output. Prompt,
 tool calls and the schemas of the tools count; what is longer is refused, as by a server, and the trial is lost unless a
-middleware makes do. It calls the tool, then answers if a sentence in its prompt states the fact (whatever brought
-it there) or if a tool message offers an answer; otherwise it says that it does not know. As a summariser it keeps every
-planted fact and every question that it is shown. Where a result was put into a file, it searches the file for the
-entity that the question names if it has `grep`, and otherwise reads the first page, of the 100 lines that the notice
-proposes. It does not page on: 500,000 tokens are more than sixty windows.
+middleware handles it. It calls the tool, then answers if a sentence in its prompt states the fact (whatever brought it
+there) or if a tool message offers an answer; otherwise it says that it does not know. As a summariser it keeps every
+planted fact and every question that it sees. If a result was moved to a file, it searches the file for the question's
+entity if it has `grep`, and otherwise reads the first page, of the 100 lines that the notice proposes. It does not read
+further pages: 500,000 tokens are more than sixty windows.
 
-Where a question's own words stand in a line of the result, `grep` is enough, and costs a fortieth. In a result of one
-line it is not, whatever the window: what it finds is the whole line, of which it shows the first 80,000 characters.
+If a question's own words are in a line of the result, `grep` is enough, and costs a fortieth. In a result of one line
+it is not, for any window: it finds the whole line, and shows its first 80,000 characters.
 
-**The contenders** are set so that they act well before the window is full, and tool results may be cleared, summarised
-or evicted at once; `create_deep_agent` is as it comes, with eviction, `grep` and summaries after a refused prompt.
-MemAgent's reader has a window of 8,192 tokens too, and a scripted policy that misses nothing that it is shown: what is
-measured is whether the result reaches a model at all. The embedded policy is a real one, with a window of 1,024.
+**The contenders** are configured to act well before the window is full, and tool results may be cleared, summarised or
+evicted at once; `create_deep_agent` has its defaults, with eviction, `grep` and summaries after a refused prompt.
+MemAgent's reader has a window of 8,192 tokens too, and a scripted policy that misses nothing: the question is whether
+the result reaches a model at all. The embedded policy is a real one, with a window of 1,024.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _UNKNOWN = "I do not know."
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One tool result, and what is asked of it."""
+    """One tool result and its question."""
 
     fact: Fact
     depth: float
@@ -107,7 +107,7 @@ def trials(number: int = TRIALS, tokens: int = TOKENS) -> Iterator[Trial]:
 
 
 def stated_value(question: str, text: str) -> str | None:
-    """What a text states about the entity and attribute that a question names."""
+    """The statement in a text about the entity and attribute of a question."""
     asked = _QUESTION.search(question)
     if asked is None:
         return None
@@ -118,7 +118,7 @@ def stated_value(question: str, text: str) -> str | None:
 
 @dataclass
 class Spent:
-    """What the models of one trial were asked."""
+    """The prompts of one trial's models."""
 
     largest: int = 0
     tokens: int = 0
@@ -153,7 +153,7 @@ class WindowedModel(BaseChatModel):
 
 
 def scripted_reply(messages: Sequence[BaseMessage], tools: frozenset[str]) -> AIMessage:
-    """What the model says; it knows nothing but the prompt."""
+    """The model's reply, from only the prompt."""
     everything = "\n".join(message.text for message in messages)
     if not tools:
         kept = [each[0] for each in (*_QUESTION.finditer(everything), *_STATED.finditer(everything))]
@@ -173,7 +173,7 @@ def scripted_reply(messages: Sequence[BaseMessage], tools: frozenset[str]) -> AI
 
 
 def _look_up(question: str, path: str, tools: frozenset[str]) -> AIMessage:
-    """Search an evicted result, or look at its first page where it cannot be searched."""
+    """Search an evicted result, or read its first page if it cannot be searched."""
     named = _QUESTION.search(question)
     if named and "grep" in tools:
         return _call("grep", {"pattern": named[2].removeprefix("the "), "path": path, "output_mode": "content"})
@@ -199,7 +199,7 @@ def _part(prompt: str, tag: str) -> str:
 
 @dataclass(frozen=True)
 class Contender:
-    """What stands between tool and model: makes an agent of one trial's model and tool."""
+    """A contender between tool and model: makes an agent from one trial's model and tool."""
 
     name: str
     agent: Callable[[WindowedModel, BaseTool], Any]
@@ -207,13 +207,13 @@ class Contender:
 
 
 def behind(name: str, middleware: Callable[[WindowedModel], list[Any]], trials: int = TRIALS) -> Contender:
-    """A plain agent behind these middlewares."""
+    """A plain agent with these middlewares."""
     return Contender(name, lambda model, fetch: create_agent(model, [fetch], middleware=middleware(model)), trials)
 
 
 @dataclass
 class Score:
-    """How a contender did with one form of results."""
+    """A contender's score with one form of results."""
 
     right: int = 0
     trials: int = 0
@@ -252,7 +252,7 @@ def contenders(reader: MemAgent, embedded: MemAgent | None, embedded_trials: int
 
 
 async def one_trial(contender: Contender, trial: Trial, form: str) -> tuple[bool, Spent]:
-    """Run an agent on one result; whether it was right, and what that took."""
+    """Run an agent on one result; return whether it was right, and its cost."""
 
     @tool
     def fetch_archive(name: str) -> str:

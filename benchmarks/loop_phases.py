@@ -1,10 +1,10 @@
-"""Where a closed loop's time goes: seconds and tokens per second of each phase, from what the loop itself wrote down.
+"""Where a closed loop's time goes: seconds and tokens per second of each phase, from the loop's own logs.
 
     python -m benchmarks.loop_phases rl-policy
 
-"train" is forwards and backwards; log-probs that are computed anew before an iteration's first step, the optimizer's
-own arithmetic and checkpoints come on top. Iterations that began with a start of the server are left out, as are those
-whose reads were there already when it was gone on with, or were collected during the training before.
+"train" is forwards and backwards; log-probs that are recomputed before an iteration's first step, the optimizer's own
+arithmetic and checkpoints are added to it. Left out are iterations that began with a start of the server, and those
+whose reads existed before a resume or were collected during the previous training.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from benchmarks.figures import Figure, print_table
 
 PHASES = ("sync", "collect", "measure", "train")
 STARTED_SECONDS = 5.0
-"""A sync that takes longer, and at least twice as long as most of them, started a server."""
+"""A sync that takes longer than this, and at least twice as long as most, included a start of the server."""
 
 
 def iterations_in(folder: Path) -> list[dict[str, float]]:
-    """One entry per iteration: seconds of each phase, and what was read and trained on meanwhile."""
+    """One entry per iteration: seconds of each phase, and the tokens that were read and trained on."""
     from memagent_training.job.training_output import RECORD, find_checkpoints
     from memagent_training.rl.loop_journal import Journal
     from memagent_training.rl.rl_job import JOURNAL

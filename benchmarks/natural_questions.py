@@ -1,8 +1,9 @@
-"""Twenty natural questions, on texts that any machine with this package has: what a policy makes of them, one by one.
+"""Twenty natural questions, on texts that any machine with this package has: a policy's answers, one by one.
 
     python -m benchmarks.natural_questions --model smollm2
 
-The questions stand in `natural_questions.toml`. Each is read for over its whole text, in one pass for all of a text's.
+The questions are in `natural_questions.toml`. For each one the whole text is read, in one pass for all of a text's
+questions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from memagent_graph.settings import ReaderSettings
 
 HERE = Path(__file__).parent
 REFERENCE_TOPICS = ("assert", "del", "global", "identifiers", "integers", "lambda", "nonlocal", "pass", "truth", "with")
-"""About as long as the other texts together; the whole reference is what `memagent demo` reads."""
+"""In characters: about as long as the other texts together; the whole reference is what `memagent demo` reads."""
 
 
 def texts() -> dict[str, str]:
@@ -34,7 +35,7 @@ def texts() -> dict[str, str]:
 
 
 def is_right(answer: str | None, right: list[list[str]]) -> bool:
-    """Whether an answer holds all of one of the lists."""
+    """Whether an answer has all strings of one of the lists."""
     said = " ".join((answer or "").casefold().split())
     return any(all(part in said for part in parts) for parts in right)
 

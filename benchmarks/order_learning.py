@@ -1,18 +1,18 @@
-"""How well a policy learns in either order of the prompt's parts, from the same start and with the same questions.
+"""How well a policy learns with each order of the prompt's parts, from the same start and with the same questions.
 
     python -m benchmarks.order_learning work/orders --first $FIRST --corpus work/corpus
 
 For each order, the section first and the paper's (problem, memory, section):
 
-1. supervise: the weights of $FIRST, a release of the embedded policy, are trained on for some steps with prompts in
-   that order, as $FIRST knows one alone;
+1. supervise: the weights of $FIRST, a release of the embedded policy, are trained for some more steps with prompts in
+that order, because $FIRST knows only one;
 2. loop: `memagent rl` for some iterations, with a real vLLM server, the same tasks, seeds and numbers of reads;
-3. measure: questions on held-out prose, before the loop and after it, greedily and at temperature 1, by the readers of
-   `benchmarks.length_figure`.
+3. measure: questions on held-out prose, before the loop and after it, greedily and at temperature 1, with the readers
+of `benchmarks.length_figure`.
 
-The same command goes on where it was stopped.
+The same command continues where it was stopped.
 
-What a loop took beside what it brought: seconds, and the prompt tokens that the server had to compute.
+The cost of a loop compared with its gain: seconds, and the prompt tokens that the server had to compute.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def run(module: str, *arguments: str | Path) -> None:
     """Run a command of the project to its end."""
     done = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], check=False)
     if done.returncode:
-        raise SystemExit(f"{module} ended with {done.returncode}; the same command goes on from what it has kept")
+        raise SystemExit(f"{module} ended with {done.returncode}; the same command continues from what it has kept")
 
 
 def start_of(folder: Path, order: PromptLayout, given: argparse.Namespace) -> Path:
-    """A policy that knows the order, made unless it is there."""
+    """A policy that knows the order; it is made if it does not exist."""
     start, training = folder / "start", folder / "supervised"
     made = folder / "start.partial"
     if start.is_dir():
@@ -77,7 +77,7 @@ def start_of(folder: Path, order: PromptLayout, given: argparse.Namespace) -> Pa
 
 
 def looped(folder: Path, start: Path, given: argparse.Namespace) -> Path:
-    """The policy that a loop makes of it."""
+    """The policy after a loop."""
     out = folder / "loop"
     if not (out / "model.safetensors").is_file():
         policy = ("--model", start, "--out", out, "--iterations", str(given.iterations), "--seed", str(given.seed))
@@ -87,7 +87,7 @@ def looped(folder: Path, start: Path, given: argparse.Namespace) -> Path:
 
 
 def cost_of(folder: Path) -> str:
-    """What an iteration of a loop took, as a line of a table."""
+    """The cost of a loop's iteration, as a line of a table."""
     iterations = iterations_in(folder / "loop")
     seconds = fmean(sum(each[name] for name in PHASES) for each in iterations)
     collecting, computed, asked = (
@@ -101,7 +101,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--first", type=Path, required=True, help="the policy to begin with")
+    parser.add_argument("--first", type=Path, required=True, help="the policy to start from")
     parser.add_argument("--corpus", type=Path, required=True, help="of memagent_training.embedded.corpus")
     parser.add_argument("--steps", type=int, default=500, help="of supervised training")
     parser.add_argument("--iterations", type=int, default=30, help="of the loop")

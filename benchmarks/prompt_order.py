@@ -1,11 +1,11 @@
-"""How much of a collection's prompts a server computes, by the order of the prompt's parts.
+"""How many of a collection's prompt tokens a server computes, by the order of the prompt's parts.
 
     python -m benchmarks.prompt_order work/prompt-order
 
 G rollouts of a question read the same chunks. With the section before problem and memory, they share the section's
-keys and values; with the paper's order, problem and memory first, they part before it. The same questions are collected
-in both orders on a fresh vLLM server each; what was computed is told by the server's own counters. What the embedded
-policy makes of the paper's order, which it was not trained on, does not matter here.
+keys and values; with the paper's order, problem and memory first, they differ before it. The same questions are
+collected in both orders, each on a new vLLM server; the server's own counters show what was computed. The embedded
+policy was not trained on the paper's order, but its answers do not matter here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GOAL = 1 / 3
 
 
 def collect_in(order: PromptLayout, folder: Path, given: argparse.Namespace) -> tuple[float, float, float]:
-    """Prompt tokens asked for, those computed, and turns."""
+    """Prompt tokens requested, those computed, and turns."""
     from memagent_training.job.collect import CollectSettings, collect
     from memagent_training.serving.vllm_server import VLLMServer
 

@@ -1,14 +1,14 @@
-"""Does replaying logged runs better the policy? The embedded one, read through a real vLLM server, before and after.
+"""Does training on logged runs improve the policy? The embedded one, read through a real vLLM server, before and after.
 
-    python -m benchmarks.replay_learning work/replay     # goes on where it was stopped
+    python -m benchmarks.replay_learning work/replay     # continues where it was stopped
 
 1. collect: questions of a small-context RULER task are read several times each at temperature 1, and logged;
 2. train: the log is replayed for some dozens of optimizer steps (preset dapo);
-3. measure: held-out questions, other ones, are read once by the weights before and once by those after, at
-   temperature 1 and greedily.
+3. measure: other, held-out questions are read once by the old weights and once by the new ones, at temperature 1 and
+greedily.
 
-Everything but the trainer's rank is as a user would have it: the public reader, its run log, vLLM in a process of its
-own. vLLM's interpreter is looked for as `memagent_training.serving.vllm_server.find_vllm_python` says.
+Everything but the trainer's rank is as for a user: the public reader, its run log, vLLM in a separate process.
+`memagent_training.serving.vllm_server.find_vllm_python` finds vLLM's interpreter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.tokenizers import load_tokenizer
 
 HELD_OUT = 1_000_000
-"""Where the indices of held-out samples begin."""
+"""The first index of held-out samples."""
 
 
 def samples_of(task: Task, length: int, start: int, count: int) -> list[Sample]:

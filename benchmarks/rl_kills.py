@@ -1,16 +1,17 @@
-"""What SIGKILL costs a closed loop: loops whose server, trainer or collector is killed, beside undisturbed ones.
+"""What SIGKILL costs a closed loop: loops whose server, trainer or collector is killed, compared with undisturbed ones.
 
-    python -m benchmarks.rl_kills work/rl-kills     # goes on where it was stopped
+    python -m benchmarks.rl_kills work/rl-kills     # continues where it was stopped
 
-1. Some loops of the embedded policy run undisturbed, each with another seed. They say how far rewards differ by chance.
-2. For each victim one more loop runs, of which the victim is killed time and again, at random moments:
-   - server: the process of vLLM that answers requests, whatever the loop is at; the loop has to notice by itself;
-   - trainer: the loop's process while it trains; it is begun again with resume=True;
-   - collector: the loop's process while questions are read; likewise.
-3. The journal, the run log and the newest checkpoint tell which groups were trained on, and how often.
+1. Some loops of the embedded policy run undisturbed, each with another seed. They show how much rewards differ by
+   chance.
+2. For each victim one more loop runs, in which the victim is killed repeatedly, at random moments:
+   - server: the process of vLLM that answers requests, in any phase; the loop has to notice by itself;
+   - trainer: the loop's process while it trains; it is started again with resume=True;
+   - collector: the loop's process while questions are read; in the same way.
+3. The journal, the run log and the newest checkpoint show which groups were trained on, and how often.
 
-Each loop is a process of its own with a vLLM server of its own, one after the other. vLLM's interpreter is looked for
-as `memagent_training.serving.vllm_server.find_vllm_python` says.
+Each loop is a separate process with its own vLLM server, one after the other.
+`memagent_training.serving.vllm_server.find_vllm_python` finds vLLM's interpreter.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from memagent_training.rl import RLJob
 
 FAILURES_AT_MOST = 3
-"""Ends of one loop that nobody here brought about, after which this gives up."""
+"""After this many unexpected ends of one loop, the benchmark gives up."""
 POLL_SECONDS = 0.02
 SETTINGS = {"warmup_steps": 0, "token_budget": 8192, "gradient_checkpointing": False, "report_to": "none"}
 
@@ -55,15 +56,15 @@ class Victim(StrEnum):
 
 
 PHASES = {Victim.SERVER: ("sync", "collect", "train"), Victim.TRAINER: ("train",), Victim.COLLECTOR: ("collect",)}
-"""In which each is killed."""
+"""The phase in which each is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When something is killed: after this share of what the phase takes at least."""
+    """When something is killed: after this share of the phase's minimum duration."""
 
     iteration: int
-    """Where its phase was over too soon, at the beginning of the next one's."""
+    """If the phase ended too early, at the beginning of the next such phase."""
     phase: str
     share: float
 
@@ -80,14 +81,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a loop."""
+    """The result of a loop."""
 
     rewards: tuple[float, ...]
     """The mean reward of each iteration's reads."""
     trained_twice: int
-    """Groups more than an iteration had, over all iterations."""
+    """Groups beyond those of an iteration, over all iterations."""
     lost: int
-    """Groups with variance that no iteration had, and groups fewer than one had that were trained on."""
+    """Groups with variance that no iteration had, and missing groups in training."""
     iterations: int
     """In the journal, with enough groups."""
     trained: int
@@ -102,7 +103,7 @@ class Outcome:
 
 
 class Loop:
-    """One loop's folder: the loop itself, what it told, and what was killed."""
+    """One loop's folder: the loop itself, its reports, and what was killed."""
 
     def __init__(self, folder: Path, given: argparse.Namespace, seed: int) -> None:
         self.folder = folder
@@ -123,7 +124,7 @@ class Loop:
     def run(
         self, victim: Victim | None = None, moments: Sequence[Moment] = (), usual: Mapping[str, float] = {}
     ) -> None:
-        """Run it to its end, kill what is to be killed, and begin it again where it does not go on by itself."""
+        """Run it to its end, kill the victims, and start it again if it does not continue by itself."""
         self.folder.mkdir(parents=True, exist_ok=True)
         failures = 0
         while not self.is_done:
@@ -142,7 +143,7 @@ class Loop:
             if process.returncode and not is_killed:
                 failures += 1
                 if failures == FAILURES_AT_MOST:
-                    raise SystemExit(f"{self.folder} does not go on; see {self.folder / 'loop.log'}")
+                    raise SystemExit(f"{self.folder} does not continue; see {self.folder / 'loop.log'}")
 
     def _start(self) -> subprocess.Popen[bytes]:
         from memagent_training.serving import session_watchdog
@@ -161,7 +162,7 @@ class Loop:
             )
 
     def _due(self, moment: Moment, usual: Mapping[str, float]) -> Event | None:
-        """The phase in which the moment has come, if it has."""
+        """The phase in which to kill now, if any."""
         events = self.events()
         if not events or not Path(f"/proc/{events[-1].pid}").exists():
             return None
@@ -171,7 +172,7 @@ class Loop:
         return newest if is_due and time.time() - newest.time >= wait else None
 
     def outcome(self, rollouts: int) -> Outcome:
-        """What journal, run log and checkpoint tell."""
+        """The data from journal, run log and checkpoint."""
         from memagent_training.job.training_output import RECORD, find_checkpoints
         from memagent_training.rl.loop_journal import Journal
         from memagent_training.rl.rl_job import JOURNAL, RUN_LOG
@@ -216,7 +217,7 @@ def _groups_with_variance(log: RunLog, rollouts: int) -> Iterator[str]:
 
 
 def _kill(victim: Victim, loop: int) -> bool:
-    """SIGKILL the victim; False where it is not there at the moment."""
+    """SIGKILL the victim; False if it is not running at the moment."""
     try:
         if victim is not Victim.SERVER:
             os.kill(loop, signal.SIGKILL)
@@ -236,7 +237,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines; a process that was killed may have left half of one, to which the next one's first is glued."""
+    """Complete lines; a killed process may have left half of one, which is joined with the next one's first."""
     if path.exists():
         for line in path.read_text().splitlines():
             with suppress(ValueError):
@@ -268,7 +269,7 @@ def job_of(out: Path, given: argparse.Namespace) -> RLJob:
 
 
 def run_loop(folder: Path, given: argparse.Namespace) -> None:
-    """What the process of a loop does."""
+    """The main function of a loop's process."""
     from memagent_training.rl import run
     from memagent_training.rl.watching import Phase, Watcher
 
@@ -288,9 +289,9 @@ def run_loop(folder: Path, given: argparse.Namespace) -> None:
 
 
 def usual_seconds(loops: Sequence[Loop]) -> dict[str, float]:
-    """What each phase takes at least where nobody disturbs it.
+    """The minimum duration of each undisturbed phase.
 
-    The first iteration's do not count: it begins with a start of the server.
+    The first iteration does not count: it begins with a start of the server.
     """
     found: dict[str, float] = {}
     for loop in loops:
@@ -301,7 +302,7 @@ def usual_seconds(loops: Sequence[Loop]) -> dict[str, float]:
 
 
 def moments_of(victim: Victim, given: argparse.Namespace) -> list[Moment]:
-    """As many as wished, over all iterations but the first and the last; the same each time this is called."""
+    """The requested number of kills, over all iterations but the first and the last; the same at each call."""
     between = range(1, max(given.iterations - 1, 2))
     chance = random.Random(f"{victim} {given.kills} {given.iterations}")
     iterations: list[int] = []
@@ -349,10 +350,9 @@ def figures_of(victim: Victim, found: Outcome, finals: Sequence[float], given: a
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Where 95 of 100 further values lie if they are drawn like these: a t prediction interval, within 0 and 1.
+    """The range of 95 of 100 more values from the same distribution: a t prediction interval, within 0 and 1.
 
-    From the lowest to the highest would be too strict: beside few values, a further one of their kind often lies
-    outside.
+    The range from lowest to highest would be too strict: with few values, another one is often outside.
     """
     if len(values) < 2:
         return 0.0, 1.0

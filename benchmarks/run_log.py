@@ -1,7 +1,7 @@
-"""What the run log costs: chunks per second with and without it, and bytes per token on disk.
+"""The cost of the run log: chunks per second with and without it, and bytes per token on disk.
 
 With 128 documents in flight, a local server answers every request after 250 ms with 800 token ids and log-probs.
-Readers with and without a log take turns, and get the same replies, so that their ratio is the log's cost alone. Bytes
+Readers with and without a log take turns, and get the same replies, so that their ratio is only the log's cost. Bytes
 per token are those of a file with real token ids of English, log-probs with all their digits, and texts.
 """
 
@@ -40,7 +40,7 @@ async def _compare(url: str, folder: Path) -> tuple[float, float, float]:
 
 
 def _bytes_per_token(completion_tokens: int) -> float:
-    """Of a log of conversations with 1500 tokens of prompt and so many of completion."""
+    """For a log of conversations with 1500 tokens of prompt and a given number of completion tokens."""
     tokenizer = large_tokenizer()
     text = next(iter(prose_of(2_000_000)))
     ids = tokenizer.encode(text[:4_000_000])
@@ -94,7 +94,7 @@ def _bytes_per_token(completion_tokens: int) -> float:
 
 
 def measure() -> list[Figure]:
-    """The log's cost in time and on disk."""
+    """The log's cost in time and disk space."""
     with slow_server(800) as url, tempfile.TemporaryDirectory() as folder:
         ratio, silent, logged = asyncio.run(_compare(url, Path(folder)))
     short, long = _bytes_per_token(100), _bytes_per_token(800)

@@ -3,10 +3,10 @@
     python -m benchmarks.server_load work/server-load
 
 The gauge counts the requests that a scheduler step leaves unfinished. The embedded policy's replies have 2 to 8
-tokens, so that up to half of what a step works on is finished by it, and no client could bring the gauge to its limit:
-for that policy it is told how often requests waited, which is when the server had as much to do as it can. The gauge
-itself is held against the limit with replies as long as the memory may be, 48 tokens: by a copy of the policy that does
-not know its end token. What that copy answers means nothing.
+tokens, so that up to half of a step's requests are finished by it, and no client could bring the gauge to its limit:
+for that policy the figure is how often requests waited, which means that the server was fully busy. The gauge itself is
+compared with the limit with replies as long as the memory may be, 48 tokens: by a copy of the policy without its end
+token. That copy's answers are meaningless.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def sampled_during(server: VLLMServer, command: list[str]) -> list[Sample]:
 
 
 def measure(name: str, model: Path, folder: Path, given: argparse.Namespace) -> list[Sample]:
-    """An evaluation of one policy on a server of its own."""
+    """An evaluation of one policy on its own server."""
     from memagent_training.serving.vllm_server import VLLMServer
 
     options = ["--max-num-seqs", str(given.limit)]

@@ -1,10 +1,10 @@
-"""What `memagent serve` costs in front of a policy server, and how it bears many and large requests.
+"""The cost of `memagent serve` in front of a policy server, and its behaviour with many and large requests.
 
     python -m benchmarks.serving            # all of it, about ten minutes
     python -m benchmarks.serving --small    # a tenth, to see that it works
 
-The policy server is `benchmarks.slow_server`, so that what is measured is this one. Direct and relayed requests take
-turns, round by round, so that whatever else the machine does meets both.
+The policy server is `benchmarks.slow_server`, so that only this server is measured. Direct and relayed requests
+alternate, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -31,28 +34,42 @@ from benchmarks.figures import Figure, print_table
 SHORT = {"model": "slow", "messages": [{"role": "user", "content": "What is the key of harbor? " * 10}]}
 
 
-@contextlib.contextmanager
-def slow_server(milliseconds: float) -> Iterator[str]:
+def slow_server(milliseconds: float) -> AbstractContextManager[str]:
     """A policy server that answers after a fixed time."""
-    command = [sys.executable, "-m", "benchmarks.slow_server", str(milliseconds), "0"]
+    return _process("slow_server", str(milliseconds), "0")
+
+
+def bare_relay(upstream: str) -> AbstractContextManager[str]:
+    """What only copies bytes to and from a server."""
+    return _process("bare_relay", str(urlsplit(upstream).port))
+
+
+@contextlib.contextmanager
+def _process(module: str, *arguments: str) -> Iterator[str]:
+    """A server of this folder, which prints its port; gives its API."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin and process.stdout
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
-        process.stdin.close()
+        assert process.stdout
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"  # it ends when its input closes
 
 
 @dataclass(frozen=True)
 class Server:
-    """A `memagent serve` of its own."""
+    """A `memagent serve` process."""
 
     api: str
     pid: int
 
     def memory(self, name: str = "VmRSS") -> float:
-        """MiB of memory that is its own: now, or at the most so far (VmHWM). Mapped files do not count."""
+        """MiB of private memory: now, or the maximum so far (VmHWM). Mapped files do not count."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         values = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.endswith(" kB")}
         return int(values["RssAnon" if name == "VmRSS" else name]) / 1024
+
+    def cpu_seconds(self) -> float:
+        """Processor time that it has taken so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
@@ -68,20 +85,22 @@ def serving(upstream: str, *options: str) -> Iterator[Server]:
             while "serving at " not in line:
                 assert line, "memagent serve did not start"
                 line = process.stderr.readline()
-            yield Server(line.partition("serving at ")[2].split()[0], process.pid)
-            process.terminate()
-            process.stderr.read()
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # or it would wait for who reads that
+            try:
+                yield Server(line.partition("serving at ")[2].split()[0], process.pid)
+            finally:
+                process.terminate()
 
 
 def long_request(number: int, size: int, **options: Any) -> dict[str, Any]:
-    """A request with a document of its own."""
+    """A request with its own document."""
     text = f"Document {number}. " + "The river rose a little in the night. " * (size // 38)
     question = {"role": "user", "content": "What is the key of harbor?"}
     return {"model": "slow", "messages": [{"role": "user", "content": text}, question], **options}
 
 
 async def seconds_for(session: aiohttp.ClientSession, api: str, requests: int, at_once: int) -> tuple[float, float]:
-    """Seconds for so many short requests, and the median of one."""
+    """Seconds for a number of short requests, and the median of one."""
     slots, each = asyncio.Semaphore(at_once), []
 
     async def one() -> None:
@@ -98,26 +117,40 @@ async def seconds_for(session: aiohttp.ClientSession, api: str, requests: int, a
 
 
 async def overhead(rounds: int, requests: int) -> list[Figure]:
-    """What relaying adds to a short request, alone and with 64 in flight."""
-    with slow_server(50) as upstream, serving(upstream) as server:
+    """The cost of relaying a short request, alone and with 64 in flight.
+
+    A model server that writes 64 replies at once takes a quarter of a second for a short one, or longer.
+    """
+    alone, crowded, copied, spent = [], [], [], []
+    with slow_server(250) as upstream, serving(upstream) as server, bare_relay(upstream) as relay:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
             await seconds_for(session, server.api, 64, 64)
-            alone, crowded = [], []
+            for _ in range(rounds):
+                direct = await seconds_for(session, upstream, requests, 64)
+                copied.append(direct[0] / (await seconds_for(session, relay, requests, 64))[0])
+                before = server.cpu_seconds()
+                relayed = await seconds_for(session, server.api, requests, 64)
+                spent.append((server.cpu_seconds() - before) * 1000 / requests)
+                crowded.append(direct[0] / relayed[0])
+    with slow_server(20) as upstream, serving(upstream) as server:
+        async with aiohttp.ClientSession() as session:
+            await seconds_for(session, server.api, 20, 1)
             for _ in range(rounds):
                 direct = await seconds_for(session, upstream, requests // 8, 1)
                 relayed = await seconds_for(session, server.api, requests // 8, 1)
                 alone.append((relayed[1] - direct[1]) * 1000)
-                direct = await seconds_for(session, upstream, requests, 64)
-                relayed = await seconds_for(session, server.api, requests, 64)
-                crowded.append(direct[0] / relayed[0])
     added, kept = median(alone), median(crowded)
     return [
         Figure("added to a short request, one in flight", added, "ms", "at most 3", added <= 3),
         Figure("throughput with 64 in flight, of direct", kept, "", "at least 0.95", kept >= 0.95),
+        Figure("the same where bytes are only copied", median(copied), "", "", True),
+        Figure("processor time of a request that is passed on", median(spent), "ms", "", True),
     ]
 
 
-async def events(session: aiohttp.ClientSession, api: str, body: bytes) -> AsyncGenerator[bytes, None]:
+async def events(
+    session: aiohttp.ClientSession, api: str, body: bytes | AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
     """The lines of a streamed reply."""
     headers = {"Content-Type": "application/json"}
     async with session.post(f"{api}/chat/completions", data=body, headers=headers) as reply:
@@ -126,45 +159,54 @@ async def events(session: aiohttp.ClientSession, api: str, body: bytes) -> Async
             yield line
 
 
+async def first_event(session: aiohttp.ClientSession, api: str, number: int, size: int) -> float:
+    """Seconds from the last byte of a long request to the first event of its streamed reply."""
+    body = json.dumps(long_request(number, size, stream=True)).encode()
+    sent = time.perf_counter()
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        nonlocal sent
+        for start in range(0, len(body), 2**18):
+            yield body[start : start + 2**18]
+        sent = time.perf_counter()
+
+    async with contextlib.aclosing(events(session, api, pieces())) as lines:
+        async for line in lines:
+            if line.startswith(b"data:"):
+                break
+    return time.perf_counter() - sent
+
+
 async def large_requests(count: int, size: int) -> list[Figure]:
-    """Memory while large requests arrive at once, and when the first progress is told of one that came alone."""
+    """Memory while large requests arrive at once, and the time to the first progress of a single one."""
     options = ("--cancel-on-close", "--max-waiting", "1000", "--max-reads-per-key", "1000")
     timeout = aiohttp.ClientTimeout(total=None)
     with slow_server(50) as upstream, serving(upstream, *options) as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-
-            async def first_event(number: int) -> float:
-                body = json.dumps(long_request(number, size, stream=True)).encode()
-                began = time.perf_counter()
-                async with contextlib.aclosing(events(session, server.api, body)) as lines:
-                    async for line in lines:
-                        if line.startswith(b"data:"):
-                            break
-                return time.perf_counter() - began
-
-            await first_event(-1)
-            alone = await first_event(-2)
+            await first_event(session, server.api, -1, size)
+            alone = median([await first_event(session, server.api, -2 - each, size) for each in range(5)])
             before = server.memory()
             peak = before
-            arriving = asyncio.gather(*(first_event(number) for number in range(count)))
+            arriving = asyncio.gather(*(first_event(session, server.api, number, size) for number in range(count)))
             while not arriving.done():
                 peak = max(peak, server.memory())
                 await asyncio.wait([arriving], timeout=0.05)
             await arriving
     megabytes = size / 2**20
     return [
-        Figure(f"first progress of a request of {megabytes:.0f} MB", alone, "s", "at most 1", alone <= 1),
+        Figure(f"first progress after the last byte of {megabytes:.0f} MB", alone, "s", "at most 1", alone <= 1),
         Figure(f"memory before {count} such requests", before, "MiB", "", True),
         Figure(f"added while {count} arrive at once", peak - before, "MiB", "at most 200", peak - before <= 200),
     ]
 
 
 async def idle_streams(count: int, seconds: float) -> list[Figure]:
-    """Streams of reads that wait: whether all stay open, and what one costs."""
+    """Streams of reads that wait: whether all stay open, and the memory of one."""
     options = ("--max-waiting", "5000", "--max-reads-per-key", "5000", "--heartbeat", "1", "--cancel-on-close")
     timeout = aiohttp.ClientTimeout(total=None)
     with slow_server(600_000) as upstream, serving(upstream, *options) as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+            await first_event(session, server.api, -1, 8000)  # by then the server knows its policy
             before = server.memory()
 
             async def held(number: int) -> int:
@@ -187,7 +229,7 @@ async def idle_streams(count: int, seconds: float) -> list[Figure]:
 
 
 async def many_requests(count: int, seconds: float) -> list[Figure]:
-    """Reads that come in faster than the bounds allow: clients wait as they are told, none is lost or done twice."""
+    """Requests for reads faster than the limits allow: clients wait as requested, and none is lost or done twice."""
     waits = 0
     with slow_server(5) as upstream, serving(upstream, "--max-reads", "16") as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -222,13 +264,13 @@ async def measured(small: bool) -> list[Figure]:
     """All figures."""
     if small:
         return [
-            *await overhead(2, 128),
+            *await overhead(2, 320),
             *await large_requests(5, 2 * 2**20),
             *await idle_streams(50, 8),
             *await many_requests(100, 6),
         ]
     return [
-        *await overhead(9, 640),
+        *await overhead(5, 1280),
         *await large_requests(50, 15 * 2**20),
         *await idle_streams(500, 30),
         *await many_requests(1000, 60),

@@ -1,10 +1,10 @@
-"""What several questions in one pass, and several passes, cost on a real vLLM server: its prefix cache, and wall time.
+"""The cost of several questions in one pass, and of several passes, on a real vLLM server: prefix cache and wall time.
 
     python -m benchmarks.shared_pass work/shared-pass
 
-The embedded policy's weights are served with a longer window, in which they write nothing sensible: only how much the
-server computes is measured. Sections stand first in the prompts, replies have 32 tokens at most, and the cache has room
-for the document. Each figure has a document of its own.
+The embedded policy's weights are served with a longer window, with which their text is meaningless: only the server's
+work is measured. Sections are first in the prompts, replies have at most 32 tokens, and the document fits in the cache.
+Each figure has its own document.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def served_folder(folder: Path, window: int) -> Path:
 
 
 def reader(server: VLLMServer, folder: Path, strategy: str, given: argparse.Namespace) -> MemAgent:
-    """One whose memories and answers are as long as replies may be."""
+    """A budget with memories and answers as long as replies may be."""
     return MemAgent(
         OpenAICompatiblePolicy(base_url=server.base_url, model=server.model_name),
         tokenizer=EMBEDDED_FOLDER,
@@ -58,7 +58,7 @@ def reader(server: VLLMServer, folder: Path, strategy: str, given: argparse.Name
 
 
 def document(given: argparse.Namespace, seed: int) -> str:
-    """Words in an order of its own, about `chunks` chunks long."""
+    """Words in a unique order, about `chunks` chunks long."""
     order = random.Random(seed)
     colours = ("red", "green", "blue", "old", "new")
     sentences = range(given.chunks * given.chunk_tokens // 9)
@@ -71,13 +71,13 @@ def questions(number: int) -> list[str]:
 
 
 def cached_share(results: Sequence[ReadResult]) -> float:
-    """Of the document's tokens, how many these reads found in the cache, at most 1."""
+    """The share of the document's tokens that these reads found in the cache, at most 1."""
     shares = [min(1.0, each.usage.cached_tokens / each.usage.document_tokens) for each in results]
     return sum(shares) / len(shares)
 
 
 def measure(given: argparse.Namespace) -> list[Figure]:
-    """Figures of one server."""
+    """The figures of one server."""
     figures = []
     served = served_folder(given.folder, given.chunk_tokens + 1000)
     options = ["--max-num-batched-tokens", str(given.chunk_tokens + 1000), "--enable-prompt-tokens-details"]
@@ -100,7 +100,7 @@ def measure(given: argparse.Namespace) -> list[Figure]:
                        share >= SHARE_GOAL),
                 Figure("question one: section tokens from the cache", cached_share([first]), "", "", True),
             ]  # fmt: skip
-            # A pass of its own, for what the weights write here is found new by nobody, so that none would follow.
+            # Started explicitly: the weights write nothing new here, so no second pass would follow.
             passes = reader(server, given.folder, "parallel:passes=1", given)
             text = document(given, 3 * number + 3)
             share = cached_share([passes.read(text, each) for each in questions(2)][1:])

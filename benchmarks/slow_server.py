@@ -1,7 +1,7 @@
 """A completion server that costs almost nothing and answers after a fixed time: `benchmarks.slow_server MS N`.
 
 It prints its port, then serves until its standard input closes. N is the number of token ids and log-probs per reply;
-0 leaves them out. The reply is the same bytes every time, so that what is measured is the client.
+0 leaves them out. The reply is the same bytes every time, so that only the client is measured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 
 def reply(tokens: int) -> bytes:
-    """A chat completion as vLLM words it, HTTP header included."""
+    """A chat completion in vLLM's format, including the HTTP header."""
     choice: dict[str, Any] = {
         "index": 0,
         "message": {"role": "assistant", "content": "what was kept of the document " * 16},
@@ -51,7 +51,7 @@ async def serve(delay: float, tokens: int) -> None:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
                 await reader.readexactly(length)
-                if not head.startswith(b"get "):  # what is served is told at once
+                if not head.startswith(b"get "):  # the model list is returned at once
                     await asyncio.sleep(delay)
                 writer.write(answer)
                 await writer.drain()

@@ -1,4 +1,4 @@
-"""How soon the first request leaves for a document of 15 MB, and what imports and the command line's start cost."""
+"""Time to the first request for a document of 15 MB, and the cost of imports and of starting the command line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ main()
 
 
 def _processor_seconds(*arguments: str) -> float:
-    """User and system time of a Python process, which other processes hardly change; the least of three."""
+    """User and system time of a Python process, which other processes hardly affect; the minimum of three."""
     found = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,11 +1,11 @@
 """Generating tasks: seconds and peak memory for a sample of a million tokens, for each kind of document.
 
-A sample is planned, which counts every token of it, and its text then read through once, a piece at a time. Seconds are
-processor seconds; memory is what Python allocated at most meanwhile (tracemalloc), at two shorter lengths, because
-tracing makes everything several times slower. Tokens are the embedded policy's.
+A sample is planned, which counts every token of it, and its text is then read once, one piece at a time. Seconds are
+processor seconds; memory is the maximum that Python allocated (tracemalloc), at two shorter lengths, because tracing
+makes everything several times slower. Tokens are the embedded policy's.
 
-Prose found with Python is parsed from the standard library once per process, which the first such sample pays for; the
-cache of it is left out of the memory, being the same for all lengths. Passages are made-up paragraphs.
+Prose found with Python is parsed from the standard library once per process, for the first such sample; its cache is
+not included in the memory, because it is the same for all lengths. Passages are generated paragraphs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The text that benchmarks read: prose found on any machine with Python, told apart by where it begins."""
+"""The text that benchmarks read: prose found on any machine with Python, in texts with different beginnings."""
 
 from __future__ import annotations
 

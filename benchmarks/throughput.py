@@ -3,7 +3,7 @@
 A local server answers every request after 250 ms. The bare loop sends the same bodies through the same HTTP client,
 aiohttp, decodes the replies as JSON, and does nothing else; the reader also reads the documents from its store, cuts
 chunks, fills prompts, and runs the graph. It decodes only the fields it uses. They take turns in the order A B B A,
-so that a machine that grows slower or faster meanwhile favours neither; the median of several such rounds counts.
+so that a machine that becomes slower or faster favours neither; the median of several such rounds counts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Pass: TypeAlias = Callable[[], Awaitable[int]]
 
 @contextmanager
 def slow_server(tokens: int) -> Any:
-    """The base URL of a server whose replies carry `tokens` ids and log-probs."""
+    """The base URL of a server whose replies have `tokens` ids and log-probs."""
     command = [sys.executable, "-m", "benchmarks.slow_server", str(DELAY_MS), str(tokens)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -62,7 +62,7 @@ def slow_server(tokens: int) -> Any:
 async def take_turns(first: Pass, second: Pass) -> tuple[float, float, float]:
     """Median of the second's chunks per second over the first's, and both's processor milliseconds per chunk.
 
-    A pass goes over all documents and returns the number of chunks that it asked for.
+    A pass reads all documents and returns the number of chunks.
     """
     ratios: list[float] = []
     costs: dict[Pass, list[float]] = {first: [], second: []}
@@ -78,7 +78,7 @@ async def take_turns(first: Pass, second: Pass) -> tuple[float, float, float]:
 
 
 def reader_of(url: str, store: DocumentStore, *, logprobs: bool, run_log: RunLog | bool = False) -> MemAgent:
-    """A reader with the slow server's policy; with `logprobs` the server passes for vLLM."""
+    """A reader with the slow server's policy; with `logprobs` the server is treated as vLLM."""
     policy = OpenAICompatiblePolicy("slow", base_url=url)
     if logprobs:
         policy._served = {"id": "slow", "owned_by": "vllm"}

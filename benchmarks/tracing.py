@@ -1,7 +1,7 @@
-"""Looking at a run: seconds to trace a memory's lines to their chunks, and to compare two memories, by length.
+"""Inspecting a run: seconds to trace a memory's lines to their chunks, and to compare two memories, by length.
 
 A reader's memory has thirty lines, of which every chunk of 2,500 words replaces one. Seconds are processor seconds. A
-comparison is of memories of characters, as of a script without spaces: every one is a word, and none stands once.
+comparison is of memories of characters, as in a script without spaces: every one is a word, and none occurs only once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of an optimizer step, and the trainers that are made to take it: what `training_step.py` measures."""
+"""The rows of an optimizer step and the trainers that `training_step.py` measures."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ _SETTINGS = {
     "max_grad_norm": 1.0, "epsilon": 0.2, "epsilon_high": 0.2, "delta": 3.0, "beta": 0.0, "temperature": 1.0,
     "disable_dropout": True, "logging_steps": 1, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
 }  # fmt: skip
-"""Of all contenders alike."""
+"""The same for all contenders."""
 
 
 class PromptOrder(StrEnum):
-    """Where the memory stands in a prompt."""
+    """The place of the memory in a prompt."""
 
     SECTION_FIRST = "section first"
     """After the section: the rollouts of a group share all before it."""
@@ -75,20 +75,20 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is the same for all contenders of a run."""
+    """The settings for all contenders of a run."""
 
     device: str = "cpu"
     model_size: str = "embedded"
     dtype: str = "fp32"
-    """Of the arithmetic: weights and AdamW's state are float32, as TRL has them, under bf16 by autocast."""
+    """The dtype of the arithmetic: weights and AdamW's state are float32, as in TRL, with bf16 by autocast."""
     lengths: Lengths = Lengths(40, 500, 60)
     repeats: int = 1
-    """Timed steps of a contender each time that it runs."""
+    """Timed steps in each run of a contender."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to take the step: a layout of ours, or so many rows at once with TRL's own trainer."""
+    """A way to do the step: one of our layouts, or a number of rows at once with TRL's own trainer."""
 
     order: PromptOrder
     layout: Layout | None
@@ -105,18 +105,18 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one optimizer step took."""
+    """The cost of one optimizer step."""
 
     wall_seconds: float
     processor_seconds: float
     forwarded_tokens: int
     peak_bytes: int | None
-    """The most GPU memory that tensors held at once; None on a CPU."""
+    """The maximum GPU memory of tensors; None on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step: what it took, and what came of it."""
+    """One optimizer step: its cost and its result."""
 
     spent: Spent
     loss: float
@@ -154,7 +154,7 @@ def make_groups(order: PromptOrder, setting: Setting, vocabulary: int) -> list[R
 
 
 def compare(contenders: Sequence[Contender], setting: Setting) -> dict[Contender, list[Step]]:
-    """Measure contenders in their order; one that is named twice is measured twice.
+    """Measure contenders in their order; one named twice is measured twice.
 
     Raises:
         ValueError: contenders of one prompt order did not compute the same.
@@ -242,7 +242,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 class _StockTrainer(GRPOTrainer):
-    """TRL's own, given rows instead of generating them."""
+    """TRL's own trainer, with given rows instead of generated ones."""
 
     batches: Sequence[dict[str, Tensor]] = ()
 
@@ -277,7 +277,7 @@ def _stock_trainer(
 
 
 def _stock_batches(groups: Sequence[RolloutGroup], rows_at_once: int) -> Iterator[dict[str, Tensor]]:
-    """What TRL's loss reads, of one optimizer step; rows of about the same length are together."""
+    """The input of TRL's loss for one optimizer step; rows of similar length are together."""
     rows: list[TrainingRow] = sorted(
         prepare_batch(groups, AdvantageSettings()).rows, key=lambda row: row.conversation_index
     )
@@ -300,7 +300,7 @@ def _stock_batches(groups: Sequence[RolloutGroup], rows_at_once: int) -> Iterato
 
 
 class _Recorder(TrainerCallback):
-    """Times each optimizer step from its first micro-batch to the end of AdamW, and counts what the model is given."""
+    """Times each optimizer step from its first micro-batch to the end of AdamW, and counts the model's input tokens."""
 
     def __init__(self, model: Any, device: str) -> None:
         self.device = device

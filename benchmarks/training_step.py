@@ -1,26 +1,27 @@
-"""One optimizer step on logged rollouts: what is forwarded and how long it takes, by layout and against TRL's trainer.
+"""One optimizer step on logged rollouts: forwarded tokens and time, by layout and compared with TRL's trainer.
 
     python -m benchmarks.training_step
     python -m benchmarks.training_step --device cuda --model-size 0.5B --dtype bf16 --repeats 5
 
-prints a table and writes it to benchmarks/RESULTS.md, which holds one for a CPU and one for a GPU.
+prints a table and writes it to benchmarks/RESULTS.md, which has one for a CPU and one for a GPU.
 
 **The rows.** One group of 16 rollouts with 8 conversations each; token ids and weights are random, from a seed. A
-prompt is a header, a section of the document, which the 16 rollouts share, and the memory, which is the completion
-before in the same rollout and so differs between them; the first has none. Two orders: the section before the memory,
-and the paper's, the memory before the section. Completions are equally long, and so are prompts but for the first, so
-that next to nothing is padding: rows as they are in practice would cost the padded layout more.
+prompt is a header, a section of the document, which the 16 rollouts share, and the memory, which is the previous
+completion of the same rollout and so differs between rollouts; the first has none. Two orders: the section before the
+memory, and the paper's, the memory before the section. Completions have equal lengths, and so have prompts except the
+first, so that there is almost no padding: with real rows the padded layout would cost more.
 
-**The contenders.** `MultiConvDAPOTrainer` in its three layouts, and TRL's own `GRPOTrainer`, to which rows are handed
-instead of generated and which is otherwise as it is: one row at a time, and the 16 rows of a conversation at once. Each
-trains its own model, made from the same seed, by `train()`: the time of a step is all of it, planning, laying out,
-forward, backward, clipping of gradients, AdamW and metrics. A step of as many but short rows comes before, untimed.
+**The contenders.** `MultiConvDAPOTrainer` in its three layouts, and TRL's own `GRPOTrainer`, which gets rows instead of
+generating them and is otherwise unchanged: one row at a time, and the 16 rows of a conversation at once. Each trains
+its own model, made from the same seed, by `train()`: the time of a step includes everything: planning, laying out,
+forward, backward, clipping of gradients, AdamW and metrics. A step with the same number of short rows comes first,
+untimed.
 
-**The same work.** A step's loss and gradient norm must agree between all contenders of an order, or there is no table.
-The ratio's old log-probs are the logged ones, so that some tokens are clipped and the loss is not zero.
+**The same work.** A step's loss and gradient norm must agree between all contenders of an order, otherwise there is no
+table. The ratio's old log-probs are the logged ones, so that some tokens are clipped and the loss is not zero.
 
-**Times** are compared by processor seconds on a CPU, which other work on the machine changes less than the clock's, and
-by the clock's on a GPU. The two contenders that have a goal run first and, in the opposite order, again last.
+**Times** are compared by processor seconds on a CPU, which other work on the machine affects less than wall time, and
+by wall time on a GPU. The two contenders with a goal run first and, in the opposite order, again last.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ _MISSING = {"cpu": "Not measured.", "cuda": "Not measured: no GPU was available.
 
 
 def measure() -> list[Figure]:
-    """What has a goal, of the full step."""
+    """The figures with a goal, for the full step."""
     setting = Setting()
     steps = compare((PADDED, PREFIX_TREE, PREFIX_TREE, PADDED), setting)
     return goals(steps, setting)
@@ -90,7 +91,7 @@ def goals(steps: Mapping[Contender, Sequence[Step]], setting: Setting) -> list[F
     share = tree[0].spent.forwarded_tokens / padded[0].spent.forwarded_tokens
     speed = _seconds(padded, setting) / _seconds(tree, setting)
     what = "training step, section first, prefix_tree"
-    # The goal of speed is one for a CPU.
+    # The goal for speed is for a CPU.
     goal = f"at least {GOAL_SPEED}" if setting.device == "cpu" else ""
     return [
         Figure(f"{what}: tokens forwarded, of padded's", share, "", "at most 1/3", share <= GOAL_TOKENS),
@@ -121,7 +122,7 @@ def table(steps: Mapping[Contender, Sequence[Step]], setting: Setting) -> str:
 
 
 def section(steps: Mapping[Contender, Sequence[Step]], setting: Setting, command: str) -> str:
-    """The table with all that it takes to measure it again."""
+    """The table with everything needed to measure it again."""
     lengths = setting.lengths
     threads = torch.get_num_threads()
     device = f"{device_name(setting.device)}, {threads} thread{'s' * (threads > 1)}"
@@ -142,7 +143,7 @@ def section(steps: Mapping[Contender, Sequence[Step]], setting: Setting, command
 
 
 def write_section(path: Path, device: str, text: str) -> None:
-    """Replace the part of a device's kind in the results, and leave the other."""
+    """Replace the part of a device's kind in the results, and keep the other."""
     kept = dict(_MISSING)
     if path.is_file():
         found = dict(re.findall(r"^## (\w+)\n\n(.*?)\n*(?=^## |\Z)", path.read_text("utf-8"), re.M | re.S))
@@ -162,7 +163,7 @@ def device_name(device: str) -> str:
 
 
 def _seconds(steps: Sequence[Step], setting: Setting) -> float:
-    """What times are compared by."""
+    """The time to compare."""
     return min(step.spent.processor_seconds if setting.device == "cpu" else step.spent.wall_seconds for step in steps)
 
 

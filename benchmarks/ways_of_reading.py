@@ -1,9 +1,9 @@
-"""What each way of reading costs on one document: wall time, turns in a row, tokens written, tokens shown.
+"""The cost of each way of reading on one document: wall time, turns in a row, tokens written, tokens shown.
 
     python -m benchmarks.ways_of_reading --chunks 700
 
 The policy is scripted, so this says nothing about accuracy: it finds one planted fact, keeps memories of about 100
-tokens, and takes a fixed time for each token that it writes, as a server does that has room for all requests.
+tokens, and takes a fixed time for each token that it writes, like a server with capacity for all requests.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ WAYS = (
 IN_FLIGHT = 128
 FACT, QUESTION = "The code of the lighthouse is 48213.", "What is the code of the lighthouse?"
 NOTES = " ".join(f"detail {number}" for number in range(40))
-"""What a memory holds besides."""
+"""The rest of a memory."""
 _MEMORY = re.compile(r"<memory>(.*?)</memory>", re.DOTALL)
 WALL_GOAL, TOKENS_GOAL = 1 / 8, 1 / 10
 
 
 def reply(prompt: str) -> str:
-    """What a policy writes that does in each role what it is asked."""
+    """The text of a policy that follows the instructions of each role."""
     section = "".join(re.findall(r"<section>(.*?)</section>", prompt, re.DOTALL))
     held = "48213" in prompt
     memory = f"{NOTES}{' code 48213' if held else ''}"
@@ -63,7 +63,7 @@ class Timed:
         self._count = load_tokenizer("embedded").count
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """Reply after the time that it takes."""
+        """Reply after the given time."""
         text = str(prompt[0]["content"])  # type: ignore[index]
         said = reply(text)
         tokens = self._count(said)
@@ -83,14 +83,14 @@ def turns_in_a_row(trace: Trace) -> int:
 
 
 def without_news(result: ReadResult) -> float:
-    """Tokens written at a chunk that left the memory as it was, on average; NaN where there was none."""
+    """The mean number of tokens written at a chunk that did not change the memory; NaN if there was none."""
     spent = [each.completion_tokens for each in result.updates if each.chunk_index is not None and not each.changed]
     return sum(spent) / len(spent) if spent else float("nan")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one read came to."""
+    """The result of one read."""
 
     way: str
     seconds: float
@@ -99,7 +99,7 @@ class Cost:
     written: int
     shown: int
     without_news: float
-    """Tokens written at a chunk that left memory as it was."""
+    """Tokens written at a chunk that did not change memory."""
 
 
 def measure(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
@@ -124,14 +124,14 @@ def measure(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
             result = base.copy(strategy=way).read(text, QUESTION)
             seconds, usage = time.monotonic() - begin, result.usage
             if result.answer != "48213":
-                raise SystemExit(f"{way} answered {result.answer!r}: the script does not play it")
+                raise SystemExit(f"{way} answered {result.answer!r}: the script does not support it")
             in_a_row, spent = turns_in_a_row(result.trace), without_news(result)
             costs.append(Cost(way, seconds, in_a_row, usage.turns, usage.completion_tokens, usage.prompt_tokens, spent))
     return costs
 
 
 def goals(costs: Sequence[Cost]) -> list[Figure]:
-    """The figures that have a goal, where both ways were measured."""
+    """The figures with a goal, if both ways were measured."""
     by_way = {each.way: each for each in costs}
     if "overwrite" not in by_way:
         return []
@@ -147,7 +147,7 @@ def goals(costs: Sequence[Cost]) -> list[Figure]:
 
 
 def print_costs(costs: Sequence[Cost]) -> None:
-    """A row for each way, as Markdown."""
+    """A row for each way, in Markdown."""
     print("| way | seconds | turns in a row | turns | tokens written | without news | tokens shown |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for each in costs:

@@ -1,6 +1,6 @@
 """A LangGraph graph gets a reading node: `python examples/graph_with_node.py FILE QUESTION [THREAD]`.
 
-Kill it while it reads and start it again with the same thread: it goes on at the chunk it was at. It uses the policy
+Kill it while it reads and start it again with the same thread: it continues at its chunk. It uses the policy
 that comes with the package; name a server with OPENAI_BASE_URL to use that instead.
 """
 

@@ -1,16 +1,16 @@
 """Multi-Conv DAPO in one file of plain PyTorch: `python examples/multi_conv_dapo.py RUNS MODEL OUT --preset dapo`.
 
-A rollout reads a document in K conversations, each a prompt and a completion by itself: memory updates, say, and the
-answer, which alone earns a reward R. Rollouts of one question form a group, and what one of them earned beyond its
-group is the advantage A of every learned token t of all its K conversations:
+A rollout reads a document in K separate conversations of prompt and completion, such as memory updates and the answer.
+Only the answer has a reward R. Its difference from the mean of the question's rollouts, their group, is the advantage A
+of every learned token t of all K conversations:
 
     A    = R - mean(R) over the group's rollouts (never over conversations)         [DAPO: / (std(R) + epsilon)]
            and of several rewards their weighted sum, where each `Term` compares runs, or conversations of one place
     r_t  = p(t) / p_old(t), where p_old is the policy before the first step on these rollouts
     loss = 1/T sum_t( -min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A) + kl_coef KL_t - entropy_coef H_t )
 
-T counts the learned tokens of all groups of the step. Conversations are computed one by one and unpadded, slow and
-plainly right; `memagent train` does the same in large batches. Left out: mini-batches, warm-up, LoRA.
+T counts the learned tokens of all groups of the step. Conversations are computed one by one, without padding: slow but
+simple; `memagent train` does the same in batches. Left out: mini-batches, warm-up, LoRA.
 """
 # ruff: noqa: N803, N806 - suffixes give shapes: G rollouts of a group, K conversations, T completion tokens, V words
 

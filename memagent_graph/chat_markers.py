@@ -1,6 +1,6 @@
 """The control tokens of chat templates: those of the known families, and those that a model's own files name.
 
-A document that spells one could otherwise end the message that it stands in and begin another. The families are ChatML
+A document that spells one could otherwise end the message that it is in and begin another. The families are ChatML
 (Qwen, Yi, InternLM and others), Llama 2, 3 and 4, Mistral, Gemma, Phi, DeepSeek, GPT-OSS, Command R, GLM, EXAONE and
 Granite; their markers are public in the tokenizer files of the models.
 """
@@ -39,7 +39,7 @@ _WORDS: Final = re.compile(r"[\w\s]*")
 
 
 def markers_in(template: str) -> frozenset[str]:
-    """The markers that a chat template writes, some of which are no tokens of their own, such as [INST]."""
+    """The markers that a chat template writes, some of which are not single tokens, such as [INST]."""
     return frozenset(_MARKER.findall(template))
 
 
@@ -71,7 +71,7 @@ def folder_markers(folder: Path) -> frozenset[str]:
 
 
 def _contents(named: Iterable[Any]) -> Iterator[str]:
-    """The texts of tokens, which stand there as they are or in an object with their properties."""
+    """The texts of tokens, which are listed directly or in an object with their properties."""
     for each in named:
         text = each.get("content") if isinstance(each, Mapping) else each
         if isinstance(text, str):

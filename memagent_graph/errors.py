@@ -87,7 +87,7 @@ class LastingError(MemAgentError, RuntimeError):
     """An error that every retry meets again.
 
     It is a `RuntimeError` because LangGraph's `RetryPolicy` retries after every exception that is none of Python's own;
-    not a `ValueError`, which pydantic and LangGraph's server take for errors of their callers.
+    not a `ValueError`, which pydantic and LangGraph's server treat as errors of their callers.
     """
 
 

@@ -71,6 +71,10 @@ class EventKind(StrEnum):
     """A person replaced the memory."""
     PINNED = "pinned"
     """The policy's new memory lacked a line that a person had pinned, and it was put back."""
+    NOT_PLANNED = "not_planned"
+    """A report's documents were asked the report's own question, because the policy wrote none, or cannot."""
+    EXTRACTIVE = "extractive"
+    """A report's sections are the answers of its cells, because the policy has no prompt for writing them."""
     LOGGING_STOPPED = "logging_stopped"
     """The run log could not be written; the read continued without it."""
 

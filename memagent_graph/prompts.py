@@ -3,7 +3,7 @@
 Every field is between tags. Document text and memory are not trusted: wherever they contain one of the template's
 tags, or a control token of the model's chat template, a backslash is inserted after the first character (`</section>`
 becomes `<\\/section>`), so that they can neither close their own part of the prompt nor pose as another. Which tokens
-those are, the model's own files say; where they cannot be had, those of all known families count (`chat_markers`).
+those are, the model's own files say; if they are not available, those of all known families count (`chat_markers`).
 Fields are filled in one pass, so a `{memory}` inside a document stays what it is.
 """
 

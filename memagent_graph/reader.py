@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, cast, overload
+from typing import Any, Literal, NoReturn, TypeAlias, cast, overload
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
@@ -465,7 +464,7 @@ class MemAgent:
         `budget_changes` and `settings` are added to this reader's own. Checkpoints may be shared. Another `policy`
         must be of the same model.
         """
-        other = copy(self)
+        other = self.__copy__()
         other.policy = self.policy if policy is None else policy
         other.run_log = self.run_log if run_log is None else _open_log(run_log)
         other._owns_log = not isinstance(run_log, RunLog | None)
@@ -485,6 +484,17 @@ class MemAgent:
             )
         )
         return other
+
+    def __copy__(self) -> MemAgent:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a MemAgent cannot be pickled: it has connections, threads and open files, and may have a key. "
+            "Create it in the process that uses it; a process that is forked from this one can use it as it is."
+        )
 
     @property
     def prepared(self) -> ReaderContext | None:

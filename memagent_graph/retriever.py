@@ -49,7 +49,7 @@ async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list
 
     def counted() -> Iterator[str]:
         nonlocal count
-        for count, text in enumerate(texts, start=1):  # noqa: B007  how many there were is needed behind the loop
+        for count, text in enumerate(texts, start=1):  # noqa: B007  their number is needed after the loop
             yield text
 
     try:

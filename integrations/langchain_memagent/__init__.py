@@ -1,12 +1,14 @@
 """MemAgent in LangChain agents, LangGraph graphs and retrieval chains.
 
 - `ReadLongDocument`: a tool with which an agent reads a document of any length;
-- `MemAgentMiddleware`: over-long tool results and histories are read with the question in mind, not cut off;
+- `WriteReport`: a tool with which an agent has a report written over several documents;
+- `MemAgentMiddleware`: tool results and histories that are too long are read for the question, not cut off;
 - `MemAgentConversationMemory`: a bounded memory of a long dialogue;
 - `memagent_node`: reading as a node of any `StateGraph`;
+- `cited_answer`: a result as a message whose text block has the document's quotes as citations;
 - `MemAgentDocumentCompressor`: everything that a retriever found, read into one page with citations.
 
-Names are loaded when they are first used; only the middleware needs the extra "langchain".
+Names are imported when they are first used; only the middleware needs the extra "langchain".
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from langchain_memagent.cited_answers import cited_answer as cited_answer
     from langchain_memagent.compressor import MemAgentDocumentCompressor as MemAgentDocumentCompressor
     from langchain_memagent.conversation import MemAgentConversationMemory as MemAgentConversationMemory
     from langchain_memagent.middleware import MemAgentMiddleware as MemAgentMiddleware
     from langchain_memagent.node import memagent_node as memagent_node
+    from langchain_memagent.report_tool import WriteReport as WriteReport
     from langchain_memagent.tool import ReadLongDocument as ReadLongDocument
 
 _MODULE_OF = {
@@ -26,6 +30,8 @@ _MODULE_OF = {
     "MemAgentDocumentCompressor": "compressor",
     "MemAgentMiddleware": "middleware",
     "ReadLongDocument": "tool",
+    "cited_answer": "cited_answers",
+    "WriteReport": "report_tool",
     "memagent_node": "node",
 }
 

@@ -16,12 +16,12 @@ from memagent_graph import DocumentStore, MemAgent, ReaderGraph, ReadResult
 
 
 class Citation(TypedDict):
-    """A quote in one of the retrieved documents that a line of the reading rests on."""
+    """A quote in one of the retrieved documents that supports a line of the reading."""
 
     document: int
-    """Which of the documents that were passed in, counted from 0."""
+    """The index of the document in the input, counted from 0."""
     metadata: dict[str, Any]
-    """That document's own."""
+    """The metadata of that document."""
     start_char: int
     """Where the quote begins in that document's `page_content`."""
     end_char: int
@@ -33,15 +33,16 @@ class Citation(TypedDict):
 class MemAgentDocumentCompressor(BaseDocumentCompressor):
     """Reads everything that a retriever found, one chunk after the other, with the query as the question.
 
-    For retrieval with too much to put into one prompt: retrieve generously, have it read, and pass on a page. Use it
-    in a chain as `RunnableLambda(lambda found: compressor.compress_documents(found["documents"], found["question"]))`,
-    or where LangChain takes a compressor. Called inside a LangGraph node, a killed read is resumed with the graph.
+    For retrieval results that are too long for one prompt: retrieve many documents, read them, and pass on one page.
+    Use it in a chain as `RunnableLambda(lambda found: compressor.compress_documents(found["documents"],
+    found["question"]))`, or wherever LangChain accepts a compressor. Called inside a LangGraph node, a killed read is
+    resumed with the graph.
 
     Args:
         agent: the reader, or its graph; prepared at the first call.
         keep: "reading" gives one `Document`: the answer and the memory, and as metadata `run_id`, `answer`,
-            `stop_reason`, `chunks_read` and `citations` (a list of `Citation`). "cited" gives those of the retrieved
-            documents that are cited, unchanged and in their order.
+            `stop_reason`, `chunks_read` and `citations` (a list of `Citation`). "cited" gives the retrieved documents
+            that are cited, unchanged and in their order.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -57,11 +58,11 @@ class MemAgentDocumentCompressor(BaseDocumentCompressor):
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        """Read the documents; nothing comes of documents without text.
+        """Read the documents; the result is empty if they have no text.
 
         Raises:
             BudgetError: the query is longer than the reader's questions may be.
-            MemAgentError: all that `MemAgent.read` raises.
+            MemAgentError: everything that `MemAgent.read` raises.
         """
         if not _hold_text(documents):
             return []
@@ -100,7 +101,7 @@ def _hold_text(documents: Sequence[Document]) -> bool:
 
 
 def _citations(documents: Sequence[Document], result: ReadResult, store: DocumentStore) -> Iterator[Citation]:
-    """The evidence, by retrieved document; a quote that runs over the gap between two of them becomes two."""
+    """The evidence, by retrieved document; a quote that spans two of them becomes two."""
     starts = [mark.start_char for mark in store.sections(result.document)]
     for evidence in result.evidence:
         for index, (document, first) in enumerate(zip(documents, starts, strict=True)):

@@ -44,17 +44,17 @@ _FORMAT = 1
 _NAMESPACE = ("memagent", "conversations")
 
 Messages: TypeAlias = Sequence[MessageLikeRepresentation] | MessageLikeRepresentation
-"""What LangChain takes for messages: messages, (role, text) tuples, dicts with role and content, texts of the user."""
+"""What LangChain accepts as messages: messages, (role, text) tuples, dicts with role and content, texts of the user."""
 
 
 class MemAgentConversationMemory:
-    """What a dialogue came to, in at most the reader's `memory_tokens` tokens, however long it goes on.
+    """A summary of a dialogue of any length, in at most the reader's `memory_tokens` tokens.
 
-    Every `add` shows the policy the memory and the new messages, in as many chunks as they need, and takes what it
-    writes as the new memory. What was added before is not read again. Several `add`s at once are done one after the
-    other, in the order of their calls. The dialogue is in neither the reader's document store nor its run log.
+    Every `add` shows the policy the memory and the new messages, in as many chunks as they need, and its reply is the
+    new memory. Earlier messages are not read again. Concurrent calls of `add` run one after the other, in the order of
+    the calls. The dialogue is in neither the reader's document store nor its run log.
 
-    This is for code that keeps its dialogues itself. An agent of `create_agent` gets the same from
+    This is for code that stores its dialogues itself. An agent of `create_agent` gets the same from
     `MemAgentMiddleware(agent, result_tokens=None)`.
 
     >>> memory = MemAgentConversationMemory(agent)  # doctest: +SKIP
@@ -63,18 +63,18 @@ class MemAgentConversationMemory:
 
     Args:
         agent: the reader whose policy, prompts and budgets are used.
-        question: what the dialogue is read for; anything that may matter later where it is left out.
-        unread_tokens: how many tokens of new messages may wait, and are shown as they are, until they are read
-            together. With 0 every `add` asks the policy at least once; with the reader's `chunk_tokens`, a dialogue of
-            short turns costs as few calls as if it had been added at once.
-        store: a LangGraph store, in which the memory is kept under `key`. Every `add` begins with what is there, and
-            puts the new memory there before it returns; call `load` to have it before that. Of two processes that add
-            to the same memory at the same moment, the later one counts.
+        question: what the dialogue is read for; if left out, anything that may matter later.
+        unread_tokens: how many tokens of new messages may wait, shown unchanged, until they are read together. With 0
+            every `add` asks the policy at least once; with the reader's `chunk_tokens`, a dialogue of short turns costs
+            as few calls as if it had been added at once.
+        store: a LangGraph store, in which the memory is kept under `key`. Every `add` starts from the stored memory,
+            and stores the new one before it returns; call `load` to get it earlier. Of two processes that add to the
+            same memory at the same moment, the later one wins.
         key: the dialogue's name in the store, as a thread's id.
-        namespace: the part of the store that it lies in.
+        namespace: its namespace in the store.
 
     Raises:
-        MemAgentError: a store without a key, or the other way round.
+        MemAgentError: a store without a key, or a key without a store.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class MemAgentConversationMemory:
         if (store is None) != (key is None):
             raise MemAgentError(
                 f"a conversation memory was given a {'key' if store is None else 'store'} alone",
-                hint="Give both store=... and key=..., as in key=thread_id; or neither, and keep to_dict() yourself.",
+                hint="Give both store=... and key=..., as in key=thread_id; or neither, and store to_dict() yourself.",
             )
         self._agent = agent
         self._question = question
@@ -119,15 +119,15 @@ class MemAgentConversationMemory:
 
     @property
     def as_messages(self) -> list[BaseMessage]:
-        """The beginning of a prompt: the memory in one message, if there is one, and the messages that wait."""
+        """The beginning of a prompt: the memory in one message, if there is one, and the waiting messages."""
         return [*([memory_message(self._text, self._messages_read)] if self._text else []), *self._unread]
 
     async def aadd(self, messages: Messages, *, question: str | None = None) -> str:
-        """Take further messages into the memory, and return it.
+        """Add more messages to the memory, and return it.
 
         Args:
-            messages: what was said since the last call, as LangChain takes it: messages, (role, text) tuples, dicts.
-                Keep tool calls and their results together.
+            messages: the messages since the last call, in any form that LangChain accepts: messages, (role, text)
+                tuples, dicts. Keep tool calls and their results together.
             question: what these messages are read for, instead of the memory's own question.
 
         Raises:
@@ -141,7 +141,7 @@ class MemAgentConversationMemory:
         return run_sync(self._take(_messages(messages), question, self._get, self._put))
 
     async def aflush(self) -> str:
-        """Read what waits, and return the memory."""
+        """Read the waiting messages, and return the memory."""
         return await self._take([], None, self._aget, self._aput, read_all=True)
 
     def flush(self) -> str:
@@ -149,7 +149,7 @@ class MemAgentConversationMemory:
         return run_sync(self._take([], None, self._get, self._put, read_all=True))
 
     async def aload(self) -> MemAgentConversationMemory:
-        """Take what the store holds, and return this memory."""
+        """Load the memory from the store, and return it."""
         return await self._loaded(self._aget)
 
     def load(self) -> MemAgentConversationMemory:
@@ -157,7 +157,7 @@ class MemAgentConversationMemory:
         return run_sync(self._loaded(self._get))
 
     def to_dict(self) -> dict[str, Any]:
-        """All there is to keep, JSON-ready; `from_dict` makes the same memory of it."""
+        """The complete state as JSON-ready values, for `from_dict`."""
         return self._values(self._text, self._messages_read, self._unread)
 
     @classmethod
@@ -165,7 +165,7 @@ class MemAgentConversationMemory:
         """The memory that `to_dict` was called on; `options` are those of the constructor.
 
         Raises:
-            MemAgentError: the values are not what `to_dict` gives.
+            MemAgentError: the values are not from `to_dict`.
         """
         memory = cls(agent, **{"question": values.get("question"), **options})
         memory._adopt(values)
@@ -191,7 +191,7 @@ class MemAgentConversationMemory:
             if read_all or await self._are_too_many(new):
                 old, new = [*old, *new], []
             waiting = [*old, *new]
-            # What waited fills a chunk, and is read without the newest, which would begin another one.
+            # The waiting messages fill a chunk and are read without the newest, which would start another chunk.
             if read_all or len(new) < len(messages) or await self._are_too_many(waiting):
                 asked = question or self._question
                 text = await read_on(self._agent, text, old, asked, config=ensure_config())
@@ -208,7 +208,7 @@ class MemAgentConversationMemory:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait until those are done who called before; they may be in other threads and event loops."""
+        """Wait until earlier calls are done; they may be in other threads and event loops."""
         mine: Future[None] = Future()
         with self._turns:
             before, self._last_turn = self._last_turn, mine
@@ -219,7 +219,7 @@ class MemAgentConversationMemory:
         finally:
             if before is None or before.done():
                 mine.set_result(None)
-            else:  # cancelled while it waited: whoever comes next still has to wait
+            else:  # cancelled while it waited: the next call still has to wait
                 before.add_done_callback(lambda _: mine.set_result(None))
 
     async def _aget(self) -> Item | None:
@@ -251,7 +251,7 @@ class MemAgentConversationMemory:
 
     def _adopt(self, values: Mapping[str, Any]) -> None:
         text, messages_read, question = (values.get(name) for name in ("text", "messages_read", "question"))
-        unread = values.get("unread", [])  # not there in what earlier versions kept
+        unread = values.get("unread", [])  # missing in states from earlier versions
         if (
             values.get("format") != _FORMAT
             or not isinstance(text, str)
@@ -267,10 +267,10 @@ class MemAgentConversationMemory:
 
 
 def memory_message(text: str, messages_read: int) -> HumanMessage:
-    """A memory as a message that says what it is, for the place of the messages that it was made from."""
+    """A memory as a message that says what it is, to replace the messages that it was made from."""
     return HumanMessage(
         f"[The earlier part of this conversation, {messages_read} messages, is given by this memory of it:]\n\n{text}"
-        "\n\n[The conversation goes on from there.]",
+        "\n\n[The conversation continues from there.]",
         additional_kwargs={SOURCE: "memagent"},
     )
 
@@ -284,15 +284,15 @@ async def read_on(
     config: RunnableConfig,
     report: Callable[[str, MemoryUpdate], None] | None = None,
 ) -> str:
-    """The memory after further messages; as it was where they hold no text.
+    """The memory after more messages; unchanged if they have no text.
 
     Args:
         agent: the reader.
         memory: the memory before.
         messages: the messages.
         question: what they are read for.
-        config: that of the graph around, if there is one; its handlers learn of the read.
-        report: is given the read's run id and every update as it is made.
+        config: that of the surrounding graph, if there is one; its handlers see the read.
+        report: called with the read's run id and each update.
 
     Raises:
         PolicyError: the policy failed.
@@ -306,7 +306,7 @@ async def read_on(
     asked = asked or about_history(None, budget.question_tokens, tokenizer)
 
     async def followed(reports: FollowedRead) -> Mapping[str, Any]:
-        # A dialogue is private to its thread, so its text is gone as soon as it was read.
+        # A dialogue is private to its thread, so its text is deleted as soon as it was read.
         with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
             store = DocumentStore(folder)
             document = Document.from_text(text, name="conversation")
@@ -333,7 +333,7 @@ async def read_on(
 
 @dataclass(frozen=True)
 class _ReadOn(Strategy):
-    """The paper's loop, begun with a memory instead of an empty one, and ended with one instead of an answer."""
+    """The paper's loop, which starts from an existing memory and ends with a memory instead of an answer."""
 
     memory: str
 

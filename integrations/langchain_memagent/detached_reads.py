@@ -1,9 +1,9 @@
-"""Reads that are detached from the graph that runs around them, and what that graph's handlers learn of them.
+"""Reads that are detached from the surrounding graph, and what that graph's handlers see of them.
 
-A graph that is called inside another one's node takes over its callbacks, its streams and, unless it has its own, its
-checkpointer. A reading on a middleware's behalf must not: every chunk of a tool result would stand in the agent's
-traces, and the policy's tokens in its message stream, between the model's own. What handlers see instead is one run for
-the whole read, with one model run in it that has all of its tokens.
+A graph that is called inside another graph's node inherits its callbacks, its streams and, unless it has its own, its
+checkpointer. A read by a middleware must not: every chunk of a tool result would be in the agent's traces, and the
+policy's tokens in its message stream, between the model's own. Handlers see one run for the whole read instead, with
+one model run in it that has all of its tokens.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 
 async def detached(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine that sees nothing of the graph around; everything else in the context it does see."""
+    """Await a coroutine that sees nothing of the surrounding graph, but everything else in the context."""
     return await asyncio.get_running_loop().create_task(_untraced(coroutine), context=_outside())
 
 
 @dataclass
 class Spent:
-    """What a read has cost so far, and what its run ends with."""
+    """The cost of a read so far, and the output of its run."""
 
     model: str
     """The policy's name."""
@@ -45,17 +45,17 @@ class Spent:
     outputs: dict[str, Any] = field(default_factory=dict)
 
     def add(self, update: MemoryUpdate) -> None:
-        """Count an update, in case that nothing comes behind it."""
+        """Count an update, in case nothing follows it."""
         self.prompt_tokens += update.prompt_tokens
         self.completion_tokens += update.completion_tokens
 
     def settle(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int, **outputs: Any) -> None:
-        """Take the read's own totals instead."""
+        """Use the read's own totals instead."""
         self.prompt_tokens, self.completion_tokens = prompt_tokens, completion_tokens
         self.cached_tokens, self.outputs = cached_tokens, outputs
 
     def as_result(self) -> LLMResult:
-        """As a model's run ends."""
+        """The output of a model's run."""
         message = AIMessage(
             "",
             usage_metadata=UsageMetadata(
@@ -76,7 +76,7 @@ async def reported(config: RunnableConfig, model: str, inputs: Mapping[str, Any]
     Args:
         config: that of the graph around.
         model: the policy's name.
-        inputs: what the run is shown to begin with.
+        inputs: the inputs of the run.
     """
     manager = AsyncCallbackManager.configure(
         inheritable_callbacks=config.get("callbacks"), inheritable_metadata=config.get("metadata")

@@ -1,4 +1,4 @@
-"""What stands in a tool message in place of a result that is too long to show, and what goes with it."""
+"""The text and metadata of a tool message that replace a result that is too long to show."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from memagent_graph.events import StopReason
 from memagent_graph.results import ReadResult
 
 READING = "memagent"
-"""Key in a tool message's `response_metadata` for what an application gets of a reading; the artifact is the tool's."""
+"""Key in a tool message's `response_metadata` for the application's data on a reading; the artifact is the tool's
+own."""
 
 _AROUND_BYTES = 700
-"""Set aside for what stands around the beginning of a result that could not be read."""
+"""Reserved for the text around the beginning of a result that could not be read."""
 _LONGEST_ERROR = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A result that was read. `tokens` is its length, None where that is not said."""
+    """A result that was read. `tokens` is its length, or None."""
 
     tool: str
     tokens: int | None
     result: ReadResult
 
     def content(self) -> str:
-        """What the model is shown instead."""
+        """What the model sees instead."""
         return (
             f"[The result of {self.tool} has {self.tokens:,} tokens, too long to show. It was read from "
             f"{'its beginning' if self.result.stop_reason.resumable else 'beginning to end'} with this question in "
@@ -40,7 +41,7 @@ class Reading:
         )
 
     def findings(self) -> str:
-        """The answer, and the memory that it rests on."""
+        """The answer, and the memory that it is based on."""
         result = self.result
         if result.stop_reason.resumable:
             answer = f"Not known: reading stopped early after {result.chunks_read} parts ({result.stop_reason.value})."
@@ -51,7 +52,7 @@ class Reading:
         return f"Answer: {answer}\n\nNoted while reading:\n{result.memory.strip() or '(nothing)'}"
 
     def values(self) -> dict[str, Any]:
-        """What the application gets: ids and figures."""
+        """The application's data: ids and figures."""
         result = self.result
         return {
             "run_id": result.run_id,
@@ -71,7 +72,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A result that could not be read, or, with no `document`, not even stored."""
+    """A result that could not be read, or, without `document`, not even stored."""
 
     tool: str
     run_id: str
@@ -80,7 +81,7 @@ class Unread:
     text: str
 
     def content(self, tokens: int) -> str:
-        """What went wrong, what to do, and the text's beginning; at most `tokens` bytes, so no more tokens either."""
+        """What went wrong, what to do, and the text's beginning; at most `tokens` bytes, so at most as many tokens."""
         if self.document is not None:
             remedy = (
                 "The whole result is kept: once that is remedied, call ask_tool_result with "
@@ -95,7 +96,7 @@ class Unread:
         )
 
     def values(self) -> dict[str, Any]:
-        """As `Reading.values`; with the whole text where nothing else keeps it."""
+        """Like `Reading.values`; with the whole text if it is stored nowhere else."""
         kept: dict[str, Any] = {"document": dict(self.document)} if self.document else {"text": self.text}
         return {"run_id": self.run_id, **kept, "error": self.error}
 
@@ -103,10 +104,10 @@ class Unread:
 def further_findings(
     questions: Sequence[str], outcomes: Sequence[ReadResult | Exception]
 ) -> tuple[str, dict[str, Any]]:
-    """What further questions found: for the model, and, under "readings", each for the application.
+    """The answers to further questions: for the model, and, under "readings", for the application.
 
     Raises:
-        Exception: every read failed, or one by a defect; the first of these failures.
+        Exception: every read failed, or one had a defect; the first of these errors.
     """
     told = [each for each in outcomes if isinstance(each, MemAgentError | OSError)]
     defects = [each for each in outcomes if isinstance(each, Exception) and each not in told]
@@ -126,13 +127,13 @@ def further_findings(
 
 
 def over_long_text(message: ToolMessage, tokens: int) -> str | None:
-    """A tool message's text where it may have more than `tokens` tokens: every token is at least one byte."""
+    """A tool message's text if it may have more than `tokens` tokens: every token is at least one byte."""
     text = message.content if isinstance(message.content, str) else "\n".join(_texts(message))
     return text if len(text) * 4 > tokens and len(text.encode(errors="replace")) > tokens else None
 
 
 def replaced_text(message: ToolMessage, text: str, values: dict[str, Any]) -> ToolMessage:
-    """The message with another text, and `values` under `READING` in its metadata; all else that it has stays."""
+    """The message with another text, and `values` under `READING` in its metadata; the rest is unchanged."""
     content: str | list[str | dict[str, Any]] = text
     if not isinstance(message.content, str):
         others = [block for block in message.content if block_text(block) is None]

@@ -1,4 +1,4 @@
-"""`MemAgentMiddleware`: in an agent of `langchain.agents.create_agent`, what is too long to show is read instead."""
+"""`MemAgentMiddleware`: for agents of `langchain.agents.create_agent`; what is too long to show is read instead."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def _merged(old: dict[str, DocumentRef] | None, new: dict[str, DocumentRef] | No
 
 
 class ReadingState(AgentState[Any]):
-    """What the middleware adds to an agent's state: which document each run of this thread has read.
+    """The middleware's addition to an agent's state: which document each run of this thread has read.
 
-    Private, so that no caller can put another thread's documents in.
+    Private, so that no caller can add another thread's documents.
     """
 
     memagent_readings: NotRequired[Annotated[dict[str, DocumentRef], PrivateStateAttr, _merged]]
@@ -56,7 +56,7 @@ class ReadingState(AgentState[Any]):
 class AskToolResult(BaseModel):
     """The arguments of `ask_tool_result`."""
 
-    run_id: str = Field(description="The run id that stands in place of the tool result.")
+    run_id: str = Field(description="The run id that is shown instead of the tool result.")
     questions: Questions = Field(
         min_length=1,
         max_length=_MOST_QUESTIONS,
@@ -65,7 +65,7 @@ class AskToolResult(BaseModel):
 
 
 class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
-    """Reads over-long tool results and message histories with the user's request in mind.
+    """Reads tool results and message histories that are too long, for the user's request.
 
     A tool result of more than `result_tokens` tokens is stored, and the agent's model is shown a reading of it: the
     answer, the memory that the reader kept, and a run id with which it can ask the whole result further questions,
@@ -75,24 +75,24 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
 
     A history of more than `history_tokens` tokens goes to the model as a memory of its older messages, the user's
     latest request, and the recent messages. Tool calls stay with their results, the system message stays as it is, and
-    so does the history in the agent's state: only the request is another one.
+    so does the history in the agent's state: only the request to the model differs.
 
     Handlers in the agent's config see each read as one run, with one model run that has all of its tokens. Its progress
     is on the agent's custom stream: `memagent.memory_update` for tool results, `memagent.history_update` for histories.
 
-    It works beside `SummarizationMiddleware`, in either order, and in `create_deep_agent(middleware=[...])`: a reading
-    is too short for either to act on.
+    It works together with `SummarizationMiddleware`, in either order, and in `create_deep_agent(middleware=[...])`: a
+    reading is too short to trigger them.
 
     Args:
-        agent: the reader. Its tokenizer counts, its document store keeps the results.
-        result_tokens: the longest tool result that is shown as it is; None leaves all as they are.
-        history_tokens: the longest history that is shown as it is; None leaves all as they are.
-        keep_messages: how many recent messages of a longer history stay as they are, where they fit.
-        limits: where the reading of one tool result stops early; the reader's own by default.
+        agent: the reader. Its tokenizer counts tokens, its document store keeps the results.
+        result_tokens: the longest tool result that is shown unchanged; None leaves all unchanged.
+        history_tokens: the longest history that is shown unchanged; None leaves all unchanged.
+        keep_messages: how many recent messages of a longer history stay unchanged, if they fit.
+        limits: limits for the reading of one tool result; the reader's own by default.
 
     Raises:
-        BudgetError: `history_tokens` leaves too little room beside a memory; where the policy has to be asked for its
-            budget, at the agent's first model call.
+        BudgetError: `history_tokens` leaves too little room next to a memory; raised at the agent's first model call if
+            the policy has to be asked for its budget.
     """
 
     state_schema = ReadingState
@@ -158,7 +158,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         return any(over_long_text(message, self._result_tokens) is not None for message in _tool_messages(result))
 
     async def _read_results(self, request: ToolCallRequest, result: ToolResult, around: _Around) -> ToolResult:
-        """The result with a reading in place of every text that is too long, and a note of it in the state."""
+        """The result with a reading instead of every text that is too long, and an entry for it in the state."""
         messages = _tool_messages(result)
         each = await asyncio.gather(*(self._read_message(request, message, around) for message in messages))
         replaced = {id(old): new for old, (new, _) in zip(messages, each, strict=True)}
@@ -173,7 +173,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     async def _read_message(
         self, request: ToolCallRequest, message: ToolMessage, around: _Around
     ) -> tuple[ToolMessage, dict[str, DocumentRef]]:
-        """One message and, where it was read, the document that it became, under its run id."""
+        """One message and, if it was read, its document, under its run id."""
         assert self._result_tokens is not None  # noqa: S101  _is_concerned looked
         text = over_long_text(message, self._result_tokens)
         if text is None:
@@ -196,7 +196,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             )
             reading = Reading(name, tokens, await self._read(document, question, run_id, around))
         except (MemAgentError, OSError) as error:
-            # Whatever could not be done, the result is kept if that can be.
+            # Whatever failed, the result is kept if possible.
             with suppress(MemAgentError, OSError):
                 document = document or await self._stored(text, name)
             unread = Unread(name, run_id, document, str(error), text)
@@ -270,7 +270,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
                 on_update=report,
             )
             outcomes = await detached(again)
-            if not any(isinstance(each, Exception) for each in outcomes):  # of those that failed, the updates count
+            if not any(isinstance(each, Exception) for each in outcomes):  # for those that failed, count the updates
                 used = [each.usage for each in {each.run_id: each for each in raise_first(outcomes)}.values()]
                 spent.settle(
                     sum(each.prompt_tokens for each in used),
@@ -285,7 +285,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
-        """Call the model, with a memory in place of the older messages if there are too many."""
+        """Call the model, with a memory instead of the older messages if there are too many."""
         if self._history is None or run_sync(self._fits(self._history, request)):
             return handler(request)
         around = _Around.here(request.runtime)
@@ -301,10 +301,10 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         return await handler(request.override(messages=await self._shown(self._history, request, around)))
 
     async def _fits(self, history: RollingHistory, request: ModelRequest[Any]) -> bool:
-        """Whether the history is surely short. A bound that no history can be kept within is told at the first call."""
+        """Whether the history is certainly short. A limit that no history can fit in is an error at the first call."""
         if self._agent.prepared is None and not self._was_asked:
             self._was_asked = True
-            with suppress(PolicyError):  # nothing is to be read yet, so it need not answer
+            with suppress(PolicyError):  # nothing has to be read yet, so the policy does not have to answer
                 history.require_room((await self._agent.aprepare()).budget)
         return not history.may_be_long(request.messages)
 
@@ -320,7 +320,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
 
 
 def _tool_messages(result: ToolResult) -> list[ToolMessage]:
-    """The tool messages in what a tool returned. What goes to a parent graph is left to that graph."""
+    """The tool messages in what a tool returned, except those for a parent graph."""
     if isinstance(result, ToolMessage):
         return [result]
     if isinstance(result, Command) and result.graph is None and isinstance(result.update, dict):
@@ -330,7 +330,7 @@ def _tool_messages(result: ToolResult) -> list[ToolMessage]:
 
 
 def _messages(state: Any) -> list[AnyMessage]:
-    """The messages of an agent's state, whatever its kind."""
+    """The messages of an agent's state of any type."""
     if isinstance(state, list):
         return state
     found = state.get("messages") if isinstance(state, dict) else getattr(state, "messages", None)
@@ -339,7 +339,7 @@ def _messages(state: Any) -> list[AnyMessage]:
 
 @dataclass(frozen=True)
 class _Around:
-    """The agent that a read is made for: its config, and its custom stream, which it has only in its own context."""
+    """The agent that a read belongs to: its config, and its custom stream, which exists only in its own context."""
 
     config: RunnableConfig
     write: Callable[[Any], None]
@@ -348,11 +348,13 @@ class _Around:
 
     @classmethod
     def here(cls, runtime: Any) -> _Around:
-        """The agent that runs around this call."""
+        """The agent around this call."""
         return cls(ensure_config(), runtime.stream_writer, getattr(runtime, "tool_call_id", None), copy_context())
 
     def report(self, run_id: str, update: MemoryUpdate) -> None:
-        """Put a memory update on the agent's custom stream; without a tool call it is of the message history."""
+        """Put a memory update on the agent's custom stream; without a tool call it is an update of the message
+        history.
+        """
         event = {
             "type": "memagent.memory_update" if self.tool_call_id else "memagent.history_update",
             "run_id": run_id,

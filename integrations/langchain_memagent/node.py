@@ -31,40 +31,38 @@ def memagent_node(
     write: Callable[[Any, Any], Mapping[str, Any]] | None = None,
     name: str = "memagent",
 ) -> Runnable[Any, dict[str, Any]]:
-    """A node that reads a document with a question in mind, or several, and writes the answer into the parent's state.
+    """A node that reads a document for one question or several, and writes the answers into the parent's state.
 
     It runs as a subgraph: on the parent's checkpointer, store, callbacks and stream (progress comes with
     `subgraphs=True`, `stream_mode="custom"`), under `invoke` and `ainvoke`, and without counting against the parent's
     recursion limit. When the parent is resumed after an error or a kill, it continues at the chunk it was at. Every
-    execution of the node is a read of its own: side by side, in a loop, and several documents at once by `Send`.
+    execution of the node is a separate read: in parallel branches, in a loop, and several documents by `Send`.
 
     >>> builder.add_node("read", memagent_node(agent, document="report"))  # doctest: +SKIP
 
-    Where the question is a list of texts, the document is read once for all of them, and every key that is written
-    gets a list in their order: the state has `question: list[str]` and `answer: list[str | None]`. One that fails is
-    raised once the others are read; with a checkpointer those keep what they have found, and are not read again.
+    If the question is a list of texts, the document is read once for all of them, and every written key gets a list in
+    their order: the state has `question: list[str]` and `answer: list[str | None]`. An error of one is raised when the
+    others are done; with a checkpointer their results are kept, and they are not read again.
 
     Args:
-        agent: the reader; it is prepared at the first call. Give `agent.graph()` instead to have the reader's steps
-            in the parent's drawing, and its memory within reach of the parent's `get_state(subgraphs=True)` and
-            `update_state`.
-        question: where the question is: a key, or a function of the state (of the argument, for `Send`); there, a text
-            or a list of texts.
-        document: likewise the document: text, `pathlib.Path`, LangChain documents, or, so that the parent's
+        agent: the reader; it is prepared at the first call. Pass `agent.graph()` instead to have the reader's steps in
+            the parent's drawing, and its memory in the parent's `get_state(subgraphs=True)` and `update_state`.
+        question: a key of the state, or a function of it (of the argument, for `Send`), for a text or a list of texts.
+        document: the same for the document: text, `pathlib.Path`, LangChain documents, or, so that the parent's
             checkpoints stay small, a reference from `agent.store.add`.
-        answer: the key for the answer (text; None where a limit stopped the read); None writes none.
+        answer: the key for the answer (text; None if a limit stopped the read); None writes none.
         memory: the key for the final memory.
-        run_id: the key for the run's id, by which run log and command line know it.
-        evidence: the key for the quotes that the memory rests on: a list of `Evidence` as dicts.
+        run_id: the key for the run's id, for the run log and the command line.
+        evidence: the key for the quotes that support the memory: a list of `Evidence` as dicts.
         stop_reason: the key for why the read ended, as text.
-        write: for all else, a function of the state and the `ReadResult` (for several questions, the list of them) that
-            gives further changes, as with `Send`, where answers go into a list:
+        write: for everything else, a function of the state and the `ReadResult` (for several questions, a list of them)
+            that returns more changes, for example a list of answers with `Send`:
             `lambda state, result: {"findings": [(state["title"], result.answer)]}`.
-        name: what drawings and traces call it.
+        name: its name in drawings and traces.
 
     Raises:
-        MemAgentError: when it runs: a key is missing in the state, or holds no question; all that `MemAgent.read`
-            raises.
+        MemAgentError: when it runs: a key is missing in the state, or has no question; and everything that
+            `MemAgent.read` raises.
     """
     prepared = PreparedGraph(agent)
     # LangGraph finds subgraphs among the names that a node's function uses.
@@ -74,7 +72,7 @@ def memagent_node(
         return _taken(state, document, "document"), _asked(_taken(state, question, "question"))
 
     def plain(result: ReadResult) -> dict[str, Any]:
-        """What is written of one result. Quotes are looked up in the document's text, so this may take a moment."""
+        """The values of one result. Quotes are looked up in the document's text, which may take a moment."""
         values = {answer: result.answer, memory: result.memory, run_id: result.run_id}
         values[stop_reason] = result.stop_reason.value
         written: dict[str, Any] = {key: value for key, value in values.items() if key is not None}
@@ -109,7 +107,7 @@ def memagent_node(
 
 
 class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
-    """A function of the state whose run shows which keys the state has, and not what is in them: documents, it may be.
+    """A function of the state whose run shows the state's keys, but not their values, which may be documents.
 
     The run of the parent's own node around it shows the state, unless that was added with a `TracePolicy`.
     """
@@ -160,5 +158,5 @@ def _asked(question: Any) -> str | list[str]:
         return list(question)
     raise MemAgentError(
         f"the question is of type {type(question).__name__}, not a text or a list of texts",
-        hint="Name the key that has it, or make it of the state: memagent_node(..., question=lambda state: ...).",
+        hint="Name the key that has it, or compute it from the state: memagent_node(..., question=lambda state: ...).",
     )

@@ -1,9 +1,9 @@
-"""The reader as `langgraph dev` and LangGraph Platform serve it; `integrations/langgraph.json` names `make_graph`.
+"""The reader for `langgraph dev` and LangGraph Platform; `integrations/langgraph.json` names `make_graph`.
 
 Everything is set by environment variables. OPENAI_BASE_URL and OPENAI_API_KEY name the policy's server; without a
 server and a model, the embedded policy reads. Each field of `ReaderSettings` has a variable: MEMAGENT_MODEL,
 MEMAGENT_TOKENIZER, MEMAGENT_CHUNK_TOKENS, MEMAGENT_TEMPERATURE and so on. Documents and the run log are kept in the
-folder MEMAGENT_HOME, which several replicas have to share. Checkpoints are the platform's own, so threads can be
+folder MEMAGENT_HOME, which must be shared between replicas. Checkpoints are the platform's own, so threads can be
 listed, edited (`memory`, as the node `update_memory`) and resumed through its API and in LangGraph Studio.
 
     cd integrations && langgraph dev
@@ -33,14 +33,15 @@ _making = threading.Lock()
 
 
 class InputError(MemAgentError, ValueError):
-    """A question or a document that cannot be read with.
+    """An invalid question or document.
 
-    The platform shows its callers what a `ValueError` says and hides all else, which may hold addresses or paths.
+    The platform shows its callers the message of a `ValueError` and hides all others, which may contain addresses or
+    paths.
     """
 
 
 class ServedGraph(ReaderGraph):
-    """A reader for callers elsewhere: a document that is text is never taken for the name of a file here."""
+    """A reader for remote callers: a document that is text is never used as the name of a file on this machine."""
 
     async def astream(
         self,
@@ -51,7 +52,7 @@ class ServedGraph(ReaderGraph):
         """As in `ReaderGraph`.
 
         Raises:
-            InputError: the caller's question or document is at fault; it says how.
+            InputError: the caller's question or document is invalid; the message says why.
         """
         if isinstance(input, dict) and isinstance(text := input.get("document"), str):
             input = {**input, "document": Document.from_text(text)}  # noqa: A001
@@ -65,17 +66,17 @@ class ServedGraph(ReaderGraph):
 
 
 async def make_graph() -> ReaderGraph:
-    """The graph, without a checkpointer: the platform brings one. Made at the first request, then kept.
+    """The graph, without a checkpointer: the platform has its own. Made at the first request, then kept.
 
     Raises:
-        MemAgentError: a variable that cannot be understood, or a policy that cannot be asked or loaded.
+        MemAgentError: a variable cannot be parsed, or the policy cannot be reached or loaded.
     """
-    # Loading a policy or a tokenizer takes seconds, and the platform's event loop must not stand still.
+    # Loading a policy or a tokenizer takes seconds, and the platform's event loop must not be blocked.
     return await asyncio.to_thread(_made_once)
 
 
 def settings_from_environment(environment: Mapping[str, str]) -> ReaderSettings:
-    """The settings that variables named MEMAGENT_ and a field's name give; empty ones count as unset.
+    """The settings from variables named MEMAGENT_ plus a field's name; empty ones count as unset.
 
     Raises:
         MemAgentError: a value of the wrong type, or a name that looks like a misspelt one.
@@ -90,7 +91,8 @@ def settings_from_environment(environment: Mapping[str, str]) -> ReaderSettings:
             values[name] = _parsed(variable, text, kinds[name])
         elif meant := get_close_matches(name, kinds, n=1, cutoff=0.85):
             raise MemAgentError(
-                f"{variable} is no setting", hint=f"Unset it, or, if it is meant, call it {_PREFIX}{meant[0].upper()}."
+                f"{variable} is not a setting",
+                hint=f"Unset it, or, if it is meant, call it {_PREFIX}{meant[0].upper()}.",
             )
     return ReaderSettings(**values)
 
@@ -103,7 +105,7 @@ def _made_once() -> ReaderGraph:
 @cache
 def _made() -> ReaderGraph:
     graph = settings_from_environment(os.environ).decided().make_reader().graph()
-    # The context holds clients and stores: nothing that a caller could send, nor that has a JSON schema to show.
+    # The context holds clients and stores: nothing that a caller could send, or that has a JSON schema.
     return ServedGraph(**{**vars(graph), "context_schema": None})
 
 

@@ -1,4 +1,4 @@
-"""Questions: as models give them to tools, and as tool results and histories are read with, within their budget."""
+"""Questions: how models pass them to tools, and how they are made for tool results and histories, within the budget."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.shortening import shortened
 
 Questions: TypeAlias = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
-"""An argument of a tool: models that ask one thing often give it as plain text."""
+"""An argument of a tool: models that ask one question often pass it as plain text."""
 
 SOURCE = "lc_source"
 """Key in a message's `additional_kwargs` with which middlewares mark messages of their own."""
 
 STANDING_QUESTION = "What will matter later: who wants what, names, numbers, facts, decisions, open tasks?"
-"""What a dialogue is read with where nobody asks anything else."""
+"""The question for a dialogue if there is no other one."""
 
 _ROOM_FOR_MORE = 256
-"""Question budgets, in tokens, below which the request stands alone. A policy with so little was trained on bare
-questions: the embedded one finds ten facts of ten with them, and none once a sentence follows."""
+"""With a question budget below this, in tokens, the question is only the request. A policy with such a budget was
+trained on single questions: the embedded one finds ten of ten facts with them, and none if another sentence follows."""
 
 
 def latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | None:
-    """Where the user spoke last, and what was said; messages that a middleware wrote in the user's place do not count.
+    """The index and text of the user's last message; messages that a middleware wrote for the user do not count.
 
-    None where the user has said nothing.
+    None if there is none.
     """
     for position in range(len(messages) - 1, -1, -1):
         message = messages[position]
@@ -43,8 +43,8 @@ def latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | None:
 def about_result(request: str | None, tool: str, arguments: Any, tokens: int, tokenizer: Tokenizer) -> str:
     """The question for reading what a tool returned: the user's request, then which call it was.
 
-    Long arguments are cut first, to a third of the budget, then the request; "[...]" stands where something is missing.
-    A small budget is the request's alone.
+    Long arguments are cut first, to a third of the budget, then the request; "[...]" marks what is missing. A small
+    budget is the request's alone.
     """
     call = shortened(call_text(tool, arguments), tokens // 3, tokenizer)
     if not request:

@@ -1,4 +1,4 @@
-"""An over-long message history as a prompt shows it: a memory of its older part, then the recent messages."""
+"""A message history that is too long, as shown in a prompt: a memory of its older part, then the recent messages."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from memagent_graph.tokenizers.shortening import shortened
 from memagent_graph.trace import MemoryUpdate
 
 _REMEMBERED = 1024
-"""Memories kept in the process, each a few kilobytes; the one not used for longest goes first."""
+"""How many memories are kept in the process, each a few kilobytes; the least recently used is dropped first."""
 _AROUND = 64
-"""Tokens set aside for what stands around the memory."""
+"""Tokens reserved for the text around the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A history parted in two: the older part is read, the messages from `position` on stay as they are."""
+    """A history in two parts: the older one is read, the messages from `position` on stay unchanged."""
 
     position: int
     key: str
-    """Names the older part by its content, and the thread that it belongs to."""
+    """Identifies the older part by its content and its thread."""
 
 
 class RollingHistory:
-    """Keeps histories within a bound, reading each message at most once.
+    """Keeps histories within a limit; each message is read at most once.
 
     The memory of an older part is kept under a hash of its messages. A history that continues from there is shown with
-    the same memory until it has outgrown the bound again; then what came in between is read on into it. Memories live
-    in this process: elsewhere, and after a restart, the older part is read again.
+    the same memory until it exceeds the limit again; then the messages since then are read into it. Memories are kept
+    in this process: in another one, or after a restart, the older part is read again.
 
     Args:
         agent: the reader.
         tokens: the bound for a history, counted by the reader's tokenizer.
-        keep_messages: how many recent messages stay as they are, where they fit.
+        keep_messages: how many recent messages stay unchanged, if they fit.
     """
 
     def __init__(self, agent: MemAgent, *, tokens: int, keep_messages: int) -> None:
@@ -63,18 +63,18 @@ class RollingHistory:
     async def within(
         self, messages: list[AnyMessage], config: RunnableConfig, report: Callable[[str, MemoryUpdate], None]
     ) -> list[AnyMessage]:
-        """The messages as they are where they fit; otherwise a memory of the older ones, and the recent ones.
+        """The messages unchanged if they fit; otherwise a memory of the older ones, and the recent ones.
 
-        The user's latest request always stays, shortened where it alone would fill the bound.
+        The user's latest request always stays, shortened if it alone would fill the limit.
 
         Args:
             messages: the history.
-            config: the agent's. Its handlers learn of a read, and memories are not shared between its threads.
-            report: is given the read's run id and every update as it is made.
+            config: the agent's. Its handlers see a read, and memories are not shared between its threads.
+            report: called with the read's run id and each update.
 
         Raises:
             PolicyError: the policy failed.
-            BudgetError: the bound leaves too little room beside a memory.
+            BudgetError: the limit leaves too little space next to a memory.
         """
         context = await self._agent.aprepare()
         thread = str(config.get("configurable", {}).get("thread_id", ""))
@@ -106,7 +106,7 @@ class RollingHistory:
         return shown + recent
 
     def _newest(self, cuts: Sequence[_Cut]) -> tuple[int, str]:
-        """How much of the history there is a memory of already, and that memory."""
+        """How much of the history is in a memory already, and that memory."""
         for cut in reversed(cuts):
             memory = self._memories.get(cut.key)
             if memory is not None:
@@ -115,7 +115,7 @@ class RollingHistory:
         return 0, ""
 
     def _chosen(self, cuts: Sequence[_Cut], sizes: Sequence[int], room: int) -> _Cut:
-        """The last cut that keeps enough messages, or, where those are too long, the first after it that fits."""
+        """The last cut that keeps enough messages, or, if those are too long, the first later one that fits."""
         preferred = max(place for place, cut in enumerate(cuts) if cut.position <= max(0, len(sizes) - self._keep))
         later = cuts[preferred:]
         return next((cut for cut in later if sum(sizes[cut.position :]) <= room), later[-1])
@@ -133,7 +133,7 @@ class RollingHistory:
         return [_Cut(position, keys[position]) for position in safe_cuts(messages) if position < len(messages)]
 
     def require_room(self, budget: Budget) -> None:
-        """Raise `BudgetError` if the bound leaves too little room beside a memory of that budget."""
+        """Raise `BudgetError` if the bound leaves too little room next to a memory of that budget."""
         memory_tokens = budget.memory_tokens
         needed = 2 * (memory_tokens + _AROUND)
         if self._tokens < needed:
@@ -146,7 +146,7 @@ class RollingHistory:
 def _within_a_quarter(
     messages: Sequence[BaseMessage], request: tuple[int, str] | None, tokens: int, tokenizer: Tokenizer
 ) -> HumanMessage | None:
-    """The user's latest request, cut where its text takes more than a quarter of the bound."""
+    """The user's latest request, cut if its text takes more than a quarter of the limit."""
     if request is None:
         return None
     position, text = request
@@ -157,7 +157,7 @@ def _within_a_quarter(
 
 
 def _digest(message: BaseMessage) -> str:
-    """What a message says, as a hash; ids and metadata may change from one call to the next."""
+    """A hash of a message's content; ids and metadata may change between calls."""
     said: list[object] = [message.type, message.content, message.name]
     if isinstance(message, AIMessage):
         said.append([[call["name"], call["args"], call["id"]] for call in message.tool_calls])

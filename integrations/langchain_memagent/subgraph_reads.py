@@ -1,6 +1,6 @@
 """One read inside someone else's graph or chain: its callbacks, checkpointer and stream, and a `ReadResult` at the end.
 
-`MemAgent.read` runs apart, on checkpoints of its own. Here the reader's graph is called with the caller's config, so
+`MemAgent.read` is independent, with its own checkpoints. Here the reader's graph is called with the caller's config, so
 that a read is a part of the run around it, and continues at its chunk when that run is resumed.
 """
 
@@ -23,14 +23,14 @@ from memagent_graph.reading.graph import checked_questions, stored
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
 
 PARTS: Final[list[StreamMode]] = ["updates", "values"]
-"""What `FollowedRead` needs of a reader's stream."""
+"""The parts of a reader's stream that `FollowedRead` needs."""
 
 
 class PreparedGraph:
-    """A reader's graph, made when it is first needed: only then may its policy be asked what it is.
+    """A reader's graph, made when it is first needed: only then may its policy be asked about its model.
 
     Args:
-        agent: the reader, or its graph, which is taken as it is.
+        agent: the reader, or its graph, which is used directly.
     """
 
     def __init__(self, agent: MemAgent | ReaderGraph) -> None:
@@ -52,13 +52,13 @@ class PreparedGraph:
 def read(
     graph: ReaderGraph, document: Any, question: str, config: RunnableConfig | None = None, pace: Reach | None = None
 ) -> ReadResult:
-    """Read as a part of the run that `config`, or the calling context, belongs to.
+    """Read as a part of the run of `config`, or of the calling context.
 
     Args:
         graph: from `MemAgent.graph`; it must have no checkpointer of its own.
-        document: what `Document.of` takes, or a reference from a `DocumentStore`.
+        document: anything that `Document.of` accepts, or a reference from a `DocumentStore`.
         question: the question.
-        config: the caller's; by default that of the runnable around this call, if there is one.
+        config: the caller's; by default that of the surrounding runnable, if there is one.
         pace: keeps the read together with others of the document.
 
     Raises:
@@ -95,18 +95,18 @@ def read_each(
 ) -> list[ReadResult]:
     """Read once for several questions, as `MemAgent.read` does, as a part of the run around it.
 
-    Each question's checkpoints lie in a place of its own. When the run is resumed, every question continues at its
-    chunk, and one that was answered gives its result again.
+    Each question has its own checkpoint namespace. When the run is resumed, every question continues at its chunk, and
+    one that was answered returns its result again.
 
     Args:
         graph: from `MemAgent.graph`; it must have no checkpointer of its own.
-        document: what `Document.of` takes, or a reference from a `DocumentStore`.
-        questions: at least one. Of equal ones, the first is read for, and all have its result.
+        document: anything that `Document.of` accepts, or a reference from a `DocumentStore`.
+        questions: at least one. Equal ones are read for once, and share the result.
         config: as for `read`.
 
     Raises:
-        MemAgentError, BudgetError: a question is missing, empty or too long; nothing was read then.
-        DocumentError, PolicyError: the first question's that failed, once the others are read.
+        MemAgentError, BudgetError: a question is missing, empty or too long; nothing was read.
+        DocumentError, PolicyError: the first error of a question, when the others are done.
     """
     context, config = graph.reader_context, ensure_config(config)
     asked = checked_questions(questions, context)
@@ -129,7 +129,9 @@ async def aread_each(
 
 
 def _places(asked: list[str], config: RunnableConfig) -> dict[str, RunnableConfig]:
-    """Each different question's config. The names are those that LangGraph gives to a task's first graph and others."""
+    """Each different question's config. The names are those that LangGraph uses for a task's first graph and for
+    others.
+    """
     return {
         question: own_place(config, str(number) if number else "")
         for number, question in enumerate(dict.fromkeys(asked))
@@ -138,7 +140,7 @@ def _places(asked: list[str], config: RunnableConfig) -> dict[str, RunnableConfi
 
 @dataclass
 class FollowedRead:
-    """What was seen of a read inside another graph as its states and changes came by.
+    """Collects a read's states and changes from the stream of another graph.
 
     Args:
         report: is given the run's id and every update as it is made.
@@ -152,7 +154,7 @@ class FollowedRead:
         """Take the next part of the stream.
 
         Returns:
-            Whether an earlier execution has read chunks, which `complete` is to add before the next part.
+            Whether an earlier execution has read chunks, which `complete` has to add before the next part.
         """
         if mode == "values":
             is_first, self.state = not self.state, part
@@ -170,7 +172,7 @@ class FollowedRead:
     def complete(self, snapshots: Iterable[StateSnapshot]) -> None:
         """Add the chunks that were read earlier.
 
-        Behind an edited memory lie two branches; only the one that leads to the newest state counts.
+        After an edited memory there are two branches; only the one that leads to the newest state counts.
         """
         steps = self.progress.steps
         wanted: str | None = None
@@ -182,5 +184,5 @@ class FollowedRead:
         self.progress = Progress({step.id: step for step in steps}.values(), self.progress.document_bytes)
 
     def result(self, graph: ReaderGraph) -> ReadResult:
-        """The whole read, as `MemAgent` would have returned it."""
+        """The whole read, as `MemAgent` would return it."""
         return result_from_state(self.state, self.progress.trace, graph.reader_context)

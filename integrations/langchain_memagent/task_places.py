@@ -1,8 +1,8 @@
-"""Where, in the checkpoints of the graph around, a read that one of its nodes or tools makes is kept.
+"""Where a read by a node or a tool is kept in the checkpoints of the surrounding graph.
 
-Such a read is found again when its node is executed again: after a kill or an error, by the graph; and at once, by
-LangGraph's `RetryPolicy` and by LangChain's `ToolRetryMiddleware`. Where the graph around keeps no checkpoints, the
-read is kept in memory, as long as the node is tried.
+Such a read is found when its node is executed again: after a kill or an error, by the graph; or immediately, by
+LangGraph's `RetryPolicy` or LangChain's `ToolRetryMiddleware`. If the surrounding graph has no checkpoints, the read is
+kept in memory while the node is retried.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.reading.langgraph_internals import CHECKPOINTER, RESUMING, SCRATCHPAD, inherited, task_around
 
 _kept: dict[int, InMemorySaver] = {}
-"""By the id of the task, which takes its entry with it."""
+"""By the task's id; an entry is removed with its task."""
 
 
 def own_place(config: RunnableConfig, name: str = "") -> RunnableConfig:
-    """The config of a graph whose checkpoints lie in a place of that name below a task's own, or right there.
+    """The config of a graph whose checkpoints are in a namespace of that name below the task's own, or in the task's
+    own.
 
-    LangGraph would tell several graphs that are called in one task apart by the order of their calls; after a crash
-    that may be another order, and one would continue with the read of another.
+    LangGraph distinguishes several graphs in one task by the order of their calls; after a crash the order may differ,
+    and one would continue with the read of another.
     """
     place = config.get("configurable", {})
     if (scratchpad := place.get(SCRATCHPAD)) is None:
@@ -38,7 +39,7 @@ def own_place(config: RunnableConfig, name: str = "") -> RunnableConfig:
 
 
 def kept_for_retries(config: RunnableConfig) -> RunnableConfig:
-    """The config, with checkpoints in memory for the task that it belongs to, if the graph around keeps none."""
+    """The config, with checkpoints in memory for its task, if the surrounding graph has none."""
     if inherited(config, CHECKPOINTER) or (task := task_around(config)) is None:
         return config
     if (saver := _kept.get(id(task))) is None:
@@ -49,7 +50,7 @@ def kept_for_retries(config: RunnableConfig) -> RunnableConfig:
 
 
 def resuming(config: RunnableConfig) -> RunnableConfig:
-    """The config of a graph that continues from its checkpoint, and leaves its input aside."""
+    """The config of a graph that continues from its checkpoint and ignores its input."""
     return _changed(config, {RESUMING: True})
 
 
@@ -66,23 +67,23 @@ def kept_at(config: RunnableConfig, namespace: str | None = None) -> RunnableCon
 
 
 class TaskPlace:
-    """The place of one read among those of its task.
+    """The namespace of one read of a task.
 
-    The task's first read has the task's own place, where LangGraph looks for a subgraph's state; others have one that
-    is named by what they read. What is found there of the same question and document is continued. So two calls of one
-    task that ask the same of the same document are one read.
+    The task's first read has the task's own namespace, where LangGraph looks for a subgraph's state; others have one
+    named by what they read. A read of the same question and document that is found there is continued. So two calls in
+    one task with the same question and document are one read.
 
     Args:
-        config: with which the read is called.
+        config: the config that the read is called with.
         reference: the document's.
         question: the question.
 
-    Ask the graph for the state at `to_look_up` and pass it to `found`, until there is nothing to look up.
+    Ask the graph for the state at `to_look_up` and pass it to `found`, until `to_look_up` is None.
     """
 
     def __init__(self, config: RunnableConfig, reference: DocumentRef, question: str) -> None:
         self.config = config
-        """With which to call the graph."""
+        """The config for the graph."""
         self._reference, self._question = reference, question
         self._places: list[RunnableConfig] = []
         if inherited(config, SCRATCHPAD) is not None and inherited(config, CHECKPOINTER):
@@ -95,7 +96,7 @@ class TaskPlace:
         return kept_at(self._places[0]) if self._places else None
 
     def found(self, state: Mapping[str, Any]) -> None:
-        """Take the state that is kept there, if one is."""
+        """Take the state that is stored there, if there is one."""
         place = self._places.pop(0)
         if state and self._is_same(state):
             self.config, self._places = resuming(place), []
@@ -106,7 +107,7 @@ class TaskPlace:
         return bool(self.config["configurable"][SCRATCHPAD].subgraph_counter() == 0)
 
     def _is_same(self, state: Mapping[str, Any]) -> bool:
-        """Whether it is a read of the same; a stream that is stored again has another key."""
+        """Whether it is a read of the same document and question; a stream that is stored again has another key."""
         keys = {state["document"]["key"], self._reference["key"]}
         is_stream = any(key.startswith("stream:") for key in keys)
         return bool(state["question"] == self._question) and (len(keys) == 1 or is_stream)

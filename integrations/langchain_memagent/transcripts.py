@@ -1,4 +1,6 @@
-"""Messages as text that a policy can read, and where a history may be cut without parting tool calls from results."""
+"""Messages as text that a policy can read, and where a history may be cut without separating tool calls from their
+results.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ _SPEAKERS = ((HumanMessage, "User"), (AIMessage, "Assistant"), (SystemMessage, "
 
 
 def transcript(messages: Iterable[BaseMessage]) -> str:
-    """The messages as a dialogue, a paragraph each: who speaks, which tools are called with what, and what they gave.
+    """The messages as a dialogue, one paragraph each: the speaker, tool calls with arguments, and their results.
 
-    Blocks that are not text are named, so that a reader knows that something stood there.
+    Blocks that are not text are named, so that a reader knows that they were there.
     """
     tools: dict[str, str] = {}
     paragraphs: list[str] = []
@@ -47,7 +49,7 @@ def content_text(content: str | Sequence[str | dict[str, Any]]) -> str:
 
 
 def block_text(block: str | dict[str, Any]) -> str | None:
-    """The text of a content block; None for an image and whatever else is not text."""
+    """The text of a content block; None for an image or anything else that is not text."""
     if isinstance(block, str):
         return block
     text = block.get("text")
@@ -55,10 +57,10 @@ def block_text(block: str | dict[str, Any]) -> str | None:
 
 
 def safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:
-    """Every position at which the messages may be parted, in ascending order; 0, which parts nothing, is always one.
+    """Every position at which the messages may be divided, in ascending order; 0 is always one.
 
-    A tool call and its results stay on one side, a call that still waits for its results is on the later one, and the
-    later side never begins with a tool result, which model servers refuse.
+    A tool call and its results stay together, a call that still waits for its results is in the later part, and the
+    later part never begins with a tool result, which model servers refuse.
     """
     closed: set[int] = set()
     calls: dict[str, int] = {}
@@ -69,7 +71,7 @@ def safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:
             closed.update(range(call + 1, position + 1))
             waiting.pop(message.tool_call_id, None)
             continue
-        # Whoever speaks next ends the wait: a call that was never answered must not hold all that follows.
+        # The next speaker ends the wait: a call that was never answered must not keep everything after it in one part.
         waiting = {}
         if isinstance(message, AIMessage):
             waiting = dict.fromkeys(_call_ids(message), position)
@@ -92,5 +94,5 @@ def _kind(block: str | dict[str, Any]) -> str:
 
 
 def _is_shown(block: str | dict[str, Any]) -> bool:
-    """Calls are shown from `tool_calls`, and reasoning is nobody's message."""
+    """Calls are shown from `tool_calls`, and reasoning is not part of the dialogue."""
     return _kind(block) not in {"tool_use", "tool_call", "function_call", "reasoning", "thinking", "redacted_thinking"}

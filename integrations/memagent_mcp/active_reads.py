@@ -1,7 +1,7 @@
-"""The reads that are at work in this server, which outlive the requests that began them.
+"""The reads that are running in this server, which outlive the requests that started them.
 
-A client gives up a request after a time of its own, a minute often, and a read may take hours. So a read can be
-followed by any later request, ended by one, and begun by one that does not wait for it.
+A client gives up a request after some time, often a minute, but a read may take hours. So a later request can follow a
+read or end it, and a request can start one without waiting for it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.tool_results import Answer
 
 _REMEMBERED: Final = 256
-"""Reads that have ended and whose outcome is still known here; the oldest goes first."""
+"""How many ended reads are remembered with their outcome; the oldest is dropped first."""
 
 Parts = AsyncGenerator[MemoryUpdate | ReadResult, None]
 
 
 @dataclass(eq=False)
 class ActiveRead:
-    """A read that is at work, or has ended."""
+    """A read that is running, or has ended."""
 
     run_id: str
     question: str
@@ -40,7 +40,7 @@ class ActiveRead:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def advance(self, update: MemoryUpdate | None) -> None:
-        """Note an update, or the end, and wake all that follow."""
+        """Record an update or the end, and wake everyone who waits."""
         self.update = update or self.update
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -55,7 +55,7 @@ class ActiveRead:
         await self._changed.wait()
 
     def answer(self) -> Answer:
-        """What came of it, or how far it is.
+        """The result, or the progress so far.
 
         Raises:
             MemAgentError: it failed, or was cancelled.
@@ -75,11 +75,11 @@ class ActiveReads:
         self._unawaited: set[asyncio.Task[Any]] = set()
 
     def find(self, run_id: str) -> ActiveRead | None:
-        """A read of this process, at work or lately ended; None where there is none."""
+        """A read of this process, running or recently ended; None if there is none."""
         return self._reads.get(run_id)
 
     def announce(self, read: ActiveRead) -> None:
-        """Let a read be found, though it may not have begun."""
+        """Register a read, which may not have begun."""
         self._reads[read.run_id] = read
         ended = [run_id for run_id, each in self._reads.items() if not each.is_at_work]
         for run_id in ended[: max(0, len(self._reads) - _REMEMBERED)]:
@@ -94,7 +94,7 @@ class ActiveReads:
             MemAgentError: it failed, or was cancelled by `cancel`.
         """
         read.task = asyncio.create_task(_driven(read, parts, report))
-        if read.is_cancelled:  # before its turn came
+        if read.is_cancelled:  # before its turn
             read.task.cancel()
         try:
             return await read.task
@@ -106,7 +106,7 @@ class ActiveReads:
             read.advance(None)
 
     def begin(self, work: Awaitable[Any]) -> None:
-        """Do the work behind the request, whoever waits for it; failures are the reads' own."""
+        """Do the work in the background; errors belong to the reads."""
         task = asyncio.ensure_future(work)
         self._unawaited.add(task)
         task.add_done_callback(self._unawaited.discard)
@@ -140,6 +140,6 @@ async def _driven(read: ActiveRead, parts: Parts, report: Callable[[MemoryUpdate
     except (sqlite3.Error, OSError) as error:
         raise RunError(
             f"the read ended with {type(error).__name__}: {error}",
-            hint="See that the server's disk has room and its checkpoints and documents are whole; ask again.",
+            hint="Check the free disk space, the checkpoints and the documents of the server; then ask again.",
         ) from error
     raise AssertionError("a stream ends with its result")

@@ -6,9 +6,9 @@
     none             offered          below the client's, where the client is trusted to name them
     none             not offered      none, only text that is passed in
 
-A client that offers roots and names none, or only such as are not on this machine, may read no file. Whoever starts the
-server as a child process could read the same files without it, so its roots are believed; one that comes over HTTP may
-be anybody, so there its roots only narrow the server's own.
+A client that offers roots but names none, or only some that are not on this machine, may read no file. A client that
+starts the server as a child process could read the same files without it, so its roots are trusted; a client over HTTP
+may be anyone, so its roots only narrow the server's own.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from memagent_graph.errors import RefusedSourceError
 ToolContext: TypeAlias = Context[ServerSession, Any, Any]
 
 _PATIENCE = timedelta(seconds=10)
-"""How long a client may take to tell its roots."""
+"""Seconds that a client may take to list its roots."""
 
 
 class Roots:
-    """The server's roots, and what is left of them for each client.
+    """The server's roots, and which of them each client may use.
 
     Args:
         own: the server's folders (or single files).
         max_bytes: the largest file, and the longest text.
-        trust_client: whether a client's roots count where the server has none.
+        trust_client: whether a client's roots count if the server has none.
 
     Raises:
         FileNotFoundError: a root does not exist.
@@ -56,7 +56,7 @@ class Roots:
         """What the client of this request may read.
 
         Raises:
-            RefusedSourceError: the client offers roots and does not tell them.
+            RefusedSourceError: the client offers roots but does not list them.
         """
         declared = await _declared(context)
         if declared is None:
@@ -66,7 +66,7 @@ class Roots:
 
 
 def overlap(first: Sequence[Path], second: Sequence[Path]) -> tuple[Path, ...]:
-    """The folders below which lies what is below one of `first` and one of `second`; all paths resolved."""
+    """The folders whose contents are below one of `first` and one of `second`; all paths resolved."""
     inner = [_inner(one, other) for one in first for other in second]
     return tuple(dict.fromkeys(path for path in inner if path is not None))
 
@@ -78,12 +78,12 @@ def _inner(one: Path, other: Path) -> Path | None:
 
 
 async def _declared(context: ToolContext) -> tuple[Path, ...] | None:
-    """The client's roots that are on this machine, links resolved; None where it offers none."""
+    """The client's roots that are on this machine, links resolved; None if it offers none."""
     session = context.request_context.session
     if not session.check_client_capability(ClientCapabilities(roots=RootsCapability())):
         return None
     try:
-        # Not `session.list_roots`: over HTTP that waits for a stream which a client need not have opened, without end.
+        # Not `session.list_roots`: over HTTP that waits without limit for a stream that a client may not have opened.
         told = await session.send_request(
             ServerRequest(ListRootsRequest()),
             ListRootsResult,
@@ -92,14 +92,14 @@ async def _declared(context: ToolContext) -> tuple[Path, ...] | None:
         )
     except (McpError, ValidationError) as error:
         raise RefusedSourceError(
-            "the client offers roots and did not tell them, so no file may be read", hint="Pass the text itself."
+            "the client offers roots but did not list them, so no file may be read", hint="Pass the text itself."
         ) from error
     found = (local_path(str(root.uri)) for root in told.roots)
     return tuple(path for path in found if path is not None)
 
 
 def local_path(uri: str) -> Path | None:
-    """The existing file or folder of this machine that a file:// URI names, links resolved."""
+    """The existing file or folder on this machine that a file:// URI names, links resolved."""
     parts = urlsplit(uri)
     if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path:
         return None

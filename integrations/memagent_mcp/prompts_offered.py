@@ -1,4 +1,4 @@
-"""The prompts that clients offer their users, as slash commands often."""
+"""The prompts that clients offer their users, often as slash commands."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def add_prompts(server: FastMCP[Any]) -> None:
 
 def ask_document(
     path: Annotated[str, Field(description="The file.")],
-    question: Annotated[str, Field(description="What to find out; several questions one a line.")],
+    question: Annotated[str, Field(description="What to find out; several questions on separate lines.")],
 ) -> str:
     """Read a document of any length from beginning to end, and answer from it with quotes."""
     return (
         f"Read the document {path} with the tool read_document, in the background if it may be long, and call wait "
         f"until its answer is there. Ask all of this in one call:\n\n{question}\n\nThen answer me, with the quotes "
-        "that support each point and their places. Say so where the document holds no answer."
+        "that support each point and their places. Say so if the document has no answer."
     )
 
 
-def check_answer(run_id: Annotated[str, Field(description="The run's id, as answers give it.")]) -> str:
-    """See whether what a run noted and answered is in its document."""
+def check_answer(run_id: Annotated[str, Field(description="The run's id, as given in answers.")]) -> str:
+    """Check whether a run's notes and answer are supported by its document."""
     return (
         f"Look at run {run_id} with the tool show_run. For every claim of its answer, name the quote that supports it, "
-        "or say that there is none. Say what was noted and lost again that the question needed."
+        "or say that there is none. Name what was noted and then lost, if the question needed it."
     )

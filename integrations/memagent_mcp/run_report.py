@@ -1,4 +1,4 @@
-"""One run, typed and as plain text that is short enough for a model's context: what `show_run` gives back."""
+"""One run, typed and as plain text that is short enough for a model's context: the result of `show_run`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_LOST = 8
 
 
 class RunReport(Report):
-    """One run: what was asked and answered, and how the memory came to be."""
+    """One run: question, answer, and how the memory was built."""
 
     run_id: str
     question: str
@@ -24,12 +24,12 @@ class RunReport(Report):
     model: str
     began: str | None
     stop_reason: str | None
-    """How it ended; None while it runs, or where it was interrupted."""
+    """How it ended; None while it runs, or if it was interrupted."""
     answer: str | None
     memory: str
     """The final memory."""
     evidence: list[Quote]
-    """Where in the document the memory's lines come from."""
+    """The places in the document that the memory's lines come from."""
     chunks: int
     changes: int
     """How many chunks changed the memory."""

@@ -1,4 +1,4 @@
-"""Runs and what they read, as resources that a client's user can attach to a conversation.
+"""Runs and their documents, as resources that a client's user can attach to a conversation.
 
 memagent://runs/ID                  question, answer, where the memory changed, what supports it
 memagent://runs/ID/document         the document's text, where it is short enough to be shown at once
@@ -29,7 +29,7 @@ def add_resources(server: FastMCP[Any], tools: Tools) -> None:
 
     @server.resource("memagent://runs/{run_id}", title="A run: answer, evidence, how memory changed", mime_type=_TEXT)
     async def run(run_id: str) -> str:
-        """One run, as show_run tells it."""
+        """One run, as in show_run."""
         return (await asyncio.to_thread(tools.shown, run_id))[1]
 
     @server.resource("memagent://runs/{run_id}/document", title="The document that a run read", mime_type=_TEXT)
@@ -44,7 +44,7 @@ def add_resources(server: FastMCP[Any], tools: Tools) -> None:
 
 
 async def newest_runs(tools: Tools) -> list[Resource]:
-    """The newest runs, as a client lists them."""
+    """The newest runs, for a client's list."""
     listing = await asyncio.to_thread(tools.listing, _LISTED, "")
     return [
         Resource(
@@ -64,7 +64,7 @@ def _document(tools: Tools, run_id: str) -> str:
     if size is None or size > _MOST_BYTES:
         length = "a stream that has not ended" if size is None else f"{size:,} bytes"
         raise RunError(
-            f"the document is {length}, too long to be shown at once",
+            f"the document is {length}, too long to be shown as a whole",
             hint=f"Ask for its chunks, memagent://runs/{run_id}/chunks/0 and so on, or ask it with ask_again.",
         )
     return plain(store.read_bytes(reference, 0, size).decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""What the tools give back: typed results, and the same in words for a model to read."""
+"""The tools' results: typed, and the same as text for a model."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from memagent_graph.timeline import RunView
 from memagent_graph.trace import MemoryUpdate
 
 MOST_QUOTES = 20
-"""How many quotes a result holds: enough for a memory's lines, and no flood for its reader's context."""
+"""How many quotes a result has: enough for a memory's lines, and not too many for the model's context."""
 _LONGEST_QUOTE = 400
 _CONTEXT = 80
-"""Characters on either side of a quote."""
+"""Characters on each side of a quote."""
 _LONGEST_IN_LIST = 120
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Report(BaseModel):
-    """A tool's result, or a part of one; docstrings of attributes stand in the schema that clients see."""
+    """A tool's result, or a part of one; docstrings of attributes are in the schema that clients see."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _encodable(cls, value: Any) -> Any:
-        """Half surrogate pairs, as in file names that are not UTF-8, become U+FFFD: the protocol cannot carry them."""
+        """Half surrogate pairs, as in file names that are not UTF-8, become U+FFFD: the protocol does not allow
+        them.
+        """
         return _SURROGATES.sub("\ufffd", value) if isinstance(value, str) else value
 
     @classmethod
     def taken(cls, *sources: object, **given: Any) -> Self:
-        """The report with what is given; other fields are those of the first source that has one of that name."""
+        """The report with the given values; other fields are those of the first source that has one of that name."""
         for name in cls.model_fields.keys() - given.keys():
             given[name] = next(getattr(source, name) for source in sources if hasattr(source, name))
         return cls(**given)
@@ -55,14 +57,14 @@ class Quote(Report):
     quote: str
     """The document's own words."""
     chunk: int
-    """The chunk they stand in, counted from 0."""
+    """The chunk they are in, counted from 0."""
     start_char: int
     """Their first character, in the document."""
     end_char: int
     section: str | None
-    """The page or source they stand in, where the document has such."""
+    """The page or source they are in, if the document has pages or sources."""
     context: str
-    """The quote with what stands around it in its chunk; empty where the document's text is no longer stored."""
+    """The quote with the text around it in its chunk; empty if the document's text is no longer stored."""
 
     @classmethod
     def of(cls, evidence: Evidence, view: RunView) -> Quote:
@@ -71,7 +73,7 @@ class Quote(Report):
         return cls.taken(evidence, quote=quote, chunk=evidence.chunk_index, context=_around(evidence, view))
 
     def in_words(self) -> str:
-        """The quote and its place, in one line; a short one with what stands around it."""
+        """The quote and its place, in one line; a short quote with the text around it."""
         section = "" if self.section is None else f", {shortened(self.section)}"
         context = f' in "{self.context}"' if self.context and len(self.quote) < _CONTEXT else ""
         return (
@@ -80,35 +82,35 @@ class Quote(Report):
 
 
 class Answer(Report):
-    """One question, and what came of reading the document with it in mind."""
+    """One question, and the result of reading the document for it."""
 
     question: str
     answer: str | None
-    """None where the read failed, stopped at a limit, or ended without an answer."""
+    """None if the read failed, stopped at a limit, or ended without an answer."""
     stop_reason: str | None
-    """"answered", "enough" (it was read in part), "no_answer", or the limit it stopped at; None where it failed."""
+    """"answered", "enough" (it was read in part), "no_answer", or the limit it stopped at; None if it failed."""
     error: str | None
-    """What went wrong and what to do, where the read failed."""
+    """What went wrong and what to do, if the read failed."""
     memory: str
-    """What was noted of the document."""
+    """The notes on the document."""
     evidence: list[Quote]
-    """Where in the document the notes come from."""
+    """The places in the document that the notes come from."""
     run_id: str | None
     """For ask_again, show_run, wait, resume_read and cancel_read."""
     is_reading: bool
-    """Whether it is still at work; wait gives what comes of it."""
+    """Whether it is still running; wait returns its result."""
     progress: float | None
-    """The share of the document that was read, 0 to 1, where it is still at work and its end is known."""
+    """The share of the document that was read, 0 to 1, if it is still running and the document's length is known."""
     chunks_read: int
     prompt_tokens: int
     completion_tokens: int
     seconds: float
     events: dict[str, int]
-    """What happened on the way that was not a plain success, and how often."""
+    """What happened that was not a plain success, and how often."""
 
     @classmethod
     def of(cls, result: ReadResult) -> Answer:
-        """From a result. Looks its evidence up in the document's text, which may take a second."""
+        """From a result. Evidence is looked up in the document's text, which may take a second."""
         return cls.taken(
             result,
             result.usage,
@@ -123,7 +125,7 @@ class Answer(Report):
 
     @classmethod
     def failed(cls, question: str, error: MemAgentError) -> Answer:
-        """For a question whose read failed where others did not."""
+        """For a question whose read failed while others did not."""
         return cls(
             question=question,
             answer=None,
@@ -143,7 +145,7 @@ class Answer(Report):
 
     @classmethod
     def pending(cls, run_id: str, question: str, update: MemoryUpdate | None) -> Answer:
-        """For a read that is still at work."""
+        """For a read that is still running."""
         return cls(
             question=question,
             answer=None,
@@ -162,7 +164,7 @@ class Answer(Report):
         )
 
     def in_words(self) -> str:
-        """Answer, evidence, and what there is to say of the read."""
+        """Answer, evidence, and remarks on the read."""
         lines = [f"Question: {plain(self.question)}", f"Answer: {self._outcome()}"]
         if self.error is None and self.answer is None:
             lines.append(f"Noted so far: {plain(self.memory) or '(nothing)'}")
@@ -197,7 +199,7 @@ class Reading(Report):
     document: str
     """Its name."""
     document_bytes: int | None
-    """The size of its text, as UTF-8."""
+    """The size of its text in UTF-8."""
     answers: list[Answer]
     """One for each question, in their order."""
 
@@ -241,7 +243,7 @@ class RunListing(Report):
 
     runs: list[RunSummary]
     runs_in_log: int
-    """How many the log holds in all."""
+    """How many the log has in total."""
 
     def in_words(self) -> str:
         """One line a run."""
@@ -249,7 +251,7 @@ class RunListing(Report):
 
 
 def quotes(evidence: Iterable[Evidence], view: RunView) -> list[Quote]:
-    """The first quotes, no more than `MOST_QUOTES`."""
+    """The first quotes, at most `MOST_QUOTES`."""
     return [Quote.of(each, view) for each in islice(evidence, MOST_QUOTES)]
 
 
@@ -261,7 +263,7 @@ def _around(evidence: Evidence, view: RunView) -> str:
 
 
 def shortened(text: str, longest: int = _LONGEST_IN_LIST) -> str:
-    """A text in one line of at most so many characters, without control characters."""
+    """A text in one line with a maximum number of characters, without control characters."""
     line = " ".join(plain(text).split())
     return line if len(line) <= longest else line[: longest - 1] + "…"
 

@@ -1,4 +1,4 @@
-"""The tools that a client's model calls. Their docstrings are what that model reads."""
+"""The tools that a client's model calls. The model reads their docstrings."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ MOST_QUESTIONS = 16
 """How many questions one call may ask: each has a memory, and an answer, of its own."""
 
 _PATIENCE: Final = 45.0
-"""Seconds that one call waits where nobody says another number; clients often give up after 60."""
+"""Seconds that one call waits by default; clients often give up after 60."""
 
 Result = TypeVar("Result")
 Questions = Annotated[
     Annotated[list[str], Field(min_length=1, max_length=MOST_QUESTIONS)] | str,
     Field(description=f"What to find out: one question, or up to {MOST_QUESTIONS}, each answered on its own."),
 ]
-# Empty strings stand for "not given": the SDK takes an argument that may be a string or null for JSON where it looks
-# like JSON, and a document that is JSON would arrive as a dictionary.
+# Empty strings mean "not given": for an argument that may be a string or null the SDK parses a text that looks like
+# JSON, so a document that is JSON would arrive as a dictionary.
 PathArgument = Annotated[str, Field(description="The file to read, below the allowed roots. Give either path or text.")]
 TextArgument = Annotated[str, Field(description="The text to read, instead of a file.")]
-RunId = Annotated[str, Field(description="A run's id, as read_document and list_runs give it.")]
-MaxChunks = Annotated[int | None, Field(ge=1, description="Stop each question's read after so many chunks.")]
-MaxTokens = Annotated[int | None, Field(ge=1, description="Stop it after so many tokens, in and out.")]
-MaxSeconds = Annotated[float | None, Field(gt=0, description="Stop it after so many seconds.")]
-Background = Annotated[bool, Field(description="Do not wait for the answer: give the run id at once, for wait.")]
+RunId = Annotated[str, Field(description="A run's id, from read_document or list_runs.")]
+MaxChunks = Annotated[int | None, Field(ge=1, description="Stop each question's read after this many chunks.")]
+MaxTokens = Annotated[int | None, Field(ge=1, description="Stop it after this many tokens, input and output.")]
+MaxSeconds = Annotated[float | None, Field(gt=0, description="Stop it after this many seconds.")]
+Background = Annotated[bool, Field(description="Do not wait for the answer: return the run id at once, for wait.")]
 
 
 class Tools:
@@ -56,7 +56,7 @@ class Tools:
 
     Args:
         reader: reads.
-        roots: where files may lie, and how long a text may be.
+        roots: which files may be read, and how long a text may be.
         ceilings: limits of each read that a call can only lower.
     """
 
@@ -68,7 +68,7 @@ class Tools:
 
     @property
     def offered(self) -> list[Callable[..., Any]]:
-        """The tools that this reader can have."""
+        """The tools that are possible with this reader."""
         tools: list[Callable[..., Any]] = [self.read_document, self.wait, self.cancel_read]
         if self._reader.keeps_checkpoints:
             tools.append(self.resume_read)
@@ -97,13 +97,13 @@ class Tools:
         max_seconds: MaxSeconds = None,
         background: Background = False,
     ) -> Annotated[CallToolResult, Reading]:
-        """Read a document of any length, from beginning to end, with a question in mind, and answer from it.
+        """Read a document of any length, from beginning to end, for a question, and answer from it.
 
-        Use it for what does not fit your own context: books, logs, transcripts, long reports. The document is read
-        chunk by chunk by a language model of its own; you get the answer, quotes that support it with their places in
-        the document, and a run id with which ask_again asks the same document something else. A call costs a
-        pass over the whole document, which its questions share, so ask precisely, and everything at once. For a
-        document of more than a few hundred pages, read in the background, and call wait until the answer is there.
+        Use it for what does not fit your own context: books, logs, transcripts, long reports. Another language model
+        reads the document chunk by chunk; you get the answer, quotes that support it with their places in the document,
+        and a run id, with which ask_again asks the same document something else. A call costs a pass over the whole
+        document, which its questions share, so ask precisely, and ask everything at once. For a document of more than a
+        few hundred pages, read in the background, and call wait until the answer is there.
         """
         asked = [questions] if isinstance(questions, str) else questions
         document = await self._document(context, path, text)
@@ -122,7 +122,8 @@ class Tools:
     ) -> Annotated[CallToolResult, Reading]:
         """Read the document of an earlier run again, with another question.
 
-        The document need not be passed again, nor be where it was. It costs another pass over the whole document.
+        The document does not have to be passed again, nor still be at its place. It costs another pass over the whole
+        document.
         """
         record = await asyncio.to_thread(self.record, run_id)
         limits = Limits(max_chunks, max_tokens, max_seconds)
@@ -132,25 +133,27 @@ class Tools:
         self,
         context: ToolContext,
         run_id: RunId,
-        seconds: Annotated[float, Field(gt=0, le=3600, description="Wait no longer than this.")] = _PATIENCE,
+        seconds: Annotated[float, Field(gt=0, le=3600, description="The longest time to wait.")] = _PATIENCE,
     ) -> Annotated[CallToolResult, Reading]:
-        """Wait for a read that is at work: one in the background, or one whose call was given up too early.
+        """Wait for a running read: one in the background, or one whose call was given up too early.
 
-        Gives the answer, or how far the read is once the time is over; then call it again. The read goes on meanwhile.
+        Returns the answer, or the progress when the time is over; then call it again. The read continues meanwhile.
         """
         read = self.active.find(run_id)
         if read is None:
             raise RunError(
-                f"no read of that id is at work here: {shortened(run_id)}",
-                hint="If it was interrupted, or the server was started again since, resume_read continues it.",
+                f"no read with this id is running here: {shortened(run_id)}",
+                hint="If it was interrupted, or the server was restarted since, resume_read continues it.",
             )
         return await undisturbed(self._awaited(context, read, seconds))
 
     async def cancel_read(self, run_id: RunId) -> Annotated[CallToolResult, Reading]:
-        """End a read that is at work. What it has read so far is kept, and resume_read continues it from there."""
+        """End a running read. What it has read so far is kept, and resume_read continues it from there."""
         read = self.active.find(run_id)
         if read is None or not read.is_at_work:
-            raise RunError(f"no read of that id is at work here: {shortened(run_id)}", hint="There is nothing to end.")
+            raise RunError(
+                f"no read with this id is running here: {shortened(run_id)}", hint="There is nothing to cancel."
+            )
         await self.active.cancel(read)
         answer = Answer.pending(read.run_id, read.question, read.update)
         cancelled = answer.model_copy(update={"is_reading": False, "error": "cancelled; resume_read continues it"})
@@ -167,7 +170,7 @@ class Tools:
     ) -> Annotated[CallToolResult, Reading]:
         """Continue a read that was cancelled, killed, failed, or stopped at a limit, where it was.
 
-        A read that is at work is waited for, and one that has its answer gives it again; neither costs anything.
+        A running read is waited for, and a finished one returns its answer again; neither costs anything.
         """
         read = self.active.find(run_id)
         if read is None or not read.is_at_work:
@@ -179,15 +182,17 @@ class Tools:
 
     async def list_runs(
         self,
-        limit: Annotated[int, Field(ge=1, le=200, description="At most so many, the newest.")] = 20,
-        contains: Annotated[str, Field(description="Only those with this in question or document name.")] = "",
+        limit: Annotated[int, Field(ge=1, le=200, description="The maximum number; the newest are returned.")] = 20,
+        contains: Annotated[
+            str, Field(description="Only those with this text in the question or the document's name.")
+        ] = "",
     ) -> Annotated[CallToolResult, RunListing]:
-        """List what was read before: run ids, documents, questions and answers, newest first."""
+        """List earlier runs: run ids, documents, questions and answers, newest first."""
         listing = await asyncio.to_thread(self.listing, limit, contains)
         return _result(listing, listing.in_words())
 
     async def show_run(self, run_id: RunId) -> Annotated[CallToolResult, RunReport]:
-        """Show how a run came to its answer: where the memory changed, what in the document supports it, what was lost.
+        """Show how a run got its answer: where the memory changed, what in the document supports it, what was lost.
 
         Use it to check an answer, or to see why there is none.
         """
@@ -203,16 +208,16 @@ class Tools:
         *,
         background: bool,
     ) -> CallToolResult:
-        """Read a document once for several questions; of equal ones, the first is read for, and all have its answer.
+        """Read a document once for several questions; equal ones are read for once, and share the answer.
 
         Raises:
-            MemAgentError: every one of them failed; this is the first one's error. Others are raised likewise once all
-                reads have ended.
+            MemAgentError: all of them failed; this is the first one's error. Other errors are raised in the same way
+                when all reads have ended.
         """
         store, prepared = self._reader.store, await self._reader.aprepare()
         bounds = tightest(self._ceilings, limits)
         if isinstance(document, Document):
-            # Once, and not by each question's read.
+            # Once, and not for each question.
             reference = await store.add_async(document, replace_undecodable=prepared.replace_undecodable)
         else:
             reference = document
@@ -249,7 +254,7 @@ class Tools:
         return _reading(reference["name"], size, [answers[each] for each in questions])
 
     def _earlier(self, run_id: str) -> ActiveRead:
-        """An earlier run, to be continued.
+        """An earlier run to continue.
 
         Raises:
             RunNotFoundError: the log has no such run.
@@ -260,7 +265,7 @@ class Tools:
         return ActiveRead(run_id, record.question, record.document["name"])
 
     async def _awaited(self, context: ToolContext, read: ActiveRead, seconds: float | None) -> CallToolResult:
-        """What comes of a read within so many seconds, None for however long it takes; its progress is reported."""
+        """Wait for a read for this many seconds (None for no limit) and return its state; its progress is reported."""
         progress, shown = _Progress(context, read.document, 1), None
         with anyio.move_on_after(seconds):
             while read.is_at_work:
@@ -280,7 +285,7 @@ class Tools:
             allowed = await self._roots.for_request(context)
             return Document.from_path(await asyncio.to_thread(allowed.resolve, path))
         self._roots.own.require_text(text, "the text")
-        # Not `Document.of`, which would tell whether a file of that name exists.
+        # Not `Document.of`, which would reveal whether a file of that name exists.
         return Document.from_text(text)
 
     def record(self, run_id: str) -> RunRecord:
@@ -302,21 +307,21 @@ class Tools:
         return RunListing(runs=runs, runs_in_log=self._log.counts()[0])
 
     def shown(self, run_id: str) -> tuple[RunReport, str]:
-        """A run as data, and in words. Raises `RunNotFoundError`."""
+        """A run as data and as text. Raises `RunNotFoundError`."""
         timeline = build_timeline(self.view(run_id))
         return RunReport.of(timeline), run_text(timeline)
 
 
 class _Progress:
-    """How far the reads that answer one request have come, reported with every update. It never falls.
+    """The progress of the reads for one request, reported with every update. It never decreases.
 
-    One share from 0 to 1 for all of them, of a total of 1; for a stream whose end is not known, the bytes read, of no
-    known total.
+    One share from 0 to 1 for all of them, with a total of 1; for a stream of unknown length, the bytes read, without a
+    total.
 
     Args:
-        context: of the request; a client that asked for no progress gets none.
+        context: the request's; a client that did not ask for progress gets none.
         name: the document's.
-        reads: how many read it side by side.
+        reads: how many read it in parallel.
     """
 
     def __init__(self, context: ToolContext, name: str, reads: int) -> None:
@@ -326,7 +331,7 @@ class _Progress:
         self._bytes = [0] * reads
 
     async def advance(self, read: int, update: MemoryUpdate) -> None:
-        """A read has come one update further."""
+        """Report one more update of a read."""
         self._shares[read] = update.progress or 0.0
         self._bytes[read] = max(self._bytes[read], update.end_byte)
         done = "findings merged" if update.chunk_index is None else f"chunk {update.chunk_index}"
@@ -349,10 +354,10 @@ def tightest(ceilings: Limits, wishes: Limits) -> Limits:
 
 
 async def undisturbed(work: Coroutine[Any, Any, Result]) -> Result:
-    """Await work that a cancellation reaches once, and see it closed before the cancellation goes on.
+    """Await work; a cancellation reaches it once, and continues after the work has been closed.
 
-    The SDK cancels a request through a scope that cancels every further wait, too, and so would cut off the writing of
-    a run's last entries.
+    The SDK cancels a request through a scope that also cancels every later wait, so a run's last entries would not be
+    written.
     """
     task = asyncio.create_task(work)
     try:

@@ -22,9 +22,10 @@ _SECONDS_TO_STOP: Final = 3
 
 
 def reserve_standard_output() -> TextIOWrapper:
-    """Take standard output for the protocol; whatever else writes there, native code included, goes to standard error.
+    """Reserve standard output for the protocol; everything else that writes there, including native code, goes to
+    standard error.
 
-    To be called before anything is loaded that may print.
+    To be called before anything that may print is loaded.
     """
     sys.stdout.flush()
     protocol = TextIOWrapper(os.fdopen(os.dup(1), "wb"), encoding="utf-8", newline="\n")
@@ -39,9 +40,9 @@ async def serve_stdio(server: FastMCP[Any], output: TextIOWrapper) -> None:
         server: from `make_server`.
         output: from `reserve_standard_output`.
     """
-    # The SDK reads standard input in a thread that nothing interrupts; without its own handler Ctrl-C ends the process.
+    # The SDK reads standard input in a thread that cannot be interrupted; without a handler, Ctrl-C ends the process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    lowlevel = server._mcp_server  # `run_stdio_async` takes no other output than sys.stdout
+    lowlevel = server._mcp_server  # `run_stdio_async` accepts no output but sys.stdout
     async with stdio_server(stdout=anyio.wrap_file(output)) as (incoming, outgoing):
         await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
 
@@ -52,15 +53,15 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, names: Itera
     Args:
         server: from `make_server`.
         listener: from `listen`.
-        names: what clients may call this host, besides localhost. Requests that name another, or come from a web page
-            of another, are refused, so that no page a browser shows can reach the server by a name of its own.
+        names: host names that clients may use, besides localhost. Requests with another host name, or from a web page
+            of another host, are refused, so that web pages in a browser cannot reach the server by another name.
     """
     server.settings.transport_security = allowed_names(names)
     config = uvicorn.Config(
         server.streamable_http_app(),
         log_level="warning",
         access_log=False,
-        # A request that never comes to its end would keep the server from stopping.
+        # A request that never ends would prevent the server from stopping.
         timeout_graceful_shutdown=_SECONDS_TO_STOP,
     )
     await uvicorn.Server(config).serve(sockets=[listener])
@@ -73,7 +74,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def allowed_names(names: Iterable[str]) -> TransportSecuritySettings:
-    """The Host and Origin headers that are answered: those of this machine and of `names`, at any port."""
+    """The accepted Host and Origin headers: those of this machine and of `names`, at any port."""
     hosts = [in_url(name) for name in (*LOCAL_NAMES, *names)]
     forms = [form for host in dict.fromkeys(hosts) for form in (host, f"{host}:*")]
     return TransportSecuritySettings(

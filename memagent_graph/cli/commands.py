@@ -39,6 +39,7 @@ _BUILT_IN: Final = {
     "import": "import_:Import",
     "eval": "eval:Eval",
     "eval-report": "eval_report:EvalReport",
+    "report": "report_command:WriteReport",
     "serve": "serve:Serve",
     "mcp": "mcp:Mcp",
     "policy": "policy_commands:COMMANDS",

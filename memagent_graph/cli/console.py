@@ -82,6 +82,22 @@ class Console:
 
             return await read(show)
 
+    async def follow_documents(
+        self, documents: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[_T]]
+    ) -> _T:
+        """Show the progress of reads of several documents; `read` gets the function to call with each update."""
+        with self._progress("{task.fields[updates]} updates") as progress:
+            task = progress.add_task("reading", total=float(documents), updates=0)
+            count, places = itertools.count(1), dict[str, dict[str, float]]()
+
+            def show(document: str, question: str, update: MemoryUpdate) -> None:
+                own = places.setdefault(document, {})
+                own[question] = max(update.progress or 0.0, own.get(question, 0.0))
+                completed = sum(min(each.values()) for each in places.values())
+                progress.update(task, completed=completed, updates=next(count))
+
+            return await read(show)
+
     def results(
         self, outcomes: Sequence[ReadResult | Exception], resume_command: Callable[[str], str], *, updates: bool = False
     ) -> None:

@@ -23,7 +23,7 @@ from memagent_graph.cli.options import (
     TopP,
 )
 from memagent_graph.cli.output import counted, print_json
-from memagent_graph.cli.question_options import questions_given
+from memagent_graph.cli.question_files import questions_of
 from memagent_graph.errors import MemAgentError
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Corpus(ReaderOptions):
         console = Console(as_json=self.as_json, quiet=self.quiet)
         with failures_told(console):
             prices = prices_of(self.price_in, self.price_out)
-            questions = questions_given(self.question or ())
+            questions = questions_of(self.question or ())
             if not questions and self.question_column is None:
                 raise MemAgentError("there is no question", hint="Ask with -q, or name a --question-column.")
             inputs = self._inputs()

@@ -33,9 +33,14 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Sampling": ("temperature", "top_p", "seed", "logprobs"),
     "Memories that cannot be used": ("on_truncated", "on_empty", "on_refused", "on_invented"),
     "Limits": ("max_chunks", "max_questions", "max_documents", "max_tokens", "max_tokens_total", "max_seconds"),
+    "Who may ask": ("keys", "without_keys", "server_name", "allow_origin", "allow_remote"),
+    "Load": (
+        "max_reads", "max_waiting", "max_reads_per_key", "max_connections", "max_body", "spool", "uploads",
+        "keep_minutes", "cancel_on_close", "heartbeat",
+    ),
     "The estimate": ("price_in", "price_out", "tokens_per_second"),
-    "Where runs are kept": ("run_id", "checkpoints", "no_checkpoints", "log", "no_log", "keep_documents"),
-    "Output": ("as_json", "updates", "quiet"),
+    "Where runs are kept": ("run_id", "report_id", "checkpoints", "no_checkpoints", "log", "no_log", "keep_documents"),
+    "Output": ("out", "formats", "force", "as_json", "updates", "quiet"),
 }  # fmt: skip
 """The groups in which a long help shows its options, by fields' names; options in none come first."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.options import ReaderOptions, ReplaceUndecodable, Rule, Temperature, TopP
-from memagent_graph.cli.question_options import questions_given
+from memagent_graph.cli.question_files import questions_of
 from memagent_graph.cli.running import RunOptions, existing_file
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Read(ReaderOptions, RunOptions):
             from memagent_graph.reading.state import new_run_id  # noqa: PLC0415
             from memagent_graph.storage.paths import default_store  # noqa: PLC0415
 
-            questions = questions_given(self.question)
+            questions = questions_of(self.question)
             source = (
                 Document.from_file(sys.stdin.buffer, encoding=self.encoding)
                 if self.document == "-"

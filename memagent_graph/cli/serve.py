@@ -46,6 +46,11 @@ class Serve(ReaderOptions):
     """
 
     environment: ClassVar[str] = "MEMAGENT_SERVE"
+    examples: ClassVar = (
+        "memagent serve",
+        "memagent serve --base-url http://localhost:8000/v1 --port 8080",
+        "memagent serve --host 0.0.0.0 --keys keys.toml --server-name reader.example.org",
+    )
 
     config: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""Documents: where their text comes from, how it is stored, and how it is cut in chunks."""
+"""Documents: where their text comes from, how it is stored, and how it is cut into chunks."""
 
 from __future__ import annotations
 

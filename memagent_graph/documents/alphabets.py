@@ -1,4 +1,4 @@
-"""Western or Central European: which of two charsets a text's accented letters belong to.
+"""Western, Central European, Baltic or Turkish: which of four charsets a text's accented letters belong to.
 
 In cp1252 and cp1250 the same byte is è or č, ñ or ń, and each reading is well formed. But a language has few accented
 letters, and one language has nearly all of those in a text: French has è, é and à, while no language has the č, é and ŕ
@@ -22,6 +22,7 @@ _ALPHABETS: Final = {
         "áéëèêïíóöúü",  # Dutch
         "áðéíóúýþæö",  # Icelandic
         "áéíóúàèìòù",  # Irish, Scottish Gaelic
+        "äõöüšž",  # Estonian
         "àçèéêïñöûü",  # English, with words from its neighbours
     ),
     "cp1250": (
@@ -32,14 +33,22 @@ _ALPHABETS: Final = {
         "čćđšž",  # Croatian, Slovene
         "ăâîşţ",  # Romanian
     ),
+    "cp1257": (
+        "ąčęėįšųūž",  # Lithuanian
+        "āčēģīķļņšūž",  # Latvian
+        "äõöüšž",  # Estonian
+    ),
+    "cp1254": ("çğıöşüâîû",),  # Turkish
 }
 _NEARLY_ALL: Final = 0.95
 _MOST_ACCENTED: Final = 0.35
-"""More of the letters have accents in no language that these charsets are for."""
+"""In no language of these charsets do more of the letters have accents."""
 
 
 def latin_charset(sample: bytes) -> str | None:
-    """cp1252 or cp1250, if one language of theirs has nearly all accented letters; of both, cp1252, the more common.
+    """The charset in which nearly all accented letters belong to one language; None if there is no such charset.
+
+    If it is true of several, the more common one.
 
     Args:
         sample: Bytes that are not UTF-8.

@@ -1,8 +1,8 @@
-"""Chunks: a stored document cut into slices of exactly so many tokens, resumable from a cursor.
+"""Cuts a stored document into chunks of an exact number of tokens; it can continue from a cursor.
 
-The text is tokenised in pieces (`pieces.py`) that have the ids of the whole text. A chunk is the next `chunk_tokens`
-ids, across pieces; where the last of them ends inside a character it is left to the next chunk. A `Cursor` names the
-piece and how many of its tokens are gone, so that reading on from it gives the same chunks as never having stopped.
+The text is tokenised in pieces (`pieces.py`); together they have the ids of the whole text. A chunk is the next
+`chunk_tokens` ids, across pieces; if the last one ends inside a character, it is left to the next chunk. A `Cursor`
+names the piece and how many of its tokens were used, so that the chunks after a stop are the same as without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, safe_cut
 
 Boundary = Literal["token", "sentence", "paragraph"]
-"""Where chunks may end: anywhere, or, when one is near, at the end of a sentence or paragraph."""
+"""Where chunks may end: after any token, or at the end of a sentence or paragraph if there is one nearby."""
 
 _TAIL_PERCENT = 15
 _CANDIDATES = 4
@@ -63,12 +63,12 @@ class Chunk:
         index: Its number, from 0.
         start_char: Its first character's position in the document.
         end_char: The position after its last character.
-        start_byte: As `start_char`, in UTF-8 bytes.
-        end_byte: As `end_char`, in UTF-8 bytes.
+        start_byte: Like `start_char`, in UTF-8 bytes.
+        end_byte: Like `end_char`, in UTF-8 bytes.
         tokens: How many tokens it has.
         text: The characters from `start_char` to `end_char`.
         next: The next chunk's cursor.
-        last: Whether it ends the document.
+        last: Whether it is the document's last chunk.
     """
 
     index: int
@@ -94,7 +94,7 @@ class _Piece:
 
 
 class _PieceCache:
-    """The pieces read last, shared by all chunkers of a process: many questions on one document tokenise it once."""
+    """The most recent pieces, shared by all chunkers of a process: many questions tokenise a document once."""
 
     def __init__(self, largest_bytes: int) -> None:
         self._largest_bytes = largest_bytes
@@ -132,10 +132,10 @@ class Chunker:
 
     Args:
         store: Where the document is.
-        ref: The document; a live stream is pulled as far as each chunk needs.
+        ref: The document; a live stream is read as far as each chunk needs.
         tokenizer: The policy's own.
-        chunk_tokens: Tokens per chunk; the last chunk may have fewer, and one that would end inside a character up to 3
-            fewer. A chunk has more only where a single character does.
+        chunk_tokens: Tokens per chunk. The last chunk may have fewer, and one that would end inside a character up to 3
+            fewer. A chunk has more only if a single character has more.
         boundary: `sentence` and `paragraph` end a chunk at the last such end within its last 15 %, if there is one.
     """
 
@@ -160,7 +160,7 @@ class Chunker:
         """The chunk at `cursor`; None at the document's end.
 
         Raises:
-            DocumentError: The text is gone from the store, or a live stream failed.
+            DocumentError: The text is no longer in the store, or a live stream failed.
         """
         for found in self._cutting(cursor):
             if not isinstance(found, int):
@@ -169,7 +169,7 @@ class Chunker:
         return None
 
     def chunks(self, cursor: Cursor | None = None) -> Iterator[Chunk]:
-        """All chunks from `cursor` on. Blocks where a live stream does, and takes no async stream.
+        """All chunks from `cursor` on. Blocks while a live stream blocks; async streams are not accepted.
 
         Raises:
             DocumentError: As `next_chunk`.
@@ -185,7 +185,7 @@ class Chunker:
                     following = None if found.last else found.next
 
     def _cutting(self, cursor: Cursor) -> Generator[int | Chunk]:
-        """Cut one chunk, if there is one; before it come the bytes up to which the store must have text to continue."""
+        """Cut one chunk, if there is one; first yield the byte up to which the store must have text."""
         piece_char, first = cursor["piece_char"], cursor["piece_tokens"]
         piece = yield from self._piece(cursor["piece_byte"])
         at_char = cursor["char"] - piece_char
@@ -235,7 +235,7 @@ class Chunker:
         )
 
     def _cut(self, piece: _Piece, first: int, at_char: int, wanted: int, *, may_be_empty: bool) -> tuple[int, int]:
-        """How many of a piece's tokens, and of its characters, come before a chunk's end near `wanted` tokens."""
+        """How many of a piece's tokens and characters belong to a chunk that ends near `wanted` tokens."""
         taken, cut = self._whole_characters(piece, wanted, first)
         if cut <= at_char:
             if may_be_empty:
@@ -256,7 +256,7 @@ class Chunker:
         return taken, cut
 
     def _whole_characters(self, piece: _Piece, taken: int, first: int) -> tuple[int, int]:
-        """The largest number of tokens up to `taken` that ends a character, and where it does."""
+        """The largest number of tokens up to `taken` that ends at a character's end, and the position of that end."""
         while taken > first:
             cut = self._prefix(piece, taken)
             if cut is not None:
@@ -265,10 +265,10 @@ class Chunker:
         return first, -1
 
     def _tokens_before(self, piece: _Piece, low: tuple[int, int], high: tuple[int, int], end: int) -> int | None:
-        """How many tokens end exactly at the character `end`; None if one lies across it.
+        """How many tokens end exactly at the character `end`; None if a token crosses it.
 
-        `low` and `high` are numbers of tokens and the characters before and after `end` where they stop. Tokens are of
-        similar length, so the guess in proportion is nearly right; every third one is the middle, for when it is not.
+        `low` and `high` are numbers of tokens and the characters before and after `end` where they stop. Tokens have
+        similar lengths, so a proportional guess is nearly right; every third guess is the middle, in case it is not.
         """
         (low_tokens, low_char), (high_tokens, high_char) = low, high
         for turn in itertools.count():
@@ -290,7 +290,7 @@ class Chunker:
         return self._tokenizer.prefix_chars(piece.text, piece.ids, taken)
 
     def _piece(self, start_byte: int) -> Generator[int, None, _Piece]:
-        """The piece that begins at a byte; while the store lacks text for it, asks for text up to a byte."""
+        """The piece that begins at a byte; yields the byte up to which text is needed, if the store lacks it yet."""
         if self._current is not None and self._current.start_byte == start_byte:
             return self._current
         key = (self._ref["key"], self._tokenizer.fingerprint, start_byte)
@@ -303,7 +303,7 @@ class Chunker:
                 yield until
             data = self._store.read_bytes(self._ref, start_byte, until)
             at_end = len(data) <= largest
-            # The bytes may stop inside a character, which is then left out.
+            # The bytes may end inside a character, which is then left out.
             text = codecs.getincrementaldecoder("utf-8")().decode(data[:largest], at_end)
             cut = len(text) if at_end else safe_cut(text, len(text) // 2)
             if cut is not None:
@@ -315,7 +315,7 @@ class Chunker:
 
 
 def _text_ends(text: str, start: int, end: int, boundary: Boundary) -> list[int]:
-    """Where sentences or paragraphs end between two characters, the last first; paragraphs first if asked for."""
+    """Ends of sentences or paragraphs between two characters, the last first; paragraphs first if requested."""
     patterns = (_PARAGRAPH_END, _SENTENCE_END) if boundary == "paragraph" else (_SENTENCE_END,)
     ends: list[int] = []
     for pattern in patterns:

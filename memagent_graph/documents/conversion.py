@@ -1,4 +1,4 @@
-"""PDF, DOCX and HTML to text in a process of its own, which has bounds and can be stopped at any moment."""
+"""Converts PDF, DOCX and HTML to text in a separate process, which has limits and can be stopped at any moment."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ _MODULES: Final = {PDF: ("pypdfium2",), DOCX: ("mammoth", "bs4", "markdownify"),
 
 @dataclass(frozen=True, slots=True)
 class ConversionBounds:
-    """What the conversion of one PDF, DOCX or HTML file may take. Plain text is not converted.
+    """Limits for the conversion of one PDF, DOCX or HTML file. Plain text is not converted.
 
     Attributes:
         seconds: From its start to its end.
-        memory_mb: The address space of the converting process, in megabytes; the operating system holds it, on Linux.
-        text_mb: The text that comes of it, in megabytes of UTF-8.
+        memory_mb: The address space of the converting process, in megabytes; the operating system enforces it, on
+            Linux.
+        text_mb: The resulting text, in megabytes of UTF-8.
     """
 
     seconds: float = 120.0
@@ -77,7 +78,7 @@ _VARIABLES: Final = {
 
 
 class ConversionCancellation:
-    """Ends a conversion from another thread: whoever waits for a document no longer does."""
+    """Cancels a conversion from another thread, when its result is no longer needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -85,7 +86,7 @@ class ConversionCancellation:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Kill the conversion that runs, and let no other begin."""
+        """Kill the running conversion, and let no other begin."""
         with self._lock:
             self.cancelled = True
             if self._process is not None:
@@ -93,7 +94,7 @@ class ConversionCancellation:
 
     @contextlib.contextmanager
     def watching(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
-        """Kill this process when cancelled; it is gone at the end in any case."""
+        """Kill this process when cancelled; at the end it is killed in any case."""
         with self._lock:
             self._process = process
             if self.cancelled:
@@ -108,7 +109,7 @@ class ConversionCancellation:
 
 
 async def in_thread(work: Callable[[ConversionCancellation], T]) -> T:
-    """Do work in a thread; where the one who waits for it is cancelled, its conversion ends as well."""
+    """Work in a thread; if the caller is cancelled, its conversion ends too."""
     cancellation = ConversionCancellation()
     try:
         return await asyncio.to_thread(work, cancellation)
@@ -120,17 +121,17 @@ async def in_thread(work: Callable[[ConversionCancellation], T]) -> T:
 def converted(
     name: str, kind: str, file: IO[bytes], bounds: ConversionBounds, cancellation: ConversionCancellation
 ) -> Iterator[tuple[str | None, str]]:
-    """A file's text, in order, with the name of the page that each part begins, if it begins one.
+    """A file's text, in order; each part with the name of the page that begins there, if any.
 
     Args:
         name: The document's name, for messages.
         kind: The media type: PDF, DOCX or HTML; HTML has to be UTF-8.
         file: The file, from its beginning.
-        bounds: What its conversion may take.
+        bounds: Limits of its conversion.
         cancellation: Ends it early.
 
     Raises:
-        DocumentError: It cannot be converted, or not within the bounds, or was cancelled.
+        DocumentError: It cannot be converted within the limits, or was cancelled.
         MissingExtraError: The extra `files` is not installed.
     """
     for module in _MODULES[kind]:
@@ -146,7 +147,7 @@ def converted(
 
 @contextlib.contextmanager
 def _on_disk(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """The file itself where the operating system has it open, otherwise a copy that it has."""
+    """The file itself if it has a file descriptor, otherwise a copy that has one."""
     try:
         file.fileno()
     except OSError:
@@ -172,7 +173,7 @@ def _run(
     """Convert in a fresh interpreter, and return its exit code."""
     limits = [bounds.seconds, int(bounds.memory_mb * _MB), int(bounds.text_mb * _MB)]
     process = subprocess.Popen(
-        # -P: the folder of the program is not searched for modules; modules there have names of their own.
+        # -P: the program's folder is not searched for modules, as some there have the names of others.
         [sys.executable, "-P", converters.__file__, _KINDS[kind].lower(), _argument(name), *map(str, limits)],
         stdin=source,
         stdout=result,
@@ -191,14 +192,14 @@ def _run(
 
 
 def _argument(name: str) -> str:
-    """A name as the command line of a process can hold it."""
+    """A name in a form that a command line can contain."""
     return name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000]
 
 
 def _parts(
     name: str, kind: str, result: IO[bytes], bounds: ConversionBounds, code: int
 ) -> Iterator[tuple[str | None, str]]:
-    """What the process wrote. It has read a hostile file, so nothing in it is taken at its word."""
+    """What the process wrote. It may have read a hostile file, so nothing in its output is trusted."""
     left = int(bounds.text_mb * _MB)
     while header := result.readline(_LONGEST_HEADER):
         try:
@@ -216,7 +217,7 @@ def _parts(
             break
         yield label, data.decode("utf-8", "surrogatepass")
     raise DocumentError(
-        f"the conversion of the {_KINDS[kind]} file {name} broke off (exit code {code})",
+        f"the conversion of the {_KINDS[kind]} file {name} failed (exit code {code})",
         hint="The file is damaged, or needs more memory than the "
         f"{bounds.memory_mb:g} MB that {_VARIABLES['memory_mb']} allows; save it again, or convert it to plain text.",
     )

@@ -1,10 +1,10 @@
-"""The converters' own program: a PDF, DOCX or HTML file on standard input, its text on standard output, within bounds.
+"""The converting program: a PDF, DOCX or HTML file on standard input, its text on standard output, within limits.
 
-`conversion.py` starts it as a fresh interpreter, so that what a hostile file does to a converter, or to the memory,
-ends with this process. It imports nothing of the package, for a quick start; the package imports only its constants.
+`conversion.py` starts it as a new interpreter, so that any damage by a hostile file ends with this process. It imports
+nothing from the package, to start quickly; the package imports only its constants.
 
-Standard output holds parts: a line of JSON, `["page 3", 120]`, and so many bytes of UTF-8. The last line is `{}`, or
-an object with the error's `kind`, `message` and `hint`. Without it the process was stopped.
+Standard output has parts: a line of JSON, `["page 3", 120]`, and that many bytes of UTF-8. The last line is `{}`, or an
+object with the error's `kind`, `message` and `hint`. If it is missing, the process was stopped.
 
 PDF is read by pdfium, page by page; DOCX by mammoth; HTML becomes Markdown by markdownify. They were chosen over
 all-in-one converters for their weight (12 MB installed, against 97 and 257) and their licences (BSD, Apache, MIT).
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import IO, Any, Final
 
 GAP: Final = "\n\n"
-"""What stands between two pages."""
+"""The separator between two pages."""
 PART_CHARACTERS: Final = 1 << 20
 _UNREAD_ELEMENTS: Final = ("script", "style", "noscript", "template", "svg", "iframe")
 _SLACK_BYTES: Final = 1 << 20
@@ -39,7 +39,7 @@ class ConversionError(Exception):
 def main(kind: str, name: str, seconds: float, memory_bytes: int, text_bytes: int) -> None:
     """Convert standard input. `kind` is pdf, docx or html; HTML comes as UTF-8."""
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a converter prints is not text of the document
+    os.dup2(2, 1)  # a converter's own output is not text of the document
     end: dict[str, Any] = {}
     try:
         _bound(seconds, memory_bytes, text_bytes)
@@ -55,13 +55,13 @@ def main(kind: str, name: str, seconds: float, memory_bytes: int, text_bytes: in
 
 
 def _bound(seconds: float, memory_bytes: int, text_bytes: int) -> None:
-    """Have the operating system hold the bounds, where it can; whoever started this process watches the clock."""
+    """Let the operating system enforce the limits, if it can; the parent process checks the time."""
     try:
         import resource  # noqa: PLC0415  not on Windows
     except ImportError:
         return
     bounds = {
-        resource.RLIMIT_CPU: int(seconds) + 2,  # should the process that waits for this one be gone
+        resource.RLIMIT_CPU: int(seconds) + 2,  # in case the parent process no longer exists
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_FSIZE: text_bytes + text_bytes // 8 + _SLACK_BYTES,
         resource.RLIMIT_CORE: 0,
@@ -72,7 +72,7 @@ def _bound(seconds: float, memory_bytes: int, text_bytes: int) -> None:
         try:
             resource.setrlimit(which, (allowed, allowed))
         except (OSError, ValueError):
-            continue  # macOS knows some of them by name only
+            continue  # macOS has some of them by name only
 
 
 def _write(parts: Iterator[tuple[str | None, str]], out: IO[bytes], text_bytes: int) -> None:
@@ -106,7 +106,7 @@ def _pdf(name: str, file: IO[bytes]) -> Iterator[tuple[str | None, str]]:
             raise ConversionError(
                 _DAMAGED,
                 f"page {number + 1} of the PDF file {name} cannot be read: {error}",
-                "The file is damaged: have it repaired (qpdf rewrites what it can), or leave the page out.",
+                "The file is damaged: repair it (qpdf rewrites what it can), or remove the page.",
             ) from error
         found_text = found_text or bool(text.strip())
         yield f"page {number + 1}", text if number == count - 1 else text + GAP
@@ -114,7 +114,7 @@ def _pdf(name: str, file: IO[bytes]) -> Iterator[tuple[str | None, str]]:
         raise ConversionError(
             _UNSUPPORTED,
             f"the PDF file {name} has {count} pages and no text: they are most likely scans",
-            "Run it through optical character recognition first, with ocrmypdf for one.",
+            "Run optical character recognition on it first, for example with ocrmypdf.",
         )
 
 
@@ -133,12 +133,12 @@ def _page_text(document: Any, number: int) -> str:
 def _docx(name: str, file: IO[bytes]) -> Iterator[tuple[str | None, str]]:
     mammoth: Any = importlib.import_module("mammoth")
     try:
-        # Of a file with a name, mammoth looks for images beside it.
+        # If the file has a name, mammoth looks for images next to it.
         content = io.BytesIO(file.read())
         html = mammoth.convert_to_html(content, convert_image=mammoth.images.img_element(lambda _: {})).value
     except MemoryError:
         raise
-    except Exception as error:  # whatever a damaged file makes the converter raise
+    except Exception as error:  # a damaged file can make the converter raise anything
         raise ConversionError(
             _DAMAGED, f"the DOCX file {name} cannot be converted: {error}", "Save it again."
         ) from error
@@ -156,7 +156,7 @@ def _markdown(name: str, html: str) -> str:
         soup = bs4.BeautifulSoup(html, "html.parser")
     except MemoryError:
         raise
-    except Exception as error:  # the parser of the standard library and bs4 raise several kinds
+    except Exception as error:  # the standard library's parser and bs4 raise several kinds
         raise ConversionError(
             _DAMAGED, f"the HTML of {name} cannot be parsed: {error}", "Convert it to plain text first."
         ) from error

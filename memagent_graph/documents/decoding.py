@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 def binary_kind(sample: bytes) -> str | None:
-    """What a file that is not text looks like, by its first bytes; None where it may be text."""
+    """What kind of binary file this is, by its first bytes; None if it may be text."""
     for mark, kind in _BINARY_KINDS:
         if sample.startswith(mark) and (b"\x00" in sample or not _is_utf8(sample)):
             return kind
@@ -73,7 +73,7 @@ def _is_utf8(sample: bytes) -> bool:
 
 
 def byte_order_mark(sample: bytes) -> tuple[str, int] | None:
-    """The charset that a byte order mark announces, and the mark's length in bytes."""
+    """The charset of a byte order mark, and the mark's length in bytes."""
     for mark, charset in _BYTE_ORDER_MARKS:
         if sample.startswith(mark):
             return charset, len(mark)
@@ -93,10 +93,10 @@ def known_charset(name: str) -> str:
 
 
 def detected_charset(sample: bytes) -> str | None:
-    """The charset that bytes which are not UTF-8 are most likely written in; None where that is a mere guess.
+    """The most likely charset of bytes that are not UTF-8; None if it would only be a guess.
 
-    A few odd bytes tell no charset. Text that is UTF-8 for the most part counts as damaged UTF-8: reading it as
-    anything else would garble all the rest.
+    A few non-ASCII bytes are not enough. Text that is mostly UTF-8 counts as damaged UTF-8: read as anything else, all
+    the rest would be wrong.
     """
     if sum(byte > 0x7F for byte in sample) < _TELLING_BYTES or _looks_like_damaged_utf8(sample):
         return None
@@ -118,12 +118,12 @@ def undecodable(name: str, charset: str, offset: int) -> EncodingError:
     """The error for bytes that are not text in `charset`, with what to do about it."""
     return EncodingError(
         f"{name} is not {charset} text: the byte at offset {offset} cannot be decoded",
-        hint="Pass the encoding that it is written in (cp1252, say), or ask for replacement of undecodable bytes.",
+        hint="Pass its encoding (for example cp1252), or let undecodable bytes be replaced.",
     )
 
 
 def _utf16_without_mark(sample: bytes) -> str | None:
-    """Which UTF-16 a sample with many zero bytes is, if it reads well as one."""
+    """The kind of UTF-16 of a sample with many zero bytes, if it is readable text as one of them."""
     if sample.count(b"\x00") * 5 < len(sample):
         return None
     for charset in ("utf-16-le", "utf-16-be"):
@@ -140,19 +140,19 @@ def decoded(
     encoding: str | None = None,
     errors: Errors = "strict",
 ) -> Iterator[str]:
-    """Decode a source that can be read again, holding one piece at a time.
+    """Decode a source that can be read again, with one piece at a time in memory.
 
-    The charset is the byte order mark's, else the declared one, else UTF-8, else what detection finds around the first
-    byte that is not UTF-8; then reading starts again, after a warning in the log.
+    The charset is that of the byte order mark, else the declared one, else UTF-8, else the one detected around the
+    first byte that is not UTF-8; in that case a warning is logged and reading starts again.
 
     Args:
         name: The document's name, for messages.
-        reopen: Gives the bytes from the start, each time it is called.
+        reopen: Returns the bytes from the start, each time it is called.
         encoding: The declared charset.
         errors: `replace` puts U+FFFD where bytes cannot be decoded.
 
     Raises:
-        EncodingError: Undecodable bytes, with their offset and the charset that was tried.
+        EncodingError: Bytes cannot be decoded; with their offset and the charset that was tried.
         UnsupportedDocumentError: Not text at all.
     """
     charset = encoding if encoding is not None else _charset_of(name, reopen, errors)
@@ -163,7 +163,7 @@ def decoded(
 
 
 def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors) -> str | None:
-    """Read a source through once and say which charset it needs: None for UTF-8 or what its byte order mark says."""
+    """Read a source once and return its charset: None for UTF-8, or if it has a byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
     head = before = b""
@@ -192,7 +192,7 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
 
 
 def refuse_binary(name: str, sample: bytes) -> None:
-    """Raise UnsupportedDocumentError where a sample is not text, EncodingError where it is unmarked UTF-16."""
+    """Raise UnsupportedDocumentError if a sample is not text, EncodingError if it is UTF-16 without a mark."""
     kind = binary_kind(sample)
     if kind is not None and (charset := _utf16_without_mark(sample)) is not None:
         raise EncodingError(
@@ -206,7 +206,7 @@ def refuse_binary(name: str, sample: bytes) -> None:
 
 
 class StreamDecoder:
-    """Decodes a stream of bytes as they come.
+    """Decodes a stream of bytes as they arrive.
 
     Args:
         name: The document's name, for messages.
@@ -224,7 +224,7 @@ class StreamDecoder:
         self._offset = 0
 
     def decode(self, piece: bytes, *, final: bool = False) -> str:
-        """The text of the next bytes, less what is still incomplete. Raises EncodingError."""
+        """The text of the next bytes, without an incomplete character at the end. Raises EncodingError."""
         decoder = self._decoder
         if decoder is None:
             self._held += piece

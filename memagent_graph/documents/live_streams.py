@@ -1,4 +1,4 @@
-"""A live stream's text, pulled on demand and spooled to disk, so that chunks can be read again after it went by."""
+"""A live stream's text, read on demand and written to disk, so that earlier chunks can be read again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def utf8(text: str, name: str, position: int, *, replace: bool) -> bytes:
 class LiveStream:
     """One source and its spool file.
 
-    Where the file is not empty, a reader was interrupted: the source is then held to begin with what the file has.
+    If the file is not empty, a reader was interrupted: the source must then begin with the text in the file.
 
     Args:
         document: The live source.
@@ -79,7 +79,7 @@ class LiveStream:
         return not self.ended and self._seen < until_byte
 
     def pull(self, until_byte: int) -> None:
-        """Take text from a source that is not async until so many bytes are stored, or it ends. May block.
+        """Take text from a source that is not async until the given number of bytes is stored, or it ends. May block.
 
         Raises:
             DocumentError: The source failed, is async, or is another one than the spool's text came from.
@@ -99,7 +99,7 @@ class LiveStream:
                 self._take(piece)
 
     async def pull_async(self, until_byte: int) -> None:
-        """Take text from either kind of source; one that may block is pulled in a thread."""
+        """Take text from either kind of source; one that may block is read in a thread."""
         if not self.is_async:
             await asyncio.to_thread(self.pull, until_byte)
             return
@@ -107,7 +107,7 @@ class LiveStream:
             if self._next is None:
                 self._next = asyncio.ensure_future(self._advance())
             task = self._next
-            # A reader that is cancelled must not cancel the source with it: others, or a resume, still need it.
+            # A reader that is cancelled must not cancel the source: others, or a resumed run, still need it.
             await asyncio.wait([task])
             if self._next is not task:
                 continue
@@ -153,7 +153,7 @@ class LiveStream:
         self._blank = self._blank and (not text or text.isspace())
 
     def _append(self, data: bytes) -> None:
-        """Where the disk is nearly full, one write may take a part of it; the next one then says so."""
+        """If the disk is nearly full, one write may store only a part; the next one then fails."""
         left = memoryview(data)
         while left:
             left = left[self._spool.write(left) :]

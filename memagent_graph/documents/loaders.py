@@ -1,4 +1,4 @@
-"""From a source to its text, piece by piece: decoding, and conversion of HTML, PDF and DOCX (the extra `files`)."""
+"""Reads a source's text, piece by piece: decodes it, and converts HTML, PDF and DOCX (the extra `files`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECTION_GAP = "\n\n"
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE)
 
 LabelledText = tuple[str | None, str]
-"""A piece of text, and the name of the section that it begins, if it begins one."""
+"""The name of the section that begins here, if one does, and a piece of text."""
 
 
 @contextlib.contextmanager
@@ -33,12 +33,12 @@ def opened(
     bounds: ConversionBounds | None = None,
     cancellation: ConversionCancellation | None = None,
 ) -> Iterator[tuple[str, Iterator[LabelledText]]]:
-    """Open a document that is not live: its true media type, and its text in order, little of it held at a time.
+    """Open a document that is not live: its real media type, and its text in order, a little at a time.
 
     Args:
-        document: The source. Its first bytes tell a PDF or DOCX file whatever its name says.
-        replace: Put U+FFFD where bytes cannot be decoded, whatever the document says.
-        bounds: What a conversion may take; the environment's if left out.
+        document: The source. A PDF or DOCX file is recognised by its first bytes, whatever its name is.
+        replace: Put U+FFFD for bytes that cannot be decoded, even if the document's own setting differs.
+        bounds: Limits of a conversion; from the environment if left out.
         cancellation: Ends a conversion early.
 
     Raises:
@@ -65,7 +65,7 @@ def opened(
             if isinstance(first, str):
                 yield TEXT, ((None, piece) for piece in _rest(document.name, first, file))
             else:
-                # It cannot be read twice, which finding its charset may need.
+                # It cannot be read twice, but detecting its charset may need that.
                 copy = stack.enter_context(tempfile.TemporaryFile())
                 copy.writelines(_rest(document.name, first, file))
                 copy.seek(0)
@@ -79,7 +79,7 @@ def _open(path: Path) -> IO[bytes]:
     except FileNotFoundError:
         reason, hint = "does not exist", "Check the path; to read a text itself use Document.from_text."
     except IsADirectoryError:
-        reason, hint = "is a directory", "Pass one file, or read each of its files by itself."
+        reason, hint = "is a directory", "Pass one file, or read its files one by one."
     except PermissionError:
         reason, hint = "may not be read by this user", "Change its permissions, or copy it to where you may read it."
     except (OSError, ValueError) as error:
@@ -99,12 +99,12 @@ def _read(name: str, file: IO[Any]) -> str | bytes:
         piece: str | bytes = file.read(READ_BYTES)
     except OSError as error:
         raise DocumentError(
-            f"{name} cannot be read: {error}", hint="Copy it to where it can be, and read that."
+            f"{name} cannot be read: {error}", hint="Copy it to a readable place, and read that."
         ) from error
     except ValueError as error:
         raise DocumentError(
             f"the open file {name} cannot be read: {error}",
-            hint="A text file is decoded by whoever opened it: open it in binary mode, or pass its path.",
+            hint="A file opened as text has the encoding it was opened with: open it in binary mode, or pass its path.",
         ) from error
     return piece
 
@@ -131,11 +131,11 @@ def _kind(document: Document, file: IO[bytes]) -> str:
         if "word/document.xml" in names:
             return DOCX
         if document.media_type == DOCX:
-            raise UnsupportedDocumentError(f"{document.name} is a damaged DOCX file, or none at all")
+            raise UnsupportedDocumentError(f"{document.name} is a damaged DOCX file, or not one")
     elif document.media_type in (PDF, DOCX):
         kind = "PDF" if document.media_type == PDF else "DOCX"
         raise UnsupportedDocumentError(
-            f"{document.name} is called {kind} but does not begin as such a file does",
+            f"{document.name} is called {kind} but does not begin like such a file",
             hint="It may be damaged; if it is plain text, rename it or pass media_type='text/plain'.",
         )
     return document.media_type
@@ -163,7 +163,7 @@ def _pieces(name: str, file: IO[bytes], start: int) -> Iterator[bytes]:
 def _converted_html(
     document: Document, file: IO[bytes], errors: Errors, bounds: ConversionBounds, cancellation: ConversionCancellation
 ) -> Iterator[LabelledText]:
-    """An HTML file's text. It is decoded here, where the charset that it declares is known, and converted as UTF-8."""
+    """An HTML file's text. It is decoded here, with the charset that it declares, and converted as UTF-8."""
     head = file.read(SAMPLE_BYTES)
     start = file.seek(-len(head), io.SEEK_CUR)
     declared = document.encoding

@@ -1,4 +1,4 @@
-"""Anything that can be read, as a `Document`: what it is and where its text comes from, before any of it is stored."""
+"""`Document`: anything that can be read, with its kind and the source of its text, before it is stored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 class DocumentRef(TypedDict):
-    """A stored document, as graph state holds it: JSON values only.
+    """A stored document, in the form that graph state contains: JSON values only.
 
     `key` is `sha256:<hex>` of the UTF-8 text, or `stream:<uuid>` for a live stream; `size` is in UTF-8 bytes, None for
     a stream that had not ended. `sections` names the list of pages or sources, where the document has them.
@@ -55,7 +55,7 @@ class SourceMark:
 
     Attributes:
         start_char: Its first character, counted from 0.
-        label: What it is called: `page 3`, a file's name.
+        label: Its name: `page 3`, or a file's name.
     """
 
     start_char: int
@@ -64,7 +64,7 @@ class SourceMark:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a document with a name of its own, as loaders give it."""
+    """A part of a document with its own name, as loaders return it."""
 
     label: str
     text: str
@@ -75,10 +75,11 @@ class Document:
     """A source of text that is not stored yet. Make one with a `from_*` method, or with `Document.of`.
 
     Attributes:
-        name: What messages and results call it.
-        media_type: Its MIME type; of bytes and files it decides which converter reads them.
-        content: A path, text, bytes, an open file, an iterator (a live stream), sections, or what makes pieces.
-        encoding: The declared charset, where bytes have to be decoded.
+        name: Its name in messages and results.
+        media_type: Its MIME type; for bytes and files it selects the converter.
+        content: A path, text, bytes, an open file, an iterator (a live stream), sections, or a function that makes
+            pieces.
+        encoding: The declared charset, if bytes have to be decoded.
         errors: `strict`, or `replace` to put U+FFFD where bytes cannot be decoded.
     """
 
@@ -90,7 +91,7 @@ class Document:
 
     @property
     def is_live(self) -> bool:
-        """Whether the text comes piece by piece, from a source that may not have ended."""
+        """Whether the text arrives piece by piece, from a source that may not have ended."""
         return isinstance(self.content, Iterator | AsyncIterator) and not hasattr(self.content, "read")
 
     @classmethod
@@ -120,7 +121,7 @@ class Document:
         errors: Errors = "strict",
         media_type: str | None = None,
     ) -> Document:
-        """A file's content that is in memory; its kind is told from `name` and the first bytes."""
+        """A file's content in memory; its kind follows from `name` and the first bytes."""
         kind = media_type or _BY_SUFFIX.get(Path(name).suffix.lower(), TEXT)
         return cls(name, kind, bytes(data), encoding, errors)
 
@@ -133,7 +134,7 @@ class Document:
         errors: Errors = "strict",
         media_type: str | None = None,
     ) -> Document:
-        """An open file, binary or text, read from where it stands to its end. It is not closed."""
+        """An open file, binary or text, read from its current position to its end. It is not closed."""
         named = getattr(file, "name", None)
         name = name or (_readable(Path(named).name) if isinstance(named, str) else "file")
         kind = media_type or _BY_SUFFIX.get(Path(name).suffix.lower(), TEXT)
@@ -147,17 +148,17 @@ class Document:
         encoding: str | None = None,
         errors: Errors = "strict",
     ) -> Document:
-        """A live stream of text or bytes; reading begins before it has ended, and pulls it on demand."""
+        """A live stream of text or bytes; reading begins before it has ended, and takes text on demand."""
         content = aiter(pieces) if isinstance(pieces, AsyncIterable) else iter(pieces)
         return cls(name, TEXT, content, encoding, errors)
 
     @classmethod
     def from_pieces(cls, pieces: Callable[[], Iterator[tuple[str | None, str]]], name: str = "text") -> Document:
-        """Text that is made piece by piece, each with the name of the section that it begins, or None.
+        """Text that is made piece by piece, each with the name of the section that begins there, or None.
 
         Args:
-            pieces: Begins afresh at each call. A stream that is still being written is for `from_stream`.
-            name: What messages and results call it.
+            pieces: Starts from the beginning at each call. For a stream that is still being written use `from_stream`.
+            name: Its name in messages and results.
         """
         return cls(name, TEXT, pieces)
 
@@ -171,14 +172,14 @@ class Document:
 
     @classmethod
     def of(cls, source: Any) -> Document:  # noqa: PLR0911 - one return per kind of source
-        """Make a document of whatever a caller has.
+        """Make a document from any supported source.
 
         Args:
             source: A Document; a str, which is the text itself; a Path; bytes; an open file; LangChain Documents; an
                 iterable or async iterable of str. A list or tuple of str is one text; any other iterable is a stream.
 
         Raises:
-            DocumentError: A str that is an address or a file's name, or something that is none of these.
+            DocumentError: A str that is an address or a file's name, or an unsupported type.
         """
         match source:
             case Document():
@@ -208,18 +209,18 @@ class Document:
 
 
 def _readable(file_name: str) -> str:
-    """A file's name with U+FFFD for bytes that are no text, which Python holds as half surrogate pairs."""
+    """A file's name with U+FFFD for bytes that are not text, which Python stores as half surrogate pairs."""
     return re.sub("[\ud800-\udfff]", "\ufffd", file_name)
 
 
 def _refuse_file_name(text: str) -> None:
-    """A short line that names a file, or is an address, is most likely meant as what is there."""
+    """A short line that is a file's name or an address most likely means the content of that."""
     if not text.strip() or len(text) > _LONGEST_FILE_NAME or "\n" in text or "\x00" in text:
         return
     if _ADDRESS.fullmatch(text.strip()):
         raise DocumentError(
             f"the text {text!r} is an address",
-            hint="Fetch it and pass what is there; to read the text itself pass Document.from_text(...).",
+            hint="Download it and pass the content; to read the text itself pass Document.from_text(...).",
         )
     try:
         exists = Path(text).is_file()
@@ -238,7 +239,7 @@ def _refuse_file_name(text: str) -> None:
 
 
 def _looks_like_a_file(text: str) -> bool:
-    """Whether a line is one word that ends as the files do that can be read."""
+    """Whether a line is one word with the extension of a readable file."""
     return not re.search(r"\s", text) and Path(text).suffix.lower() in _BY_SUFFIX
 
 

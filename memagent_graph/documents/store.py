@@ -1,12 +1,12 @@
-"""Where documents' text is kept: a folder of UTF-8 files named by their content's sha256.
+"""Stores documents' text: a folder of UTF-8 files named by their content's sha256.
 
-    texts/<sha256>.txt       a document's text, as it is, newlines and all
+    texts/<sha256>.txt       a document's text, unchanged, with its newlines
     sections/<sha256>.json   where pages or sources begin
-    streams/<uuid>.txt       what has come of a live stream so far
+    streams/<uuid>.txt       the text of a live stream so far
     streams/<uuid>.json      which text a stream became when it ended
 
-State and run logs hold a `DocumentRef`; text is read back from here. Several processes may share a folder: files appear
-whole, under names that only their content can have.
+State and run logs contain a `DocumentRef`; the text is read from here. Several processes may share a folder: files
+appear only when they are complete, and their names depend only on their content.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DocumentStore:
 
     Args:
         root: The folder; it is made when the first document is added.
-        bounds: What the conversion of a PDF, DOCX or HTML file may take; if left out, what the environment says
+        bounds: Limits for the conversion of a PDF, DOCX or HTML file; if left out, those in the environment
             (`ConversionBounds.from_environment`).
     """
 
@@ -61,13 +61,13 @@ class DocumentStore:
         """Store a document's text, once, or register a live stream to be stored as it is read.
 
         Args:
-            document: A `Document`, or what `Document.of` makes one of. It is read here, a megabyte at a time, unless it
-                is live.
-            replace_undecodable: Put U+FFFD where bytes or code points are not text.
+            document: A `Document`, or anything that `Document.of` accepts. It is read here, a megabyte at a time,
+                unless it is live.
+            replace_undecodable: Put U+FFFD for bytes or code points that are not text.
             cancellation: Ends a conversion from another thread.
 
         Raises:
-            DocumentError: It cannot be read (see its subclasses for why), or not be stored, with the remedy.
+            DocumentError: It cannot be read (see the subclasses for why), or it cannot be stored; with the remedy.
             MissingExtraError: Its kind needs the extra `files`.
         """
         document = Document.of(document)
@@ -86,7 +86,7 @@ class DocumentStore:
             return ref
 
     async def add_async(self, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
-        """As `add`, in a thread; cancelled, it ends the conversion as well."""
+        """Like `add`, in a thread; if it is cancelled, the conversion ends too."""
         return await in_thread(
             lambda cancellation: self.add(document, replace_undecodable=replace_undecodable, cancellation=cancellation)
         )
@@ -99,12 +99,12 @@ class DocumentStore:
         replace_undecodable: bool = False,
         cancellation: ConversionCancellation | None = None,
     ) -> DocumentRef:
-        """Give a reference its source back: one whose text was removed, or a stream whose reading was interrupted.
+        """Attach a source to a reference again, if its text was removed, or if the reading of a stream was interrupted.
 
-        A stream's new source is compared, as it is read, with what was kept of the old one.
+        A stream's new source is compared with the stored text while it is read.
 
         Raises:
-            DocumentMismatchError: It is another text than the reference's.
+            DocumentMismatchError: The text is not that of the reference.
         """
         kind, name = _parsed(ref)
         if kind == "stream" and self._ended_as(name) is None:
@@ -131,7 +131,7 @@ class DocumentStore:
     async def reattach_async(
         self, ref: DocumentRef, document: Document, *, replace_undecodable: bool = False
     ) -> DocumentRef:
-        """As `reattach`, in a thread; cancelled, it ends the conversion as well."""
+        """Like `reattach`, in a thread; if it is cancelled, the conversion ends too."""
         return await in_thread(
             lambda cancellation: self.reattach(
                 ref, document, replace_undecodable=replace_undecodable, cancellation=cancellation
@@ -139,7 +139,7 @@ class DocumentStore:
         )
 
     def resolve(self, ref: DocumentRef) -> DocumentRef:
-        """The reference by content of a stream that has ended; any other reference as it is."""
+        """For a stream that has ended, its reference by content; any other reference unchanged."""
         kind, name = _parsed(ref)
         ended = self._ended_as(name) if kind == "stream" else None
         return ref if ended is None else {**ref, "key": f"sha256:{ended[0]}", "size": ended[1]}
@@ -152,7 +152,7 @@ class DocumentStore:
         return resolved["size"]
 
     def stored_bytes(self, ref: DocumentRef) -> int:
-        """How many UTF-8 bytes can be read now, without pulling."""
+        """How many UTF-8 bytes can be read now, without taking more from a stream."""
         size = self.size(ref)
         if size is not None:
             return size
@@ -164,24 +164,24 @@ class DocumentStore:
         try:
             file = self._path(ref).open("rb", buffering=0)
         except FileNotFoundError:
-            # A stream that ended between the look-up and the opening has moved.
+            # The file of a stream that ended between the look-up and the opening has moved.
             file = self._path(ref).open("rb", buffering=0)
         with file:
             file.seek(start_byte)
             return file.read(max(0, end_byte - start_byte))
 
     def read(self, ref: DocumentRef, start_byte: int, end_byte: int) -> str:
-        """The text between two bytes that begin characters. Raises DocumentError where they do not."""
+        """The text between two bytes. Raises DocumentError if they are not at the beginning of characters."""
         try:
             return self.read_bytes(ref, start_byte, end_byte).decode()
         except UnicodeDecodeError as error:
             raise DocumentError(
                 f"bytes {start_byte} to {end_byte} of {ref['name']} split a character",
-                hint="Use the spans that chunks carry.",
+                hint="Use the spans of chunks.",
             ) from error
 
     def pull(self, ref: DocumentRef, until_byte: int) -> None:
-        """See that so many bytes of a live stream are stored, or that it has ended. May block.
+        """Read a live stream until the given number of bytes is stored, or it has ended. May block.
 
         Raises:
             DocumentError: It has no source in this process, or its source failed or is async.
@@ -193,7 +193,7 @@ class DocumentStore:
                 self._finish(ref, live)
 
     async def pull_async(self, ref: DocumentRef, until_byte: int) -> None:
-        """As `pull`, without blocking the event loop."""
+        """Like `pull`, without blocking the event loop."""
         live = self._source_for(ref, until_byte)
         if live is not None:
             with self._failures_told():
@@ -201,7 +201,7 @@ class DocumentStore:
                 self._finish(ref, live)
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
-        """Where the document's pages or sources begin, in order; empty where it has none."""
+        """Where the document's pages or sources begin, in order; empty if it has none."""
         name = ref.get("sections")
         if name is None:
             return []
@@ -214,7 +214,7 @@ class DocumentStore:
         return [SourceMark(start_char, label) for start_char, label in marks]
 
     def remove(self, ref: DocumentRef) -> None:
-        """Forget a document's text. Other references to the same text lose it too."""
+        """Delete a document's text. Other references to the same text lose it too."""
         self.close(ref)
         resolved = self.resolve(ref)
         names = [self._texts / f"{_parsed(resolved)[1]}.txt"]
@@ -228,20 +228,20 @@ class DocumentStore:
             path.unlink(missing_ok=True)
 
     def close(self, ref: DocumentRef) -> None:
-        """Let go of a live stream's source; what was stored of it stays."""
+        """Release a live stream's source; the text that was stored stays."""
         live = self._live.pop(_parsed(ref)[1], None)
         if live is not None:
             live.close()
 
     @contextlib.contextmanager
     def _failures_told(self) -> Iterator[None]:
-        """A disk that is full, or may not be written to, as an error of the package's."""
+        """Raise the package's own error for a full or read-only disk."""
         try:
             yield
         except OSError as error:
             raise DocumentError(
                 f"the document store {self.root} cannot be written: {error}",
-                hint="Make room there, or have it elsewhere: MEMAGENT_HOME names the folder of all that is kept.",
+                hint="Free disk space there, or set MEMAGENT_HOME to another folder for everything that is kept.",
             ) from error
 
     def _make_folders(self) -> None:
@@ -255,7 +255,7 @@ class DocumentStore:
 
     @contextlib.contextmanager
     def _new_file(self) -> Iterator[tuple[IO[bytes], Path]]:
-        """A file in this folder that is gone afterwards, unless it was given another name."""
+        """A temporary file in this folder; it is removed afterwards unless it was renamed."""
         descriptor, path = tempfile.mkstemp(prefix=".incoming-", dir=self.root)
         with contextlib.ExitStack() as stack:
             stack.callback(Path(path).unlink, missing_ok=True)
@@ -285,13 +285,13 @@ class DocumentStore:
         live = self._live.get(name)
         if live is None and self.stored_bytes(ref) < until_byte:
             raise DocumentError(
-                f"the stream {ref['name']} was interrupted, and its source is gone",
-                hint="Pass the same document again when resuming; what was read of it is kept.",
+                f"the stream {ref['name']} was interrupted, and its source is no longer there",
+                hint="Pass the same document again when resuming; what was read is kept.",
             )
         return live
 
     def _finish(self, ref: DocumentRef, live: LiveStream) -> None:
-        """Name an ended stream's text by its content. The alias goes first: a crash in between loses nothing."""
+        """Name an ended stream's text by its content. The alias is written first, so that a crash loses nothing."""
         _, name = _parsed(ref)
         if not live.ended or name in self._became:
             return
@@ -337,7 +337,7 @@ def _parsed(ref: DocumentRef) -> tuple[str, str]:
 def _write(
     pieces: Iterator[LabelledText], file: IO[bytes], name: str, *, replace: bool
 ) -> tuple[str, int, list[SourceMark]]:
-    """Write labelled text to a file; return its sha256, its size in bytes, and where its sections begin."""
+    """Write labelled text to a file; return its sha256, its size in bytes, and the beginnings of its sections."""
     digest = hashlib.sha256()
     marks: list[SourceMark] = []
     size = characters = 0
@@ -360,9 +360,9 @@ def _write(
 
 
 def _publish(file: IO[bytes], temporary: Path, final: Path) -> None:
-    """Give a finished file its name, on disk before anyone can see it."""
+    """Rename a finished file. It is on disk before anyone can see it."""
     if final.exists():
         return
-    file.flush()  # says so where the disk is full; writing itself may stop short
+    file.flush()  # raises if the disk is full; a write itself may store only a part
     os.fsync(file.fileno())
     temporary.replace(final)

@@ -1,4 +1,6 @@
-"""From one attempt at a question to its row: scores, costs, the read beside the evidence, where facts were lost."""
+"""Makes the row of one attempt at a question: scores, costs, the read compared with the evidence, where facts were
+lost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from memagent_graph.run_log import RunLog
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What one system is to be asked."""
+    """A question for one system."""
 
     system: str
     repeat: int
@@ -31,7 +33,7 @@ class Question:
 
 
 def run_id_of(evaluation: str, system: str, sample_id: str, repeat: int = 0) -> str:
-    """The id of a question's run: the same whenever it is asked within one evaluation, and in no other."""
+    """The id of a question's run: the same whenever it is asked in one evaluation, and different in others."""
     name = f"{evaluation}-{system}-{sample_id}" + (f"-repeat-{repeat}" if repeat else "")
     return re.sub(r"[^\w.-]+", "-", name)
 
@@ -46,16 +48,16 @@ def row_of(
     scripted: bool = False,
     error: str | None = None,
 ) -> Row:
-    """The row of an attempt, without what the run log says of lost facts (`with_losses`).
+    """The row of an attempt, without the lost facts from the run log (`with_losses`).
 
     Args:
-        question: what was asked.
-        attempt: what became of it.
+        question: the question.
+        attempt: the attempt's outcome.
         attempts: how often it was asked.
-        seed: what the task was made with.
+        seed: the task's seed.
         answer_format: how the prompts ask for the answer.
         scripted: whether a script answered.
-        error: what made it fail.
+        error: the error, if it failed.
     """
     prepared, usage = question.prepared, attempt.usage
     sample, answered = prepared.sample, attempt.outcome is Outcome.ANSWERED
@@ -105,9 +107,9 @@ def row_of(
 
 
 async def with_losses(row: Row, sample: Sample, log: RunLog | None, store: DocumentStore) -> Row:
-    """The row, if its answer is wrong with what the run log says of it: where facts were lost.
+    """The row; if its answer is wrong, with the places where facts were lost, from the run log.
 
-    What the log does not hold is a run that failed, or lost its log, at the start.
+    A run that is not in the log failed at the start, or its log did.
     """
     run_id = row.run_id
     if log is None or run_id is None:
@@ -128,5 +130,5 @@ async def with_losses(row: Row, sample: Sample, log: RunLog | None, store: Docum
 
 
 def _found(needle: Needle, sample: Sample, answer: str) -> bool:
-    """Whether an answer holds what a needle carries, or, of one that only leads to it, any of what was to be found."""
+    """Whether an answer has a needle's gold string, or, for a needle that only leads to the answer, any gold string."""
     return any(contains(answer, gold) for gold in ((needle.gold,) if needle.gold in sample.gold else sample.gold))

@@ -1,4 +1,4 @@
-"""Two systems, or two evaluations, on the same questions: what may be said of them, and what not."""
+"""Compares two systems, or two evaluations, on the same questions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from memagent_graph.evaluation.rankings import ranking_of
 from memagent_graph.evaluation.result_table import Outcome, Results, Row
 from memagent_graph.evaluation.statistics import Estimate, estimate
 
-_COUNTED_ONCE: Final = 'In "all", a question that was asked at several lengths counts once, with its mean.'
+_COUNTED_ONCE: Final = 'In "all", a question that was asked at several lengths counts once, with its mean score.'
 
 
 def render_comparison(first: Results, second: Results, names: tuple[str, str]) -> str:
-    """Two evaluations, compared on the questions that both have asked and that fitted a call of both.
+    """Two evaluations, compared on the questions that both asked and that fitted in a call of both.
 
     Raises:
-        EvaluationError: they have no questions in common, or ask something else under the same names.
+        EvaluationError: they have no questions in common, or different questions under the same names.
     """
     shared = _pairs(first, second, names)
     pairs = _fitting(shared)
@@ -42,7 +42,7 @@ def render_comparison(first: Results, second: Results, names: tuple[str, str]) -
 
 
 def comparison(first: Results, second: Results, names: tuple[str, str]) -> list[dict[str, Any]]:
-    """What `render_comparison` says, JSON-ready.
+    """The content of `render_comparison`, JSON-ready.
 
     Raises:
         EvaluationError: as there.
@@ -55,7 +55,7 @@ def comparison(first: Results, second: Results, names: tuple[str, str]) -> list[
 
 
 def comparison_parts(results: Results) -> list[str]:
-    """The first system with each of the others on the same questions, and a ranking as far as there is one."""
+    """The first system compared with each other one on the same questions, and a ranking as far as possible."""
     first, *others = results.systems
     of = rows_by_system(row for row in results.rows if not row.scripted)
     compared: list[tuple[str, str, dict[str, Comparison]]] = []
@@ -101,7 +101,7 @@ def _pairs(first: Results, second: Results, names: tuple[str, str]) -> list[tupl
 
 
 def _fitting(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
-    """The pairs of which both were asked; none may be left where no document fitted."""
+    """The pairs where both were asked; there may be none if no document fitted."""
     return [pair for pair in pairs if all(row.outcome is not Outcome.DOES_NOT_FIT for row in pair)]
 
 
@@ -118,7 +118,7 @@ def _compared_pairs(
 
 
 def rows_by_system(rows: Iterable[Row]) -> dict[str, dict[tuple[str, int], Row]]:
-    """By system, then by sample and repeat: the rows of what was asked; what fitted no call was not."""
+    """By system, then by sample and repeat: the rows of asked questions, without those that fitted in no call."""
     asked = (row for row in rows if row.outcome is not Outcome.DOES_NOT_FIT)
     return {system: {row.attempt: row for row in group} for system, group in grouped(asked, lambda row: row.system)}
 
@@ -132,7 +132,7 @@ def shared_rows(
 
 
 def paired(first: Sequence[Row], second: Sequence[Row], names: tuple[str, str], score: str) -> Comparison:
-    """The same questions, answered twice, by a score; clustered by document."""
+    """Two systems' answers to the same questions, by a score; clustered by document."""
     clusters = {same[0].sample_id: same[0].cluster for _, same in grouped(first, _question)}
     return compare(by_question(first, score), by_question(second, score), names=names, clusters=clusters)
 
@@ -151,14 +151,14 @@ def accuracy(rows: Sequence[Row], score: str) -> Estimate:
 def by_question(rows: Iterable[Row], score: str) -> dict[str, float]:
     """A score by question, under the id of its first sample.
 
-    One that was asked at several lengths, as the questions of data files are, or repeatedly, counts once, with its
-    mean: its answers are not independent trials.
+    A question that was asked at several lengths (as those of data files are) or repeatedly counts once, with its mean:
+    its answers are not independent trials.
     """
     return {same[0].sample_id: fmean(getattr(row, score) for row in same) for _, same in grouped(rows, _question)}
 
 
 def _question(row: Row) -> Hashable:
-    """What rows of the same question, on documents of different lengths, have in common."""
+    """The key that rows of the same question, on documents of different lengths, have in common."""
     return row.task, row.index, row.question, row.gold
 
 
@@ -192,7 +192,7 @@ def _comparison_table(compared: Sequence[tuple[str, str, Mapping[str, Comparison
 def _verdict(each: Mapping[str, Comparison], first: str, second: str) -> str:
     told = {score: one for score, one in each.items() if one.told_apart}
     if not told:
-        return "cannot be told apart"
+        return "not significant"
     better = {first if one.difference > 0 else second for one in told.values()}
     which = "" if len(told) == len(each) else f", {' and '.join(told)} only"
     return f"{' and '.join(sorted(better))} better{which}"
@@ -201,7 +201,7 @@ def _verdict(each: Mapping[str, Comparison], first: str, second: str) -> str:
 def _sentences(compared: Iterable[Mapping[str, Comparison]]) -> list[str]:
     lines = []
     for each in compared:
-        # Strict and lenient often agree to the question.
+        # Strict and lenient often agree on every question.
         by_sentence = grouped(each.items(), lambda item: item[1].sentence)
         lines += [f"- {' and '.join(SCORES[score] for score, _ in same)}: {told}" for told, same in by_sentence]
     return ["\n".join(lines)] if lines else []

@@ -1,4 +1,6 @@
-"""What questions cost: tokens, calls, seconds with percentiles, estimated arithmetic, and the price where given."""
+"""Tables of the cost of questions: tokens, calls, seconds with percentiles, estimated arithmetic, and the price if
+given.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from memagent_graph.evaluation.result_table import Row
 COST_LEGEND: Final = (
     "Means over the questions that did not fail, and percentiles of seconds (p95: 95 % of questions took no longer). "
     "Seconds are wall time with many questions at once, waiting for the server included. FLOPs are estimated from "
-    "tokens and the model's size, where that is known; beside them, what one call with the whole document would take."
+    "tokens and the model's size, if that is known, and compared with one call with the whole document."
 )
 _PRICE_LEGEND: Final = (
     "Price: per question, and of all together, at {prompt:g} for a million prompt tokens, cached ones included, and "
@@ -26,12 +28,12 @@ PERCENTILES: Final = (50, 95, 99)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of the values that so many percent of them do not exceed (nearest rank)."""
+    """The smallest value that the given percentage of the values does not exceed (nearest rank)."""
     return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
 
 
 def cost_parts(rows: Sequence[Row], prices: Prices | None = None) -> list[str]:
-    """The legend and the table, by length and system, over the questions that a system was asked and did not fail."""
+    """The legend and the table, by length and system, over a system's questions that did not fail."""
     asked = sorted((row for row in rows if row.has_costs), key=lambda row: (row.unit, row.length))
     heads = ["tokens in", "cached", "tokens out", "calls", "seconds", *(f"p{each}" for each in PERCENTILES), "FLOPs"]
     priced = [] if prices is None else ["price", "price of all"]
@@ -50,7 +52,7 @@ def cost_parts(rows: Sequence[Row], prices: Prices | None = None) -> list[str]:
 
 
 def costs_as_json(rows: Iterable[Row], prices: Prices | None = None) -> dict[str, Any]:
-    """Means, percentiles of seconds, and the mean price, of the rows that have costs; None where there are none."""
+    """Means, percentiles of seconds, and the mean price, of the rows that have costs; None if there are none."""
     asked = [row for row in rows if row.has_costs]
     told: dict[str, Any] = {
         "means": {name: fmean(_values(asked, name)) if asked else None for name in _MEANS},

@@ -1,8 +1,8 @@
-"""A demonstration that needs nothing but this package: real prose, planted facts, the policy that is installed.
+"""A demonstration that needs only this package: real prose, planted facts, the installed policy.
 
-The document is the language reference that every Python brings (then its docstrings), with facts set between its
-paragraphs: those that are asked for, at stated depths, and as many foreign ones. The composition is seeded. Facts are
-numbers of things, all that the embedded policy knows, or of all kinds in plain English.
+The document is the language reference that every Python brings (then its docstrings), with facts between its
+paragraphs: those that are asked for, at given depths, and foreign ones. The composition is seeded. Facts are numbers,
+the only ones that the embedded policy can find, or of all kinds in plain English.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PlantedQuestion:
 
 @dataclass(frozen=True, slots=True)
 class DemoDocument:
-    """A composed document and what can be asked about it."""
+    """A composed document and its questions."""
 
     text: str
     tokens: int
@@ -41,10 +41,10 @@ class DemoDocument:
 def compose(
     tokenizer: Tokenizer, *, tokens: int = 100_000, questions: int = 4, seed: int = 7, in_english: bool = False
 ) -> DemoDocument:
-    """A document of at least `tokens` tokens with `questions` planted facts and four foreign ones to each.
+    """A document of at least `tokens` tokens with `questions` planted facts and four foreign ones for each.
 
-    One of the four resembles the fact that is asked for. Facts come from the held-out split and stand between
-    paragraphs. They are numbers, unless they are to be `in_english`: people, places, dates, colours, reasons.
+    One of the four resembles the fact that is asked for. Facts come from the held-out split and are between paragraphs.
+    They are numbers, or with `in_english`: people, places, dates, colours, reasons.
     """
     generator = random.Random(seed)
     asked, foreign = (_in_english if in_english else _numbers)(generator, questions)
@@ -92,7 +92,7 @@ def _in_english(generator: random.Random, questions: int) -> tuple[list[tuple[st
         fact = facts.fact()
         if fact.relation.ask not in {each.relation.ask for each in asked[-3:]} and clear_of(asked)(fact):
             asked.append(fact)
-    # Of the words of some kinds, such as weekdays, there are fewer than facts: what is drawn again must not answer.
+    # There are fewer words of some kinds, such as weekdays, than facts: a repeated word must not be an answer.
     clear = clear_of(asked)
     foreign = [next(filter(clear, iter(partial(facts.near_miss, fact), None))) for fact in asked]
     foreign += [next(filter(clear, iter(facts.fact, None))) for _ in range(3 * questions)]

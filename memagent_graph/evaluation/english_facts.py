@@ -1,8 +1,8 @@
-"""Facts in plain English to plant in a document and ask for: who, where, when, what, which colour, how many, why.
+"""Makes facts in plain English to plant in a document: who, where, when, what, which colour, how many, why.
 
 A fact says that a relation holds between a subject and a value ("Mira Solberg lives in Arden."). Relations, wordings
-and words stand in `english_facts.toml`. The held-out split shares no person, no town, no relation marked so, and no
-wording that is the last of its list with the other one: a policy trained on the one is measured on the other.
+and words are in `english_facts.toml`. The held-out split shares no person, no town, no relation that is marked as held
+out, and no last wording of a list with the other split: a policy trained on one is measured on the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memagent_graph.evaluation.planted_facts import ADJECTIVES, NOUNS, is_held_o
 _MACHINES: Final = ("clock", "lamp", "pump", "drill", "plough", "loom", "brush", "whistle", "scale", "heater", "kite")
 _NUMBERS: Final = {"year": (1640, 1999), "count": (12, 990), "metres": (4, 180), "crowns": (15, 9000)}
 _SPLIT_WORDS: Final = frozenset({"first_names", "family_names", "towns"})
-"""Only these lists are split by held-out words; colours and months are few, and all may be asked for."""
+"""Only these lists have held-out words; there are few colours and months, and all may be asked for."""
 _SPLIT_SHARE: Final = 0.25
 _FRAMED_SHARE: Final = 0.2
 _FRAMES: Final = (
@@ -46,7 +46,7 @@ _SMALL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What can be said of a subject, in several wordings; see the head of `english_facts.toml`."""
+    """A statement about a subject, in several wordings; see the beginning of `english_facts.toml`."""
 
     name: str
     subject: str
@@ -65,7 +65,7 @@ class Relation:
     held_out: bool = False
 
     def worded(self, texts: Sequence[str], *, held_out: bool) -> Sequence[str]:
-        """The wordings of a list that a split may use: held out only the last, in training all the others."""
+        """The wordings of a list that a split may use: the last one if held out, in training all others."""
         if self.held_out or len(texts) < 3:
             return texts
         return texts[-1:] if held_out else texts[:-1]
@@ -80,7 +80,7 @@ class EnglishFact:
     value: str
     statement: str
     changed: bool = field(default=False)
-    """Whether it says that something is no longer as it was."""
+    """Whether it says that something has changed."""
 
 
 class _File(msgspec.Struct):
@@ -115,14 +115,14 @@ def sentence(text: str) -> str:
 
 
 def clear_of(asked: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
-    """Whether a fact answers no question about any of these: in their relations it says nothing of either side."""
+    """Whether a fact answers no question about these: it has no relation and subject or value in common with them."""
     known = {(fact.relation.name, side) for fact in asked for side in (fact.subject, fact.value)}
     return lambda fact: not {(fact.relation.name, fact.subject), (fact.relation.name, fact.value)} & known
 
 
 class EnglishFacts:
-    """A seeded stream of facts from one split. Within one stream a subject or a value is drawn once for a relation, as
-    long as there are new ones; of persons who stand in a relation to each other, each only once, on either side.
+    """A seeded stream of facts from one split. In one stream a subject or a value is drawn once for a relation, as long
+    as there are new ones; a person in a relation between persons is drawn only once, on either side.
     """
 
     def __init__(self, seed: int | random.Random, *, held_out: bool = False, held_out_relations: bool = False) -> None:
@@ -139,7 +139,7 @@ class EnglishFacts:
     def fact(
         self, relation: Relation | None = None, *, subject: str | None = None, value: str | None = None
     ) -> EnglishFact:
-        """A new fact; subject and value are new ones where they are not given."""
+        """A new fact; subject and value are new if they are not given."""
         relation = relation or self.relation()
         subject = subject or self._new(relation.name + " s", relation.subject)
         self._take(relation, subject)
@@ -149,7 +149,7 @@ class EnglishFacts:
         return EnglishFact(relation, subject, value, self.state(relation, subject, value))
 
     def near_miss(self, fact: EnglishFact) -> EnglishFact:
-        """A fact that is easily taken for another: of the same relation, or about the same subject."""
+        """A fact that is easily confused with another: of the same relation, or about the same subject."""
         if self.random.random() < 0.6:
             return self.fact(fact.relation)
         same_kind = [each for each in self.relations if each.subject == fact.relation.subject]
@@ -169,7 +169,7 @@ class EnglishFacts:
         return EnglishFact(fact.relation, fact.subject, value, _filled(text, fact.subject, value), changed=True)
 
     def state(self, relation: Relation, subject: str, value: str) -> str:
-        """A statement in one of the split's wordings, now and then as part of a longer sentence."""
+        """A statement in one of the split's wordings, sometimes as part of a longer sentence."""
         text = _filled(self._choose(relation, relation.statements), subject, value)
         if self.random.random() >= _FRAMED_SHARE:
             return text
@@ -183,21 +183,21 @@ class EnglishFacts:
             not relation.questions or relation.ask == "who" or self.random.random() < 0.3
         )
         if relation.changes and relation.ask != "who":
-            of_subject = False  # several may have had the value by turns
+            of_subject = False  # several may have had the value one after the other
         texts = relation.subject_questions if of_subject else relation.questions
         return _filled(
             self._choose(relation, texts), fact.subject, fact.value
         ), fact.subject if of_subject else fact.value
 
     def about(self, relation: Relation, subject: str) -> str:
-        """A question that asks for what is so related to a subject."""
+        """A question for the value of a relation of a subject."""
         return self._choose(relation, relation.questions).replace("{s}", subject)
 
     def chain(self, hops: int) -> tuple[list[EnglishFact], str]:
         """Facts that lead from one to the next, and the question that needs all of them.
 
-        The first names a person, each of the next one leads on to another, the last one is about the last person. No
-        relation stands there twice: who took one thing is not asked what else they took.
+        The first names a person, each next one leads to another, and the last one is about the last person. No relation
+        occurs twice.
         """
         of_persons = [each for each in self.relations if each.subject == "person"]
         leading = [each for each in of_persons if each.of_subject]
@@ -211,13 +211,13 @@ class EnglishFacts:
         return chain, self.about(chain[-1].relation, name)
 
     def _following(self, relations: Sequence[Relation], chain: Sequence[EnglishFact], who: str) -> Relation:
-        """One that the chain does not have, and in which nothing has been said of its last person."""
+        """A relation that is not in the chain, and in which nothing was said about its last person."""
         used = {fact.relation.name for fact in chain}
         fitting = [each for each in relations if each.name not in used and self._is_new(each, who)]
         return self.random.choice(fitting or relations)
 
     def _named(self, fact: EnglishFact, subject: str) -> tuple[str, str]:
-        """Who a fact leads to, and how a question names them without their name."""
+        """The person that a fact leads to, and a description without the name."""
         relation = fact.relation
         if relation.of_whom:
             return fact.subject, self.random.choice(relation.of_whom).replace("{v}", fact.value)
@@ -238,7 +238,9 @@ class EnglishFacts:
         return (relation.name + " s", subject) not in self._taken
 
     def _take(self, relation: Relation, subject: str) -> None:
-        """Let nothing else be said of a subject in a relation; nor, where its kind is the value's, it of another."""
+        """Prevent other facts about a subject in a relation; and, if its kind is the value's, facts with it as
+        value.
+        """
         self._taken.add((relation.name + " s", subject))
         if relation.value == relation.subject:
             self._taken.add((relation.name + " v", subject))
@@ -258,7 +260,7 @@ class EnglishFacts:
 
 
 def _inside(text: str) -> str:
-    """A sentence as it reads within a longer one."""
+    """A sentence, adapted for use inside a longer one."""
     first = text.split(" ", 1)[0]
     return text[:1].lower() + text[1:] if first in _SMALL else text
 

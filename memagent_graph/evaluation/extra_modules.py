@@ -1,4 +1,4 @@
-"""Modules that the extra "eval" brings, loaded when they are needed."""
+"""Modules of the extra "eval", imported when they are needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def extra_module(name: str, needed_for: str) -> Any:
     """The module of a name.
 
     Raises:
-        MissingExtraError: it is not installed; `needed_for` says what cannot be done without it.
+        MissingExtraError: it is not installed; `needed_for` says what needs it.
     """
     try:
         return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Where a wrong answer's facts were lost, from a run's trace: written, kept, cut, or not used."""
+"""Finds where a wrong answer's facts were lost, from a run's trace: written, kept, cut, or not used."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ from memagent_graph.trace import MemoryUpdate, Trace, Writes
 
 _CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
 _FEWEST_REFORMATTED: Final = 4
-"""Shorter values are found in other forms by chance."""
+"""Shorter values would be found in other forms by chance."""
 
 
 class Loss(StrEnum):
-    """What became of one fact in a read whose answer is wrong."""
+    """The outcome of one fact in a read with a wrong answer."""
 
     NEVER_WRITTEN = "never_written"
-    """No memory on the way to the answer held it, from the first chunk to the last."""
+    """No memory on the path to the answer had it, from the first chunk to the last."""
     NOT_READ = "not_read"
-    """The read stopped early, before the chunk that holds it."""
+    """The read stopped early, before the chunk that has it."""
     CUT_BY_CHUNK = "cut_by_chunk"
-    """No memory held it, and the end of a chunk cut it in two: it was never read whole."""
+    """No memory had it, and the end of a chunk cut it in two: it was never read as a whole."""
     OVERWRITTEN = "overwritten"
-    """A memory held it, and a later one did not, though there was room to write."""
+    """A memory had it, but a later one did not, although there was space for it."""
     CUT_BY_CAP = "cut_by_cap"
-    """The memory that lost it, or that was to hold it first, came to the end of its budget and was cut off there; the
-    second also where its words had not come yet: the chunk held it, and the memory was cut."""
+    """The memory that lost it, or that should have had it first, reached the end of its budget and was cut off; in the
+    second case also if it was not written yet: the chunk had it, and the memory was cut."""
     REFORMATTED = "reformatted"
-    """The last memory, or the answer itself, holds its letters and digits with other signs between them, as "4 711 123"
-    for 4711123: it was kept, and its form was changed."""
+    """The last memory, or the answer, has its letters and digits with other characters between them, such as "4 711
+    123" for 4711123: it was kept, but its form was changed."""
     NOT_TAKEN = "not_taken"
-    """The policy wrote it, and a rule for updates kept the memory before that in its place."""
+    """The policy wrote it, but a rule for updates kept the previous memory."""
     IN_MEMORY = "in_memory_but_answered_wrong"
-    """The last memory held it, and the answer does not."""
+    """The last memory had it, but the answer does not."""
     ANSWERED = "answered"
-    """The answer holds it: another fact, or something that the answer holds besides, made it wrong."""
+    """The answer has it: another fact, or something else in the answer, made it wrong."""
     NOT_APPLICABLE = "not_applicable"
-    """The read did not come to its end, or left no memories in the log."""
+    """The read did not finish, or has no memories in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeedleLoss:
-    """What became of one needle."""
+    """The outcome of one needle."""
 
     needle: Needle
     loss: Loss
     chunk_index: int | None = None
     """The chunk whose memory lost it or changed its form, or whose end cut it; None for `IN_MEMORY` and `ANSWERED`, at
-    a merge, and where only the answer changed the form."""
+    a merge, or if only the answer changed the form."""
     written_at: int | None = None
-    """The chunk whose memory held it first, in any form; None where a merge wrote it."""
+    """The first chunk whose memory had it, in any form; None if a merge wrote it."""
 
 
 def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None = None) -> tuple[NeedleLoss, ...]:
-    """What became of each of a sample's needles, in their order; empty where it has none.
+    """The outcome of each of a sample's needles, in order; empty if it has none.
 
     Args:
         sample: the question.
         run: the read, from the log (`view_of_run`) or from a result (`ReadResult.view`).
-        completions: what the policy wrote at each step before it was cut to the memory's budget, by the steps' ids,
-            where that is known.
+        completions: what the policy wrote at each step before it was cut to the memory's budget, by the steps' ids, if
+            known.
     """
     if StopReason(run.stop_reason or StopReason.MAX_CHUNKS).resumable or not run.updates:
         return tuple(NeedleLoss(needle, Loss.NOT_APPLICABLE) for needle in sample.needles)
@@ -81,11 +81,11 @@ def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None 
 
 
 def logged_read(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView, Mapping[str, str]]:
-    """A run of a log, with what the policy wrote at each step: what `analyse` takes. Blocks.
+    """A run of a log, with the policy's completion at each step, for `analyse`. Blocks.
 
     Raises:
         RunLogError: the log cannot be read.
-        RunNotFoundError: it holds no such run.
+        RunNotFoundError: there is no such run.
     """
     completions = {
         each.step: strip_reasoning(each.text)
@@ -119,7 +119,7 @@ def _analyse(needle: Needle, run: RunView, said: str, completions: Mapping[str, 
 
 
 def _held(gold: str, trace: Trace) -> dict[str, bool]:
-    """For each memory on the way to the answer, by its update's step, whether it holds the gold string in any form."""
+    """For each memory on the path to the answer, by its update's step, whether it has the gold string in any form."""
     held: dict[str, bool] = {}
     for update in trace.final_path:
         sources = trace.sources(update)
@@ -135,7 +135,7 @@ def _holds(text: str, gold: str) -> bool:
 
 
 def _in_another_form(text: str, gold: str) -> bool:
-    """Whether a text holds the letters and digits of a gold string, with up to two other signs between any of them."""
+    """Whether a text has the letters and digits of a gold string, with up to two other characters between any two."""
     pattern = _any_form(gold)
     return pattern is not None and pattern.search(text) is not None
 
@@ -151,7 +151,7 @@ def _any_form(gold: str) -> re.Pattern[str] | None:
 
 
 def _never_held(needle: Needle, run: RunView, completions: Mapping[str, str]) -> NeedleLoss:
-    """Why no memory held a fact, from what the policy wrote and from the chunk that the fact stands in."""
+    """Why no memory had a fact, from what the policy wrote and from the fact's chunk."""
     path = run.trace.final_path
     written = [update for update in path if _holds(completions.get(update.step, ""), needle.gold)]
     if written:
@@ -174,9 +174,9 @@ def _was_cut(update: MemoryUpdate) -> bool:
 
 
 def _places(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]:
-    """The chunks that a fact begins in, and whether they hold it whole; those near the needle's place first.
+    """The chunks that a fact begins in, and whether they contain all of it; those near the needle's place first.
 
-    Where no text can be had, as when the document is gone, the place alone says it.
+    If the text is not available, for example because the document was deleted, the place determines it.
     """
     fact = _sentence(needle)
     reads = {each.chunk_index: each for each in run.trace.final_path if each.chunk_index is not None}
@@ -205,6 +205,6 @@ def _places(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]
 
 
 def _sentence(needle: Needle) -> str:
-    """The sentence of a needle that carries its gold string: a needle may be a whole paragraph."""
+    """The sentence of a needle with its gold string: a needle may be a whole paragraph."""
     holding = [each for each in memory_lines(needle.text) if contains(each, needle.gold)]
     return min(holding, key=len, default=needle.text)

@@ -1,6 +1,6 @@
-r"""A language model as grader: it compares an answer with what is expected, and gives 0 to 10, or yes or no.
+r"""A language model as grader: it compares an answer with the expected one, and returns 0 to 10, or yes or no.
 
-Any policy can grade; `memagent eval --judge-model` asks one on an OpenAI-compatible server, and in training it is a
+Any policy can grade; `memagent eval --judge-model` uses one on an OpenAI-compatible server, and in training it is a
 reward (`memagent_training.rewards.judge`).
 """
 
@@ -37,15 +37,15 @@ class Grader:
 
     policy: Policy
     prompt: str = GRADE_PROMPT
-    """With the fields {question}, {answer} and {expected}; what is filled in cannot close their tags."""
+    """With the fields {question}, {answer} and {expected}; their values cannot close their tags."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     async def grade(self, question: str, answer: str, expected: Sequence[str]) -> float:
-        """The grade of an answer. An empty one is worth 0 and not shown; an empty `expected` is not known.
+        """The grade of an answer. An empty one gets 0 without a call; an empty `expected` means unknown.
 
         Raises:
             EvaluationError: the reply has no such grade.
-            PolicyError: the model cannot be asked.
+            PolicyError: the model cannot be reached.
         """
         if not answer.strip():
             return 0.0

@@ -1,9 +1,9 @@
 """Runs an evaluation: every system on every question, many at once, and a row in the journal for each.
 
-Whatever happens to a question, it gets a row: an attempt that fails is made once more, then counted as failed with the
-error's text. Only what says nothing about the systems ends the evaluation with an error instead: a server that is gone,
-a full disk, or, once all else is done, samples that cannot be made. What is left undone then, or when a limit is
-reached or the process is killed, is done when the evaluation is resumed; the reader continues at the chunk it was at.
+Whatever happens to a question, it gets a row: a failed attempt is repeated once, then counted as failed with the
+error's text. Only errors that are not about the systems end the evaluation: a server that is down, a full disk, or,
+when everything else is done, samples that cannot be made. The rest is done when the evaluation is resumed, also after a
+limit or a kill; the reader continues at its chunk.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from memagent_graph.results import Usage
 from memagent_graph.run_log import RunLog
 
 ATTEMPTS: Final = 2
-"""How often a question is asked before it counts as failed; as often again, at the end, if the server may be gone."""
+"""How often a question is asked before it counts as failed; as often again at the end, if the server may be down."""
 _SERVER_GONE: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
 _FAILURES_IN_A_ROW: Final = 16
-"""So many of these, with no success among them, mean that the server is gone: nothing is learnt from asking on."""
+"""This many failures without a success mean that the server is down: asking more is useless."""
 
 
 class Ended(StrEnum):
@@ -58,20 +58,20 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationLimits:
-    """Where an evaluation stops early, counted from the call that began or resumed it. None means no bound."""
+    """Limits of an evaluation, counted from the call that began or resumed it. None means no limit."""
 
     max_questions: int | None = None
     max_tokens: int | None = None
-    """Prompt and completion tokens of finished questions; what is under way is finished."""
+    """Prompt and completion tokens of finished questions; running questions are finished."""
     max_seconds: float | None = None
-    """What is under way is broken off."""
+    """Running questions are cancelled."""
 
 
 class Watcher(Protocol):
     """Sees the progress of an evaluation."""
 
     def begins(self, plan: Plan, rows: Mapping[Key, Row]) -> None:
-        """The evaluation begins, or continues with rows that are there."""
+        """The evaluation begins, or continues with existing rows."""
         ...
 
     def asks(self, system: str, sample: Sample) -> None:
@@ -85,43 +85,44 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is run, on what, and how."""
+    """The configuration of a run."""
 
     plan: Plan
     tasks: Mapping[str, Task]
-    """By the names that the plan has for them."""
+    """By their names in the plan."""
     systems: Mapping[str, System]
     store: DocumentStore
-    """Where documents are put for the systems; theirs, too."""
+    """The document store, which is also the systems'."""
     seed: int = 0
-    """What the tasks were made with."""
+    """The tasks' seed."""
     answer_format: AnswerFormat = AnswerFormat.BOXED
     """How the systems' prompts ask for the answer."""
     answer_tokens: int = 1
-    """How many tokens a completion with an answer may have at least; a task that needs more gives it more."""
+    """The minimum of the maximum tokens for an answer's completion; a task that needs more gets more."""
     scripted: bool = False
     """Whether the systems' policy is a script."""
     run_log: RunLog | None = None
-    """The systems'; without it, where facts were lost is not known."""
+    """The systems' run log; without it, it is unknown where facts were lost."""
     saver: BaseCheckpointSaver[Any] | None = None
-    """Where the systems save their state; that of questions which have a row is deleted."""
+    """The systems' checkpoints; those of questions with a row are deleted."""
     maker: Maker | None = None
-    """Makes the documents, and is closed at the end; one that makes them in threads if it is left out."""
+    """Makes the documents, and is closed at the end; by default one with threads."""
     keep_documents: bool = False
     retry_failed: bool = False
-    """Whether to ask again what an earlier call counted as failed."""
+    """Whether to ask again questions that an earlier call counted as failed."""
     concurrency: int = 128
-    """Questions under way at once. As many more may have their documents ready: where many end at the same time, as
-    many begin."""
+    """Questions in progress at once. As many more may have their documents ready: if many end at the same time, as many
+    begin."""
     limits: EvaluationLimits = field(default_factory=EvaluationLimits)
 
 
 async def evaluate(evaluation: Evaluation, journal: Journal, watcher: Watcher | None = None) -> Ended:
-    """Fill the journal with the rows of the plan that it lacks.
+    """Add the plan's missing rows to the journal.
 
     Raises:
-        PolicyError: the server is gone, or refuses the key.
-        EvaluationError: the journal or a document cannot be written; or all is done but samples that cannot be made.
+        PolicyError: the server is down, or refuses the key.
+        EvaluationError: the journal or a document cannot be written; or everything is done except samples that cannot
+            be made.
     """
     journal.plan(evaluation.plan)
     if watcher is not None:
@@ -142,9 +143,9 @@ class _Call:
         self._begun = 0
         self._tokens = 0
         self._suspended: list[tuple[Row, Exception]] = []
-        """Failures that may be the server's; entered once another question succeeds."""
+        """Failures that may be the server's; recorded when another question succeeds."""
         self._again = False
-        """Whether what is asked has been asked before, and failed."""
+        """Whether these questions were asked before, and failed."""
         self._unmade: list[SampleError] = []
 
     async def to_end(self) -> Ended:
@@ -173,10 +174,10 @@ class _Call:
             self._ended = Ended.MAX_SECONDS
 
     async def _ask_again(self) -> None:
-        """Ask once more what failed last, as no success came after it to tell that the server was still there.
+        """Ask the last failed questions again, because no later success showed that the server was still running.
 
         Raises:
-            PolicyError: all of it fails again; unless it is a single question, at which a server that answers may fail.
+            PolicyError: all of them fail again; except a single question, which may fail although the server works.
         """
         failed, self._suspended = self._suspended, []
         self._again = True
@@ -212,7 +213,7 @@ class _Call:
             await ready.put(None)
 
     async def _prepared(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[Prepared, list[tuple[str, int]]], None]:
-        """Samples with the systems that have still to answer them; some are made while the first is waited for."""
+        """Samples with the systems that still have to answer them; more are made while the first is awaited."""
         under_way: deque[tuple[asyncio.Task[Prepared], list[tuple[str, int]]]] = deque()
         samples = _by_sample(keys)
         try:
@@ -236,7 +237,7 @@ class _Call:
                 task.cancel()
 
     def _open_keys(self) -> Iterator[Key]:
-        """The plan's questions that have no row yet, or are asked again."""
+        """The plan's questions that have no row yet, or have to be asked again."""
         rows, again = self._journal.rows, self._evaluation.retry_failed
         for key in self._evaluation.plan.keys():  # noqa: SIM118  not a mapping
             if key not in rows or (again and rows[key].outcome is Outcome.FAILED):
@@ -264,7 +265,7 @@ class _Call:
         return True
 
     async def _ask(self, question: Question) -> tuple[Row, Exception | None]:
-        """Ask a system a question, again if that fails; its row, and what made it fail."""
+        """Ask a system a question, and again if it fails; return its row and the error."""
         evaluation, sample = self._evaluation, question.prepared.sample
         run_id = run_id_of(self._journal.evaluation, question.system, sample.id, question.repeat)
         began = time.monotonic()
@@ -297,10 +298,10 @@ class _Call:
         return await with_losses(row, question.prepared.sample, evaluation.run_log, evaluation.store)
 
     async def _judge(self, row: Row, error: Exception | None) -> None:
-        """Enter a row, unless its failure may be that of a server which is gone.
+        """Record a row, unless its failure may be because the server is down.
 
         Raises:
-            PolicyError: the server is gone. What failed because of that has no row, and is asked again.
+            PolicyError: the server is down. Questions that failed because of that have no row, and are asked again.
         """
         if isinstance(error, _SERVER_GONE):
             self._suspended.append((row, error))
@@ -323,7 +324,7 @@ class _Call:
 
 
 def _by_sample(keys: Iterable[Key]) -> Iterator[tuple[tuple[str, int, int], list[tuple[str, int]]]]:
-    """Task, length and index of samples, each with the systems that are asked about it, and which repeat that is."""
+    """Task, length and index of samples, each with its systems and the number of the repeat."""
     for sample, same in groupby(keys, key=lambda key: key[1:4]):
         yield sample, [(key[0], key[4]) for key in same]
 

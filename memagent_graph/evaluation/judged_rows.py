@@ -1,4 +1,4 @@
-"""Grades for the answers of an evaluation, from a language model, once they are all there."""
+"""Grades an evaluation's answers with a language model, when all of them are there."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from memagent_graph.evaluation.result_table import Outcome, Row
 
 
 async def judge_rows(journal: Journal, grader: Grader, *, concurrency: int = 16) -> None:
-    """Grade every row that this grader has not graded yet; a question without an answer is worth 0, unasked.
+    """Grade every row that this grader has not graded yet; a question without an answer gets 0 without a call.
 
     Raises:
-        PolicyError: the judge cannot be asked; what it has graded stays.
-        EvaluationError: some replies had no grade, though all others are there; they are asked for again next time.
+        PolicyError: the judge cannot be reached; existing grades stay.
+        EvaluationError: some replies had no grade; all others are stored, and these are requested again next time.
     """
     open_rows = iter([row for row in journal.rows.values() if row.judge != grader.policy.name])
     failed: list[MemAgentError] = []

@@ -16,7 +16,7 @@ SCORES: Final = {
     "string_match": "string match",
     "token_f1": "token F1",
 }
-"""Columns of scores, and what tables call them."""
+"""Columns of scores, with their titles in tables."""
 _MORE_SCORES: Final = {"rouge_l": "ROUGE-L", "judged": "judge"}
 _WORDS_OF_PROSE: Final = 12
 _Item = TypeVar("_Item")
@@ -24,18 +24,18 @@ _Key = TypeVar("_Key")
 
 
 def is_prose(rows: Iterable[Row]) -> bool:
-    """Whether some gold answer is a sentence or more, as a summary is."""
+    """Whether some gold answer is a sentence or more, such as a summary."""
     return any(len(each.split()) > _WORDS_OF_PROSE for row in rows for each in row.gold)
 
 
 def scores_shown(rows: Sequence[Row]) -> dict[str, str]:
-    """`SCORES`; also ROUGE-L where gold answers are sentences, and a judge's grade where one has graded."""
+    """`SCORES`; also ROUGE-L if gold answers are sentences, and a judge's grade if there is one."""
     has = {"rouge_l": is_prose(rows), "judged": any(row.judge for row in rows)}
     return SCORES | {name: title for name, title in _MORE_SCORES.items() if has[name]}
 
 
 def length_label(length: int, unit: str = LengthUnit.TOKENS) -> str:
-    """A length as people say it: 8K tokens are 8 x 1024, 1M is 1024 K; others, and all passages, in full."""
+    """A length in its usual form: 8K tokens are 8 x 1024, 1M is 1024 K; others, and all passages, in full."""
     for size, suffix in ((1 << 20, "M"), (1 << 10, "K")):
         if unit == LengthUnit.TOKENS and length >= size and length % (size // 2) == 0:
             return f"{length / size:g}{suffix}"
@@ -48,7 +48,7 @@ def labelled(row: Row) -> str:
 
 
 def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[_Key, list[_Item]]]:
-    """Items by key, keys in the order in which they come first."""
+    """Items by key, with keys in the order of their first item."""
     groups: dict[_Key, list[_Item]] = defaultdict(list)
     for each in items:
         groups[key(each)].append(each)
@@ -63,12 +63,12 @@ def by_length(items: Sequence[_Item], row_of: Callable[[_Item], Row]) -> list[tu
 
 
 def interval(value: Estimate) -> str:
-    """An estimate in percent, as tables have it."""
+    """An estimate in percent, for tables."""
     return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, the first of them the head, as a table; figures stand at the right."""
+    """Rows of cells, the first of them the header, as a table; figures are right-aligned."""
     head, *body = table
     right = [all(_is_figure(row[at]) for row in body) for at in range(len(head))]
     rule = ["---:" if each else "---" for each in right]

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: the names of its files, and those that are made again from its rows at any time.
+"""The folder of an evaluation: the names of its files, and the files that can always be made again from its rows.
 
 journal.jsonl              the truth, while it runs and afterwards (`result_journal`)
 runs.sqlite                the run log, for `memagent show`, unless another one was named
@@ -31,12 +31,12 @@ OPEN_DOCUMENTS: Final = "open-documents"
 
 
 def write_outputs(folder: Path, log: Path | None, prices: Prices | None = None) -> Results:
-    """Write the table, the plots and the report of what is in a folder.
+    """Write the table, the plots and the report of a folder's results.
 
     Args:
         folder: the folder, or the table of one.
         log: the run log, for the command that opens a run.
-        prices: of tokens, where they are known.
+        prices: of tokens, if known.
 
     Raises:
         EvaluationError: there are no results, or a file cannot be written.

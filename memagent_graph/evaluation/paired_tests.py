@@ -1,8 +1,8 @@
-"""Two systems on the same questions: the difference, its interval, and whether a test tells them apart.
+"""Two systems on the same questions: the difference, its interval, and whether a test finds it significant.
 
 The exact McNemar test for scores of 0 and 1, the sign-flip test for others. Both ask how probable such a difference is
-if the two systems could be swapped at every question; McNemar's is the sign-flip test of scores that are 0 or 1. Where
-questions share a document, the systems are swapped at documents. They need the extra "eval" (SciPy).
+if the two systems could be swapped at every question; McNemar's is the sign-flip test of scores that are 0 or 1. If
+questions share a document, the systems are swapped for whole documents. They need the extra "eval" (SciPy).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from memagent_graph.evaluation.sample_size import questions_needed
 from memagent_graph.evaluation.statistics import bootstrapped, by_cluster, check_scores, wilson
 
 MARGIN: Final = 0.03
-"""How much worse a system may be that counts as not worse: 3 points."""
+"""How much worse a system may be and still count as not worse: 3 points."""
 
 
 class Test(StrEnum):
     """How a p-value was found."""
 
-    __test__ = False  # pytest takes what is called Test for one of its own
+    __test__ = False  # pytest would collect a class named Test
 
     MCNEMAR = "exact McNemar"
     """For scores of 0 or 1: the questions that only one system has right, as tosses of a coin."""
     SIGN_FLIP = "sign flips"
     """For fractional scores: the signs of the differences, flipped in all ways, or in 9,999 random ones."""
     BY_DOCUMENT = "sign flips by document"
-    """Where questions share documents: the signs of all differences at a document, flipped together."""
+    """If questions share documents: the signs of all differences of a document, flipped together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Comparison:
     corrected_for: int = 1
     """For how many comparisons the p-value has been corrected."""
     documents: int | None = None
-    """On how many documents the questions are, where some share one."""
+    """On how many documents the questions are, if some share one."""
 
     @property
     def difference(self) -> float:
@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def told_apart(self) -> bool:
-        """Whether the test tells the systems apart; it decides, not the interval."""
+        """Whether the test finds a difference; the test decides, not the interval."""
         return self.p_value < 1 - self.confidence
 
     def not_worse(self, margin: float = MARGIN) -> bool:
@@ -74,7 +74,7 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        """What may be said of the two, in words."""
+        """The result in words."""
         level = f"{100 * self.confidence:g} % interval"
         corrected = f", corrected for {self.corrected_for} comparisons" if self.corrected_for > 1 else ""
         documents = f" on {self.documents} documents" if self.documents is not None else ""
@@ -87,8 +87,8 @@ class Comparison:
             ahead, behind = (self.first, self.second) if self.difference > 0 else (self.second, self.first)
             return f"{figures}. {ahead} is better than {behind}."
         needed = self._questions_that_would_do()
-        remedy = f"; about {_round(needed):,} questions would tell a difference of this size" if needed else ""
-        return f"{figures}. They cannot be told apart{remedy}."
+        remedy = f"; about {_round(needed):,} questions would show a difference of this size" if needed else ""
+        return f"{figures}. The difference is not significant{remedy}."
 
     def _questions_that_would_do(self) -> int | None:
         if self.test is not Test.MCNEMAR or self.only_first == self.only_second:
@@ -113,7 +113,7 @@ def compare(
 
     Scores of 0 and 1: the exact McNemar test, and Newcombe's interval for a difference of paired shares. Others: the
     sign-flip test, and a bootstrap interval over the questions. Where questions share documents: both of these, over
-    the documents. Swapping the systems turns all signs and nothing else.
+    the documents. Swapping the systems changes all signs and nothing else.
 
     Args:
         first: one system's scores.
@@ -212,7 +212,7 @@ def corrected(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
 
 
 def _round(number: int) -> int:
-    """To two digits; more would say more than is known."""
+    """To two digits; more would suggest too much precision."""
     return int(float(f"{number:.1e}"))
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation would take, before it begins: documents, chunks, calls, tokens, time and price."""
+"""Estimates an evaluation before it begins: documents, chunks, calls, tokens, time and price."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LEGEND: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PlannedCost:
-    """What one system would take at one task and length, all its questions together."""
+    """The cost of one system at one task and length, for all its questions."""
 
     system: str
     task: str
@@ -40,7 +40,7 @@ class PlannedCost:
     questions: int
     """With repeats."""
     documents: int
-    """That it reads; questions on one document read it each."""
+    """The documents it reads; each question on the same document counts."""
     chunks: int
     calls: int
     prompt_tokens: int
@@ -53,7 +53,7 @@ def planned_costs(
     """By task, length and system.
 
     Args:
-        plan: what is asked.
+        plan: the questions.
         tasks: by name.
         strategies: how each system reads.
         context: what they read with.
@@ -83,7 +83,7 @@ def total(costs: Sequence[PlannedCost]) -> dict[str, int]:
 def render_plan(
     costs: Sequence[PlannedCost], plan: Plan, *, prices: Prices | None = None, tokens_per_second: float | None = None
 ) -> str:
-    """The plan as Markdown, with what so many questions can show."""
+    """The plan as Markdown, with the differences that this number of questions can show."""
     more = (["price"] if prices else []) + (["time"] if tokens_per_second else [])
     heads = ["questions", "documents", "chunks", "calls", "tokens in", "tokens out", *more]
     table = [["task", "length", "system", *heads]]
@@ -131,7 +131,7 @@ class _Read:
 
 
 def _read(strategy: Strategy, document: int, question: int, answers: tuple[int, int], context: ReaderContext) -> _Read:
-    """One question on one document of so many tokens; `answers` are the task's bound and the completion's."""
+    """One question on one document of that many tokens; `answers` are the task's maximum and the completion's."""
     budget, prompts, count, (least, answer) = context.budget, context.prompts, context.tokenizer.count, answers
     asks_answer = count(prompts.answer.literal) + question + budget.memory_tokens
     if isinstance(strategy, Excerpt):

@@ -1,4 +1,4 @@
-"""Everything about an evaluation that is settled, and checked, before its first question."""
+"""Everything about an evaluation that is determined and checked before its first question."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ DEFAULT_LENGTHS: Final = {
     LengthUnit.TOKENS: (8 << 10, 32 << 10, 128 << 10),
     LengthUnit.PASSAGES: (50, 200, 800),
 }
-"""Three lengths that double twice from each to the next; 50 passages of RULER-HQA have about 7K tokens."""
+"""Three lengths, each four times the previous one; 50 passages of RULER-HQA have about 7K tokens."""
 _CHECKED: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
-"""How much text is planned to check a task at a length before the first question: about as many tokens, a second's work
-at most."""
+"""About how many tokens of text are planned to check a task at a length before the first question; it takes at most a
+second."""
 _LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
 _FACTOR: Final = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
-    """Lengths as people write them: "1k,8k,3.5M". As in RULER, 1k is 1024 and 1M is 1024k.
+    """Parse lengths as people write them: "1k,8k,3.5M". As in RULER, 1k is 1024 and 1M is 1024k.
 
     Raises:
         EvaluationError: one is not a number, or less than 1.
@@ -50,10 +50,10 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 
 def load_tasks(names: Sequence[str], settings: TaskSettings) -> dict[str, Task]:
-    """The tasks of these names, by the names that they call themselves.
+    """The tasks of these names, by their own names.
 
     Raises:
-        EvaluationError: there is no such task, its data is missing, or two call themselves the same.
+        EvaluationError: there is no such task, its data is missing, or two have the same name.
     """
     tasks: dict[str, Task] = {}
     for name in dict.fromkeys(names):
@@ -66,11 +66,11 @@ def load_tasks(names: Sequence[str], settings: TaskSettings) -> dict[str, Task]:
 
 @runtime_checkable
 class OwnLengths(Protocol):
-    """A task whose data decides which lengths there are, and how many samples of each."""
+    """A task whose data determines the lengths, and the number of samples of each."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """All of them."""
+        """All lengths."""
         ...
 
     def count(self, length: int) -> int:
@@ -80,7 +80,7 @@ class OwnLengths(Protocol):
 
 @runtime_checkable
 class OwnQuestions(Protocol):
-    """A task whose questions can be had without making their documents."""
+    """A task whose questions are available without making their documents."""
 
     def question(self, length: int, index: int) -> str:
         """The question of a sample."""
@@ -90,9 +90,9 @@ class OwnQuestions(Protocol):
 def plan_of(
     systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int, repeats: int = 1
 ) -> Plan:
-    """What is asked, where `count` questions of each task are wanted at each length, `repeats` times.
+    """The plan for `count` questions of each task at each length, `repeats` times.
 
-    Where no lengths are given, tasks that have their own are asked at all of these, with as many questions as they
+    If no lengths are given, tasks with their own lengths are asked at all of these, with as many questions as they
     have, up to `count`; the others at some usual ones (`DEFAULT_LENGTHS`).
     """
     if lengths is not None:
@@ -107,26 +107,25 @@ def plan_of(
 
 
 def completion_tokens(task: Task, answer_tokens: int) -> int:
-    """How many tokens a completion with an answer may have: what the reader's budget gives it, or the task's, if more.
+    """How many tokens a completion with an answer may have: the reader's budget for it, or the task's, if larger.
 
     The bounds that RULER publishes (30 tokens for variable tracking) are for a model that continues a prompt in
-    which the answer has begun. A policy that is asked in a chat, for a box, says something before the box; cut off at
-    such a bound, it would be measured by how little it says. What `read` gives an answer, an evaluation gives it, too.
+    which the answer has begun. A policy in a chat writes something before the box; cut off at such a limit, it would be
+    measured by how little it writes. So an answer gets the same maximum as in `read`.
 
     Args:
-        task: what the answer is for.
+        task: the task of the answer.
         answer_tokens: the budget of the reader for an answer.
     """
     return max(task.answer_tokens, answer_tokens)
 
 
 def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext, *, seed: int | None = None) -> None:
-    """Check that there are so many samples of each length, and that questions and answers fit the reader's budget.
+    """Check that there are enough samples of each length, and that questions and answers fit the reader's budget.
 
-    Of a task that can tell its questions (`OwnQuestions`), as those of data files can, all of these are looked at. Its
-    samples, and those of other tasks with their questions, are made as far as that takes no time: all of short
-    documents, whose length may be too small for some of them, the last and some others of long ones. One that cannot
-    be made later is reported at the evaluation's end.
+    For a task that provides its questions (`OwnQuestions`), such as those of data files, all of them are checked.
+    Samples are made as far as that is quick: all for short documents, whose length may be too small for some of them;
+    the last and some others for long ones. If one cannot be made later, it is reported at the evaluation's end.
 
     Raises:
         EvaluationError: a length is too small for a task, it has fewer samples, or its own code fails.
@@ -152,16 +151,16 @@ def check_plan(plan: Plan, tasks: Mapping[str, Task], context: ReaderContext, *,
 
 
 def _checked(cell: Cell, unit: LengthUnit) -> list[int]:
-    """The samples of a cell that are made to see whether they can be: the last one, and others evenly before it."""
+    """The samples of a cell that are made as a check: the last one, and others evenly before it."""
     number = min(cell.count, max(1, _CHECKED[unit] // cell.length))
     return [cell.count - 1 - place * cell.count // number for place in range(number)]
 
 
 def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: str | None = None) -> dict[str, Any]:
-    """What decides on a row, JSON-ready: an evaluation is resumed with the same, or not at all.
+    """The settings that determine a row, JSON-ready: an evaluation can be resumed only with the same.
 
-    Names of tasks and systems, lengths and counts are not part of it; nor is where the server is, or how it is used.
-    The data files of each task, and what each system is, stand in the plan, as more of both may be asked for.
+    Names of tasks and systems, lengths and counts are not part of it; nor is the server's address, or how it is used.
+    The data files of each task, and each system's identity, are in the plan, as more of both may be added.
     """
     sampling = context.sampling
     return {
@@ -186,14 +185,14 @@ def settings_that_count(context: ReaderContext, tasks: TaskSettings, *, model: s
             "haystack": _described(tasks.haystack) if tasks.haystack else None,
             "data": _described(tasks.data) if tasks.data else None,
             "prompt_tokens": tasks.prompt_tokens,
-            # Left out where it is one, as it was not there once.
+            # Left out if it is one, as older evaluations do not have it.
             **({"questions_per_document": tasks.questions_per_document} if tasks.questions_per_document > 1 else {}),
         },
     }
 
 
 def _rules_that_count(rules: UpdateRules) -> dict[str, Any]:
-    """All but one that does nothing, as it was not there once."""
+    """Without one that does nothing, as older evaluations do not have it."""
     told = {name: getattr(value, "value", value) for name, value in asdict(rules).items()}
     if rules.rule_for(EventKind.INVENTED) is UpdateRule.ACCEPT:
         del told["invented"]
@@ -201,16 +200,16 @@ def _rules_that_count(rules: UpdateRules) -> dict[str, Any]:
 
 
 def data_that_counts(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:
-    """For each of these tasks that reads data files, its name and which these are.
+    """For each of these tasks that reads data files, its name and its files.
 
     Raises:
-        EvaluationError: they are not there.
+        EvaluationError: they do not exist.
     """
     files = {name: data_files(name, settings) for name in dict.fromkeys(names)}
     return tuple((name, "; ".join(map(_described, paths))) for name, paths in files.items() if paths)
 
 
 def _described(path: Path) -> str:
-    """A file or folder by name and size: it may be moved, but not be changed."""
+    """A file or folder by name and size: it may be moved, but not changed."""
     files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
     return f"{path.resolve().name}, {sum(each.stat().st_size for each in files)} bytes"

@@ -1,12 +1,12 @@
-"""Facts to plant in a document and ask for afterwards: seeded, in many wordings, with a held-out split.
+"""Makes facts to plant in a document and ask for: seeded, in many wordings, with a held-out split.
 
 A fact says that an attribute of an entity has a value ("The access code of the quiet falcon is 48213."). Entities are
 adjective-noun pairs and proper names; values are numbers first, then words, pairs and names. `near_miss` makes a
-foreign fact that is easily taken for another: same attribute and an entity that shares a word, or same entity and
+foreign fact that is easily confused with another: same attribute and an entity that shares a word, or same entity and
 another attribute. The shape of RULER's needle task ("One of the special magic numbers for K is: V.") is one wording.
 
-The held-out split shares no entity word and no value with the other one, so a policy trained on the one is measured
-on the other.
+The held-out split shares no entity word and no value with the other split, so a policy trained on one is measured on
+the other.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def is_held_out(text: str, share: float = 0.15) -> bool:
 class PlantedFacts:
     """A seeded stream of facts from one split.
 
-    `words` widens the vocabulary of entities and attributes beyond the lists of this module (a training corpus's own
-    words, say); they are filtered by the split like any other. `number_share` is the share of numeric values.
+    `words` widens the vocabulary of entities and attributes beyond the lists of this module (for example a training
+    corpus's own words); they are filtered by the split like any other. `number_share` is the share of numeric values.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class PlantedFacts:
         return f"the {self._noun()} {self._noun()}" if draw < 0.85 else self.name()
 
     def similar_entity(self, entity: str) -> str:
-        """Another entity that shares a word with this one where it has several."""
+        """Another entity that shares a word with this one, if it has several."""
         joint = "-" if "-" in entity and " " not in entity else " "
         words = entity.split(joint)
         place = len(words) - 1 if self.random.random() < 0.5 else len(words) - 2

@@ -1,4 +1,4 @@
-"""Pictures of an evaluation: accuracy against length, where in the document facts are found, and cost against length.
+"""Plots of an evaluation: accuracy against length, found facts by depth in the document, and cost against length.
 
 PNG and SVG, without a display. Equal results give equal SVG files, to the byte.
 """
@@ -22,7 +22,7 @@ from memagent_graph.evaluation.result_table import Outcome, Results, Row, can_be
 from memagent_graph.evaluation.written_files import written_whole
 
 CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
-"""Okabe and Ito's palette, which people of every kind of colour vision can tell apart; the reader is blue."""
+"""Okabe and Ito's palette, which is distinguishable with every kind of colour vision; the reader is blue."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _WIDTH, _HEIGHT = 8.0, 4.4
 """Inches; 100 pixels each in SVG, 200 in PNG."""
@@ -51,19 +51,19 @@ STYLE: Final = {
 }
 _DEPTH_BINS: Final = 10
 _MOST_PANELS: Final = 4
-"""Lengths in one picture of accuracy against cost: the longest."""
+"""How many lengths, the longest ones, are in one plot of accuracy against cost."""
 _DODGE: Final = 0.004
-"""How far systems with equal accuracy are moved apart, as a share of the axis."""
+"""The distance between systems with equal accuracy, as a share of the axis."""
 _LABEL_SHARE: Final = 0.05
-"""How much of a length axis a label takes."""
+"""The share of a length axis that a label takes."""
 
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
-    """Draw what the results allow, as PNG and SVG; the PNG files' paths, in the order in which a report shows them.
+    """Draw all possible plots as PNG and SVG; return the PNG files' paths in the report's order.
 
     Args:
         results: what was measured.
-        folder: where the files go; it exists.
+        folder: an existing folder for the files.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -97,8 +97,8 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
 
 
 def _together_and_by_task(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row]]]:
-    """What has a picture of its own, each with what its name says: all tasks, where a mean of them means
-    something, and each task where there are several.
+    """The groups with their own plots, each with its name: all tasks, if a mean over them is meaningful, and each task
+    if there are several.
     """
     by_task: list[tuple[str, Sequence[Row]]] = list(grouped(rows, lambda row: row.task))
     if not rows or not can_be_pooled(rows):
@@ -109,7 +109,7 @@ def _together_and_by_task(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row]]
 def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
     """Accuracy against length: for each system lenient accuracy with its band, and strict accuracy dotted.
 
-    Lengths at which no document fits a system's call have no point.
+    There is no point at a length at which no document fits in a system's call.
     """
     axes = figure.subplots()
     count = len({row.system for row in rows})
@@ -139,7 +139,9 @@ def draw_accuracy(figure: Any, rows: Sequence[Row], unit: str) -> None:
 
 
 def draw_tradeoff(figure: Any, rows: Sequence[Row], unit: str) -> None:
-    """Accuracy against cost, a panel for each length; the dashed line joins what nothing cheaper is as good as."""
+    """Accuracy against cost, a panel for each length; the dashed line is the Pareto front: nothing cheaper is as
+    good.
+    """
     lengths = sorted({row.length for row in rows if row.has_costs})[-_MOST_PANELS:]
     known = all(row.flops for row in rows if row.has_costs)
     ticker = extra_module("matplotlib.ticker", "drawing results")
@@ -174,7 +176,7 @@ def draw_tradeoff(figure: Any, rows: Sequence[Row], unit: str) -> None:
 
 
 def depth_grid(rows: Sequence[Row]) -> dict[tuple[int, int], list[bool]]:
-    """For length and tenth of the document: for each fact that stands there, whether the answer holds it."""
+    """By length and tenth of the document: for each fact there, whether the answer has it."""
     grid: dict[tuple[int, int], list[bool]] = defaultdict(list)
     for row in rows:
         if row.outcome is not Outcome.DOES_NOT_FIT:
@@ -184,7 +186,7 @@ def depth_grid(rows: Sequence[Row]) -> dict[tuple[int, int], list[bool]]:
 
 
 def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: str, unit: str, tasks: str) -> None:
-    """A heat map: the share of facts that answers hold, by length and depth; cells without a fact stay empty."""
+    """A heat map: the share of facts in answers, by length and depth; cells without a fact stay empty."""
     axes = figure.subplots()
     lengths = sorted({length for length, _ in grid})
     shares = [
@@ -213,9 +215,9 @@ def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: st
 
 
 def draw_cost(figure: Any, rows: Sequence[Row], unit: str) -> bool:
-    """Arithmetic per question against length, where the model's size is known; otherwise the tokens it took.
+    """Arithmetic per question against length, if the model's size is known; otherwise its tokens.
 
-    With arithmetic, the estimate for one call with the whole document is drawn beside what was measured.
+    With arithmetic, the estimate for one call with the whole document is drawn too.
     """
     asked = [row for row in rows if row.has_costs]
     if not asked:
@@ -269,7 +271,7 @@ def _length_axis(axes: Any, rows: Sequence[Row], unit: str) -> None:
 
 
 def _labels_apart(lengths: Sequence[int], unit: str) -> list[str]:
-    """A label for each length, left empty where it would run into the one before it."""
+    """A label for each length, empty if it would overlap the previous one."""
     labels: list[str] = []
     labelled = -math.inf
     for length in lengths:
@@ -296,7 +298,7 @@ def _per_point(rows: Sequence[Row]) -> str:
 
 @contextmanager
 def _figure() -> Iterator[Any]:
-    """A figure of its own, away from pyplot and its state."""
+    """A figure without pyplot and its state."""
     matplotlib = extra_module("matplotlib", "drawing results")
     figures = extra_module("matplotlib.figure", "drawing results")
     with matplotlib.rc_context(STYLE):
@@ -304,9 +306,10 @@ def _figure() -> Iterator[Any]:
 
 
 def file_stem(*parts: str) -> str:
-    """A file's name without its ending, from names that may hold what file names must not: "gated:stop=yes", a path.
+    """A file's name without its extension, from names with characters that file names must not have: "gated:stop=yes",
+    a path.
 
-    One that had to be changed ends in a hash of what it was, as two might become the same.
+    A changed name ends with a hash of the original, because two might become the same.
     """
     name = "_".join(filter(None, parts))
     safe = re.sub(r"[^\w+-]+", "-", name).strip("-")
@@ -314,7 +317,7 @@ def file_stem(*parts: str) -> str:
 
 
 def _save(figure: Any, stem: Path) -> Path:
-    """Write PNG and SVG; each appears whole. The PNG's path."""
+    """Write PNG and SVG; each appears when it is complete. Returns the PNG's path."""
     for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
         path = stem.with_name(stem.name + suffix)  # a task's options may have a point
         with written_whole(path) as new:

@@ -1,4 +1,4 @@
-"""What tokens cost, from prices that the user gives: no price is built in, as they change."""
+"""The price of tokens, from the user's prices: none is built in, because they change."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Prices:
     completion: float
 
     def of(self, prompt_tokens: float, completion_tokens: float) -> float:
-        """The price of so many tokens."""
+        """The price of tokens."""
         return (self.prompt * prompt_tokens + self.completion * completion_tokens) / _MILLION
 
 
 def prices_of(prompt: float | None, completion: float | None) -> Prices | None:
-    """Prices as they are given; None where neither is.
+    """Prices from the given ones; None if both are missing.
 
     Raises:
         EvaluationError: only one is given.

@@ -1,6 +1,6 @@
-"""What a person sees of an evaluation while it runs: how far it is, how right the answers are so far, the time left.
+"""Shows an evaluation while it runs: progress, accuracy so far, the remaining time.
 
-On a terminal a bar, on anything else a line once a minute; on standard error in both cases.
+On a terminal a bar, otherwise a line once a minute; in both cases on standard error.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         self._bar.stop()
 
     def begins(self, plan: Plan, rows: Mapping[Key, Row]) -> None:
-        """The evaluation begins, or continues with rows that are there."""
+        """The evaluation begins, or continues with existing rows."""
         keys = list(dict.fromkeys(plan.keys()))
         self._total = len(keys)
         for key in keys:
@@ -97,7 +97,7 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         seconds = max(time.monotonic() - self._began, 1e-9)
         parts = [lengths, f"{self._failed} failed" if self._failed else "", f"{self._tokens / seconds:,.0f} tokens/s"]
         if self._work_done:
-            # By length, not by number, since long documents come first. What is under way is half done, on average.
+            # By length, not by number, since long documents are first. Running questions are half done, on average.
             done = self._work_done + self._work_under_way / 2
             left = timedelta(seconds=round(seconds * (self._work_done + self._work_left - done) / done))
             parts.append(f"{left} left")

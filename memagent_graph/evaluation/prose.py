@@ -1,4 +1,4 @@
-"""Real English prose that is found wherever Python is: the language reference, and the library's docstrings."""
+"""Real English prose that comes with Python: the language reference, and the library's docstrings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def library_docstrings() -> Iterator[str]:
 
 
 def whole_docstrings() -> Iterator[str]:
-    """These docstrings, line breaks and indentation as they stand."""
+    """These docstrings, with their line breaks and indentation."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if {"test", "tests", "site-packages", "idlelib"} & set(path.parts):
             continue

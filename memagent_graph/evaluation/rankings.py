@@ -1,4 +1,4 @@
-"""Systems ranked as far as the questions tell them apart."""
+"""Ranks systems as far as their differences are significant."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Ranking:
             places = f"{place}." if len(group) == 1 else f"{place}. to {last}."
             apart = [f"{ahead} is better than {behind}" for ahead, behind in self._told if {ahead, behind} <= {*group}]
             but = f", but {', '.join(apart)}" if apart else ""
-            shared = "" if len(group) == 1 else f" (not told apart as a group{but})"
+            shared = "" if len(group) == 1 else f" (not distinguishable as a group{but})"
             lines.append(f"{places} {', '.join(group)}{shared}")
             place = last + 1
         return tuple(lines)
 
     @property
     def _told(self) -> list[tuple[str, str]]:
-        """The pairs that are told apart, the better one first."""
+        """The pairs with a significant difference, the better one first."""
         told = [each for each in self.comparisons if each.told_apart]
         return [(each.first, each.second) if each.difference > 0 else (each.second, each.first) for each in told]
 
@@ -51,11 +51,11 @@ def ranked(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Ranking:
-    """Rank systems as far as the questions tell them apart, each pair on the questions that both were asked.
+    """Rank systems as far as their differences are significant, each pair on the questions that both were asked.
 
     One group stands before another only if every system of the one is better than every system of the other, by the
-    paired test with Holm's correction over all pairs. Inside a group some pairs may still be told apart: `comparisons`
-    has them. Two that share no question are not told apart.
+    paired test with Holm's correction over all pairs. Inside a group some pairs may still differ significantly:
+    `comparisons` has them. Two that share no question are not compared.
 
     Args:
         scores: by system, then by sample id.
@@ -91,12 +91,12 @@ def ranked(
 
 
 def ranking_of(names: Iterable[str], raw: Sequence[Comparison]) -> Ranking:
-    """The ranking that comparisons of pairs allow, as `ranked`; their p-values are corrected here."""
+    """The ranking from comparisons of pairs, like `ranked`; their p-values are corrected here."""
     names = list(names)
     comparisons = corrected(raw)
     beats = set(Ranking((), comparisons)._told)
-    # Means of different questions are no order. Where every system of a group beats all others, its wins less its
-    # losses are more than theirs, so no such group is missed.
+    # Means of different questions give no order. If every system of a group beats all others, its wins minus its losses
+    # are more than theirs, so no such group is missed.
     won = {name: sum((name == x) - (name == y) for x, y in beats) for name in names}
     ordered = sorted(names, key=lambda name: (-won[name], name))
     groups: list[list[str]] = [[]]

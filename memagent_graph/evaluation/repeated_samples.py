@@ -1,6 +1,6 @@
 """Several samples of each answer: how good one is on average, and how often one of k is right (pass@k).
 
-Intervals are over questions, clustered by document: the samples of one question are no independent trials.
+Intervals are over questions, clustered by document: the samples of one question are not independent trials.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Repeated:
     score: str
     questions: int
     samples: int
-    """Of each question; of a question that has more, all count."""
+    """The number of samples of each question; if a question has more, all count."""
     mean: Estimate
     pass_at: dict[int, Estimate]
     """By k: 1, 2, 4 and so on, and the number of samples."""
 
 
 def pass_at_k(right: int, samples: int, k: int) -> float:
-    """The chance that at least one of k samples is right, where so many of all samples were.
+    """The chance that at least one of k samples is right, given how many of all samples are right.
 
     Raises:
         EvaluationError: k is not 1 to the number of samples, or more are right than there are.
@@ -54,7 +54,7 @@ def pass_at_k(right: int, samples: int, k: int) -> float:
 
 
 def repeated(rows: Sequence[Row]) -> list[Repeated]:
-    """What is to be said of each system, task and length whose questions all have several samples."""
+    """The statistics of each system, task and length whose questions all have several samples."""
     found = []
     for (system, task, length), group in grouped(rows, lambda row: (row.system, row.task, labelled(row))):
         questions = [same for _, same in grouped(group, lambda row: row.sample_id)]

@@ -1,6 +1,6 @@
-"""An evaluation as Markdown: accuracy with intervals, costs, what may be said of the systems, and what went wrong.
+"""An evaluation as Markdown: accuracy with intervals, costs, comparisons of the systems, and what went wrong.
 
-Nothing is left out of a denominator, and nothing is ranked that the questions do not tell apart.
+Nothing is left out of a denominator, and systems are ranked only if their difference is significant.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from memagent_graph.plain_text import in_one_line
 _LEGEND: Final = (
     "Percentages with 95 % intervals. Strict: the answer is the gold one, normalised, and in the form asked for. "
     "Lenient: it holds the gold one as whole words. String match: as RULER counts. A question without an answer is "
-    "wrong in all of them; why it has none is counted apart."
+    "wrong in all of them; the reasons are counted separately."
 )
 _COUNTED_APART: Final = {
     Outcome.NO_ANSWER: "no answer",
@@ -46,7 +46,7 @@ _COUNTED_APART: Final = {
     Outcome.DOES_NOT_FIT: "does not fit",
 }
 _PLACE: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
-"""Where an error says that it happened; see `MemAgentError`."""
+"""The place in an error's message; see `MemAgentError`."""
 _HEADLINE: Final = ("strict", "lenient", "string_match")
 """Scores in the overview: ours, and RULER's."""
 _SHOWN_FAILURES: Final = 12
@@ -59,10 +59,10 @@ def render_report(
     """All tables of an evaluation.
 
     Args:
-        results: what was measured.
-        plots: image files to show, named as the report's reader finds them.
+        results: the results.
+        plots: image files to show, with their paths in the report.
         log: the run log, for the command that opens a run.
-        prices: of tokens, where they are known.
+        prices: of tokens, if known.
     """
     rows = results.rows
     if not rows:
@@ -86,8 +86,8 @@ def render_report(
 def summary(results: Results, prices: Prices | None = None) -> list[dict[str, Any]]:
     """Accuracy and costs by system, task and length, JSON-ready.
 
-    Means are over the questions that neither failed nor were too long to be asked; None where there are none. So are
-    scores where nothing fitted: there was nothing to score.
+    Means are over the questions that neither failed nor were too long to be asked; None if there are none. Scores are
+    also None if nothing fitted.
     """
     return [
         {
@@ -112,7 +112,7 @@ def _accuracy(rows: Sequence[Row], score: str) -> dict[str, Any] | None:
 
 
 def _scored(rows: Sequence[Row], score: str) -> Estimate | None:
-    """None where nothing fitted, or not all rows have that score, as before a judge has graded them all."""
+    """None if nothing fitted, or if not all rows have that score, for example before a judge has graded all."""
     if all(row.outcome is Outcome.DOES_NOT_FIT for row in rows) or any(getattr(row, score) is None for row in rows):
         return None
     return accuracy(rows, score)
@@ -140,9 +140,9 @@ def _introduction(results: Results) -> str:
 
 
 def _overview(rows: Sequence[Row]) -> str:
-    """Three scores of each system at each length, over all tasks where they are the same everywhere.
+    """Three scores of each system at each length, over all tasks if these are the same everywhere.
 
-    That is, for every system and at every length: systems are compared on the same tasks.
+    That means for every system and at every length: systems are compared on the same tasks.
     """
     parts = []
     for unit, group in grouped(rows, lambda row: row.unit):
@@ -184,7 +184,7 @@ def _accuracy_table(rows: Sequence[Row], unit: str) -> str:
 
 
 def _failures(rows: Sequence[Row], log: Path | None) -> list[str]:
-    """Where wrong answers lost their facts, and how to look at them; systems that keep no memories lose none there."""
+    """Where wrong answers lost their facts, and how to look at them; systems without memories are left out."""
     wrong = [row for row in rows if set(row.where_lost) - {Loss.NOT_APPLICABLE.value}]
     failed = [row for row in rows if row.outcome is Outcome.FAILED]
     parts: list[str] = []
@@ -219,12 +219,12 @@ def _failures(rows: Sequence[Row], log: Path | None) -> list[str]:
 
 
 def _without_place(error: str) -> str:
-    """A message without the run, branch and chunk that it names: they are others at every question."""
+    """A message without run, branch and chunk, which differ at every question."""
     return _PLACE.sub("", error)
 
 
 def _losses(row: Row) -> str:
-    """What became of a row's needles; those that fared alike are counted."""
+    """The outcomes of a row's needles; equal ones are counted."""
     fates = Counter(
         loss.replace("_", " ") + ("" if chunk is None else f" at chunk {chunk}")
         for loss, chunk in zip(row.where_lost, row.lost_at, strict=True)
@@ -233,5 +233,5 @@ def _losses(row: Row) -> str:
 
 
 def _short(text: str, longest: int = _SHOWN_CHARACTERS) -> str:
-    """A text as a cell of a table: one line, without what Markdown would take for its own."""
+    """A text as a cell of a table: one line, with Markdown's characters escaped."""
     return in_one_line(text, longest).replace("\\", "\\\\").replace("|", "\\|").replace("`", "'").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""One evaluation from what was asked for to its rows: everything is checked, put together, run, and cleared away."""
+"""One evaluation from its request to its rows: checks everything, builds the parts, runs, and cleans up."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from memagent_graph.storage.paths import default_store
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What `memagent eval` is asked for."""
+    """The request of `memagent eval`."""
 
     tasks: tuple[str, ...]
-    """Names, as `load_task` takes them."""
+    """Names for `load_task`."""
     systems: tuple[str, ...]
     lengths: tuple[int, ...] | None
-    """The same for all tasks; None leaves them to the tasks."""
+    """The same for all tasks; None means the tasks' own."""
     count: int
     """Questions of each task at each length."""
     reader: ReaderSettings
     out: Path
     """The folder."""
     command: str
-    """What was typed, for the report."""
+    """The command line, for the report."""
     api_key: str | None = None
     seed: int = 0
     small: bool = False
@@ -57,7 +57,7 @@ class EvaluationRequest:
     repeats: int = 1
     """How often each system is asked each question."""
     judge: ReaderSettings | None = None
-    """The policy that grades answers, if any; of its settings only those of the policy count."""
+    """The policy that grades answers, if any; only the policy's settings are used."""
     judge_key: str | None = None
     retrieved_chunks: int | None = None
     limits: EvaluationLimits = field(default_factory=EvaluationLimits)
@@ -77,13 +77,15 @@ class EvaluationRequest:
 
     @property
     def documents(self) -> Path:
-        """Where documents are put: kept ones where `memagent show` looks for them, beside the log or in the user's."""
+        """The document store: for kept documents where `memagent show` looks for them, next to the log or the user's
+        own.
+        """
         if not self.keep_documents:
             return self.out / OPEN_DOCUMENTS
         return self.out / KEPT_DOCUMENTS if self.log_path.parent == self.out else default_store()
 
     def system(self, name: str, reader: MemAgent) -> ReaderSystem:
-        """The system of that name, with a reader; errors as `load_system`."""
+        """The system of that name, with a reader; errors like `load_system`."""
         return load_system(name, reader, retrieved_chunks=self.retrieved_chunks)
 
 
@@ -91,11 +93,11 @@ async def carry_out(request: EvaluationRequest) -> Ended:
     """Check everything, then run to the end, or to a limit.
 
     Raises:
-        EvaluationError, MissingExtraError: what was asked for cannot be had, or is not what the folder holds.
-        PolicyError, TokenizerError, BudgetError, ProfileError, PromptError: as the reader's first read would; or the
-            server went away, and the evaluation can be resumed.
+        EvaluationError, MissingExtraError: the request cannot be fulfilled, or does not match the folder's results.
+        PolicyError, TokenizerError, BudgetError, ProfileError, PromptError: like the reader's first read; or the server
+            went down, and the evaluation can be resumed.
     """
-    # The log is opened once all is checked: what is refused leaves nothing behind.
+    # The log is opened after all checks: a refused request leaves no files.
     async with request.reader.make_reader(api_key=request.api_key, store=request.documents, run_log=False) as reader:
         checked = await _check(request, reader)
         with open_journal(request.out, checked.settings, resume=request.resume) as journal:
@@ -115,10 +117,10 @@ async def planned(request: EvaluationRequest) -> tuple[Plan, list[PlannedCost]]:
     """Check everything, and count what would be asked; nothing is read, and nothing is written.
 
     Raises:
-        EvaluationError, MissingExtraError, PolicyError, TokenizerError, BudgetError, ProfileError, PromptError: as
+        EvaluationError, MissingExtraError, PolicyError, TokenizerError, BudgetError, ProfileError, PromptError: like
             `carry_out` before its first question.
     """
-    # A store makes its folder only when a document is put there.
+    # A store makes its folder only when a document is added.
     async with request.reader.make_reader(api_key=request.api_key, store=request.documents, run_log=False) as reader:
         checked = await _check(request, reader)
         strategies = {name: request.system(name, reader).strategy for name in request.systems}
@@ -127,13 +129,13 @@ async def planned(request: EvaluationRequest) -> tuple[Plan, list[PlannedCost]]:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What was asked for, found to be possible."""
+    """A checked request."""
 
     plan: Plan
     tasks: Mapping[str, Task]
     task_settings: TaskSettings
     settings: Mapping[str, Any]
-    """Those that decide on a row."""
+    """The settings that determine a row."""
 
 
 async def _check(request: EvaluationRequest, reader: MemAgent) -> _Checked:
@@ -207,5 +209,5 @@ async def _measure(
                 await saver.conn.close()  # type: ignore[attr-defined]
     if ended is Ended.DONE:
         for path in request.out.glob(f"{CHECKPOINTS}*"):
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()  # a folder holds the leases
     return ended

@@ -10,9 +10,9 @@ from memagent_graph.evaluation.extra_modules import extra_module
 
 STATISTICS: Final = "the statistics of an evaluation"
 RESAMPLES: Final = 9_999
-"""Up to 13 differences have fewer signs than that, and all of them are tried."""
+"""Up to 13 differences have fewer sign patterns than that, and all of them are tried."""
 _AT_ONCE: Final = 2_000_000
-"""How many numbers a batch of resamples holds."""
+"""How many numbers are in a batch of resamples."""
 
 
 def bootstrapped_mean(
@@ -26,15 +26,15 @@ def bootstrapped_mean(
 ) -> tuple[float, float]:
     """The bootstrap interval of a mean of values between bounds: BCa, or percentiles where BCa is not defined.
 
-    Resampling few values gives too narrow an interval; it is made wider as Student's is beside the normal one.
+    Resampling few values gives too narrow an interval; it is widened by the ratio of Student's to the normal one.
 
     Args:
-        values: what is drawn from: single values, or the sums of clusters that are drawn whole.
-        bounds: between which the mean lies.
+        values: the values to draw from: single values, or the sums of clusters that are drawn as a whole.
+        bounds: the range of the mean.
         confidence: of the interval.
         seed: of the draws.
         resamples: how many.
-        counts: how many values each sum is of; 1 if left out.
+        counts: how many values are in each sum; 1 if left out.
 
     Raises:
         MissingExtraError: SciPy is not installed.
@@ -66,7 +66,8 @@ def bootstrapped_mean(
 
 
 def _expanded(confidence: float, number: int) -> float:
-    """What to ask resampling of so many values for, to have that confidence: Hesterberg's expanded percentiles.
+    """The nominal confidence for resampling this many values, to get that confidence: Hesterberg's expanded
+    percentiles.
 
     The American Statistician 69 (2015), arXiv 1411.5279.
     """
@@ -76,7 +77,7 @@ def _expanded(confidence: float, number: int) -> float:
 
 
 def sign_flip_p_value(differences: Sequence[float], *, seed: int, resamples: int = RESAMPLES) -> float:
-    """How probable a mean difference so large is when every difference might as well have the other sign.
+    """The probability of such a large mean difference if every difference could have either sign.
 
     Raises:
         MissingExtraError: SciPy is not installed.

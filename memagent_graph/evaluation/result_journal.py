@@ -1,10 +1,10 @@
 """An evaluation while it runs: a line per row in a file that survives any crash.
 
-    FOLDER/journal.jsonl      a line of settings, lines for what was asked for, then a line per row as it came
+    FOLDER/journal.jsonl      a line of settings, lines for the plan, then a line per row in order of completion
 
-The journal is the truth. A row is in it once its question is answered, and a question without a row is asked again; so
-an evaluation that was killed continues where it was. It may also grow: more questions, lengths, tasks and systems may
-be asked for, as long as what decides on a row stays the same.
+The journal is authoritative. A row is in it when its question is answered, and a question without a row is asked again;
+so a killed evaluation continues where it was. It can also grow: more questions, lengths, tasks and systems may be
+added, as long as the settings that determine a row stay the same.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _SYNC_SECONDS: Final = 1.0
 
 
 class Journal:
-    """The rows of one evaluation, as they come; see `open_journal`. Close it.
+    """The rows of one evaluation, in order of completion; see `open_journal`. Close it.
 
-    One process at a time may hold it.
+    Only one process at a time may have it open.
     """
 
     def __init__(self, path: Path, file: IO[bytes], content: _Content) -> None:
@@ -59,10 +59,10 @@ class Journal:
         self._synced = time.monotonic()
 
     def plan(self, plan: Plan) -> None:
-        """Enter what is asked for, where it is new.
+        """Add the new parts of a plan.
 
         Raises:
-            EvaluationError: a task's data files, or a system, are not what they were when they were asked before.
+            EvaluationError: a task's data files, or a system, have changed since they were first used.
         """
         for what in ("data", "identities"):
             now: dict[str, str] = dict(getattr(plan, what))
@@ -73,7 +73,7 @@ class Journal:
             self.plans = (*self.plans, plan)
 
     def command(self, command: str) -> None:
-        """Enter what was typed, where it is new."""
+        """Add a command line, if it is new."""
         if command not in self.commands:
             self._write({"command": command}, sync=True)
             self.commands = (*self.commands, command)
@@ -82,7 +82,7 @@ class Journal:
         """Enter a row.
 
         Raises:
-            EvaluationError: it cannot be written; the evaluation can be resumed once there is room.
+            EvaluationError: it cannot be written; the evaluation can be resumed when there is space.
         """
         self._write(asdict(row), sync=time.monotonic() - self._synced > _SYNC_SECONDS)
         self.rows[row.key] = row
@@ -93,10 +93,10 @@ class Journal:
         return table_of(self.rows.values(), self.plans, self.settings, self.evaluation, self.commands)
 
     def close(self) -> None:
-        """See that everything is on disk, and let others write.
+        """Write everything to disk, and let other processes write.
 
         Raises:
-            EvaluationError: it cannot be written; after a row that could not, what is left of it is tried once more.
+            EvaluationError: it cannot be written; the rest of an incomplete row is tried once more.
         """
         if not self._file.closed:
             with writing(self.path), self._file:
@@ -118,11 +118,11 @@ class Journal:
 
 
 def open_journal(folder: Path, settings: Mapping[str, Any], *, resume: bool = False) -> Journal:
-    """The journal of a folder: a new one, or, to resume, the one that is there, without a line that was cut off.
+    """The journal of a folder: a new one, or, to resume, the existing one, without an incomplete last line.
 
     Raises:
-        EvaluationError: the folder holds results and nothing is to be resumed, or they are of other settings (it names
-            which); another process writes to it; it cannot be understood, or written.
+        EvaluationError: the folder has results but this is not a resume, or they have other settings (the message names
+            them); another process writes to it; it cannot be parsed or written.
     """
     path = folder / JOURNAL
     if not (resume and path.exists()):
@@ -134,7 +134,7 @@ def open_journal(folder: Path, settings: Mapping[str, Any], *, resume: bool = Fa
             "fingerprint": fingerprint(settings),
             "settings": dict(settings),
         }
-        # Whole, so that a journal which exists has its first line.
+        # Written as a whole, so that an existing journal has its first line.
         with written_whole(path) as new:
             folder.mkdir(parents=True, exist_ok=True)
             with new.open("wb") as begun:
@@ -153,7 +153,7 @@ def open_journal(folder: Path, settings: Mapping[str, Any], *, resume: bool = Fa
 
 
 def require_no_results(folder: Path) -> None:
-    """Raise `EvaluationError` if a folder holds results, finished or not."""
+    """Raise `EvaluationError` if a folder has results, finished or not."""
     if (folder / JOURNAL).exists():
         raise EvaluationError(
             f"{folder} holds the results of an evaluation",
@@ -165,7 +165,7 @@ def load_results(path: Path) -> Results:
     """The results of a folder, finished or not, or those of a Parquet file.
 
     Raises:
-        EvaluationError: there are none, or they cannot be understood.
+        EvaluationError: there are none, or they cannot be parsed.
     """
     if (path / JOURNAL).exists():
         content = _read_journal(path / JOURNAL)
@@ -178,7 +178,7 @@ def load_results(path: Path) -> Results:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What stands in a journal, and how many of its bytes are whole lines."""
+    """The content of a journal, and how many of its bytes are complete lines."""
 
     settings: Mapping[str, Any]
     evaluation: str
@@ -232,7 +232,7 @@ def _checked(header: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _lock(file: IO[bytes], folder: Path) -> None:
-    """Keep other processes from writing; the lock goes with the process, however it ends. Windows has none."""
+    """Keep other processes from writing. The lock ends with the process, however it ends. There is none on Windows."""
     if sys.platform != "win32":
         import fcntl  # noqa: PLC0415  not there on Windows
 

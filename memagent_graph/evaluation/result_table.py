@@ -1,8 +1,8 @@
-"""What an evaluation finds out, as a table: a row per question and system, kept as Parquet.
+"""An evaluation's results as a table: a row per question and system, stored as Parquet.
 
-    FOLDER/results.parquet    the rows, for data frames; settings and their fingerprint stand in the file's metadata
+    FOLDER/results.parquet    the rows, for data frames; settings and their fingerprint are in the file's metadata
 
-It is written from the journal (`result_journal`), which is the truth while an evaluation runs.
+It is written from the journal (`result_journal`), which is authoritative while an evaluation runs.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ Key: TypeAlias = tuple[str, str, int, int, int]
 
 
 class Outcome(StrEnum):
-    """How an attempt ended. All but ANSWERED are wrong in every score, and counted apart, in the denominator."""
+    """How an attempt ended. All but ANSWERED are wrong in every score, counted separately, and in the denominator."""
 
     ANSWERED = "answered"
     """There is an answer to score."""
     NO_ANSWER = "no_answer"
-    """All was read, and the policy wrote nothing, or refused, when asked for the answer."""
+    """The whole document was read, but the policy wrote no answer, or refused."""
     UNFINISHED = "unfinished"
     """A limit of the reader's ended the read before the document did."""
     FAILED = "failed"
     """An error ended it: no server, a refused request, a document that cannot be read. Systems raise it."""
     DOES_NOT_FIT = "does_not_fit"
-    """The document is longer than the window that the system would need; the policy was not asked. Nothing broke, and
-    nothing was answered: tables print no accuracy where it is all that happened."""
+    """The document is longer than the window that the system would need; the policy was not asked. It is not an error,
+    but there is no answer: tables print no accuracy if this is the only outcome."""
 
     @classmethod
     def of(cls, stop_reason: StopReason) -> Outcome:
-        """What a read's stop reason means here."""
+        """The outcome for a read's stop reason."""
         if stop_reason.resumable:
             return cls.UNFINISHED
         return cls.NO_ANSWER if stop_reason is StopReason.NO_ANSWER else cls.ANSWERED
@@ -68,61 +68,61 @@ class Row:
     question: str
     gold: tuple[str, ...]
     answer: str | None
-    """In the form asked for; None where there is none."""
+    """In the requested form; None if there is none."""
     raw_answer: str | None
     outcome: Outcome
     error: str | None
-    """What made it fail."""
+    """The error, if it failed."""
     detail: str
-    """What its system told besides, such as how much of the document it showed."""
+    """A note of the system, such as how much of the document it showed."""
     strict: float
     lenient: float
     string_match: float
     token_f1: float
     """The four scores, 0 to 1."""
     run_id: str | None
-    """The attempt's run in the run log, where its system keeps one."""
+    """The attempt's run in the run log, if there is one."""
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     calls: int
     seconds: float
-    """Wall time, with others at its side: waiting for the server is counted."""
+    """Wall time, with other attempts in parallel: waiting for the server is included."""
     flops: float | None
-    """Estimated, where the model's size is known."""
+    """Estimated, if the model's size is known."""
     full_context_flops: float | None
     """The estimate for one call of the same model with the whole document in its context."""
     chunks: int
-    """How many the policy went through; 0 where a system asks about an excerpt, or the attempt failed."""
+    """How many the policy read; 0 if a system asks about an excerpt, or the attempt failed."""
     document_bytes: int
     needle_depths: tuple[float, ...]
-    """Where in the document each fact begins that the answer rests on, 0 to 1."""
+    """The place of each fact that the answer is based on, as a share of the document, 0 to 1."""
     needles_found: tuple[bool, ...]
-    """Whether the answer holds what each of them tells."""
+    """Whether the answer has each of them."""
     where_lost: tuple[str, ...]
     """For each needle of a wrong answer, a value of `memagent_graph.evaluation.failures.Loss`; empty for the others."""
     lost_at: tuple[int | None, ...]
-    """The chunk at which each was lost, where there is one."""
+    """The chunk at which each was lost, if there is one."""
     attempts: int
-    """How often the question was asked: 1, or more where attempts failed."""
+    """How often the question was asked: 1, or more if attempts failed."""
     seed: int
     document: str = ""
     """The document's key in the store, a digest of its text; rows of older evaluations have none."""
     scripted: bool = False
-    """Whether a script answered for a policy: what it cost counts, and its scores say nothing."""
+    """Whether a script answered instead of a policy: its costs count, but its scores mean nothing."""
     turns: int | None = None
-    """The critical path: how many of the policy's replies had to wait for each other at least."""
+    """The critical path: the minimum number of the policy's replies that had to wait for each other."""
     read_tokens: int | None = None
-    """Tokens of the document that stood in prompts, each as often as it did."""
+    """Tokens of the document in prompts, each counted as often as it was there."""
     over_read_tokens: int | None = None
-    """Those of them beyond one reading up to the last evidence. Here and below None where no such place is known, or
-    the system does not go through the document, or did not come to its end."""
+    """Those beyond one reading up to the last evidence. Here and below None if the place is unknown, or the system does
+    not read the document, or did not finish."""
     premature: bool | None = None
     """Whether it ended before all of the evidence had been read."""
     saved: float | None = None
     """The share of the document that was not read."""
     could_save: float | None = None
-    """The share that stands behind the chunk with the last evidence: a reader that stops there saves so much."""
+    """The share after the chunk with the last evidence: a reader that stops there saves this much."""
 
     repeat: int = 0
     """Which of several samples of the same system's answer this is, from 0."""
@@ -130,34 +130,34 @@ class Row:
     rouge_l: float | None = None
     """ROUGE-L, 0 to 1; rows of older evaluations have none."""
     judged: float | None = None
-    """A language model's grade, 0 to 1; None where none has graded it."""
+    """A language model's grade, 0 to 1; None if there is no grade."""
     judge: str = ""
     """Which one."""
 
     @property
     def key(self) -> Key:
-        """What no two rows have in common."""
+        """The key of the row."""
         return self.system, self.task, self.length, self.index, self.repeat
 
     @property
     def attempt(self) -> tuple[str, int]:
-        """What it shares with one row of each other system: the question, and which sample of the answer it is."""
+        """The key that it shares with one row of each other system: the question, and the number of the sample."""
         return self.sample_id, self.repeat
 
     @property
     def has_costs(self) -> bool:
-        """Whether its tokens, calls and seconds are those of an attempt that came to its end; a failure tells none."""
+        """Whether its tokens, calls and seconds are those of a finished attempt; a failure has none."""
         return self.outcome not in {Outcome.FAILED, Outcome.DOES_NOT_FIT}
 
     @property
     def cluster(self) -> str:
-        """What rows on the same document have in common: their scores may rise and fall together."""
+        """The key that rows on the same document share: their scores may be correlated."""
         return self.document or self.sample_id
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """So many questions of a task at a length."""
+    """A number of questions of a task at a length."""
 
     task: str
     length: int
@@ -166,14 +166,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was asked for: every system answers the questions of every cell."""
+    """The plan: every system answers the questions of every cell."""
 
     systems: tuple[str, ...]
     cells: tuple[Cell, ...]
     data: tuple[tuple[str, str], ...] = ()
-    """For each task that reads data files, its name and a description of these; none may change in between."""
+    """For each task that reads data files, its name and a description of them; none may change meanwhile."""
     identities: tuple[tuple[str, str], ...] = ()
-    """For each system, its name and what it is (`ReaderSystem.identity`); none may change in between."""
+    """For each system, its name and identity (`ReaderSystem.identity`); none may change meanwhile."""
     repeats: int = 1
     """How often each system is asked each question."""
 
@@ -181,14 +181,14 @@ class Plan:
     def grid(
         cls, systems: Sequence[str], tasks: Sequence[str], lengths: Sequence[int], count: int, repeats: int = 1
     ) -> Plan:
-        """So many questions of each task at each length."""
+        """A number of questions of each task at each length."""
         cells = tuple(Cell(task, length, count) for task in tasks for length in lengths)
         return cls(tuple(systems), cells, repeats=repeats)
 
     def keys(self) -> Iterator[Key]:
-        """The keys of its rows. The longest documents come first, so that none is left over when all else is done.
+        """The keys of its rows. The longest documents are first, so that none is left when everything else is done.
 
-        What the systems are asked of one document comes together, so that it need not be kept for long.
+        The systems' questions on one document are together, so that it does not have to be kept for long.
         """
         for length in sorted({cell.length for cell in self.cells}, reverse=True):
             cells = list(dict.fromkeys(cell for cell in self.cells if cell.length == length))
@@ -207,13 +207,13 @@ class Results:
     rows: tuple[Row, ...]
     """By task, length, index and system, tasks and systems in the order in which they were asked for."""
     settings: Mapping[str, Any]
-    """What decided on the rows: policy, tokenizer, budgets, sampling, seed, data."""
+    """The settings that determined the rows: policy, tokenizer, budgets, sampling, seed, data."""
     evaluation: str
     """Its id, with which all its runs' ids begin."""
     missing: int = 0
-    """How many rows were asked for and are not there yet."""
+    """How many planned rows are missing."""
     commands: tuple[str, ...] = ()
-    """What was typed to get them."""
+    """The command lines."""
 
     @property
     def systems(self) -> tuple[str, ...]:
@@ -222,9 +222,9 @@ class Results:
 
 
 def can_be_pooled(rows: Iterable[Row]) -> bool:
-    """Whether every system was asked the same tasks at every length that it was asked at.
+    """Whether every system was asked the same tasks at each of its lengths.
 
-    Else a mean over tasks would change with their choice.
+    Otherwise a mean over tasks would depend on their choice.
     """
     tasks_of: dict[tuple[str, int], set[str]] = {}
     for row in rows:
@@ -233,7 +233,7 @@ def can_be_pooled(rows: Iterable[Row]) -> bool:
 
 
 def write_table(results: Results, path: Path) -> None:
-    """Write the Parquet file; it appears whole, or stays as it was.
+    """Write the Parquet file; it appears when it is complete, or stays unchanged.
 
     Raises:
         EvaluationError: it cannot be written.
@@ -262,10 +262,10 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
 
 
 def require_same(now: Mapping[str, Any], then: Mapping[str, Any], folder: Path) -> None:
-    """Check that results which were begun with some settings may be added to with others.
+    """Check that results with some settings may be extended with others.
 
     Raises:
-        EvaluationError: they may not; every difference is named.
+        EvaluationError: they may not; the message names every difference.
     """
     old, new = _flat(then), _flat(now)
     different = [
@@ -284,7 +284,7 @@ def read_table(path: Path) -> Results:
     """The results of a Parquet file.
 
     Raises:
-        EvaluationError: it cannot be understood.
+        EvaluationError: it cannot be parsed.
         MissingExtraError: pyarrow is not installed.
     """
     pa = _pyarrow()
@@ -315,7 +315,7 @@ def table_of(
     evaluation: str,
     commands: Sequence[str] = (),
 ) -> Results:
-    """Rows in the table's order; of two for the same question the later one counts."""
+    """Rows in the table's order; the later one of two for the same question counts."""
     by_key = {row.key: row for row in rows}
     asked = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
     tasks = {
@@ -329,7 +329,7 @@ def table_of(
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names, as JSON gives them back."""
+    """Nested settings under dotted names, as read from JSON."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -344,7 +344,7 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 
 def _storable(value: Any) -> Any:
-    """A value as Parquet can keep it: lone surrogates, which a policy may write, become question marks."""
+    """A value that Parquet can store: lone surrogates, which a policy may write, become question marks."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 

@@ -1,4 +1,4 @@
-"""ROUGE-L: how much of a wording an answer has in the same order, for answers that are sentences, as summaries are."""
+"""ROUGE-L: how much of a wording an answer has in the same order, for answers that are sentences, such as summaries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _WORD: Final = re.compile(r"[\u2e80-\u9fff\uf900-\ufaff]|[^\W\u2e80-\u9fff\uf900
 
 
 def rouge_l(answer: str, wordings: Iterable[str]) -> float:
-    """F1 over the longest common subsequence of words, case folded, beside the nearest of several wordings. 0 to 1."""
+    """F1 over the longest common subsequence of words, case folded, compared with the nearest of several wordings. 0 to
+    1.
+    """
     said = _words(answer)
     return max((_f1(said, _words(each)) for each in wordings), default=0.0)
 

@@ -1,8 +1,8 @@
-"""Samples' documents: made and stored ahead of those who ask about them, removed after the last of these is done.
+"""Samples' documents: made and stored before they are needed, removed after their last question is done.
 
-They are made in threads or, where there is much to make, in processes of their own: making a million tokens of text
-keeps a processor busy for about a second, and in one interpreter with the reader's event loop each would wait for the
-other, and the policy's server for both.
+They are made in threads or, if there is much text, in separate processes: a million tokens of text take about a second
+of processor time, and in one interpreter with the reader's event loop both would wait for each other, and the policy's
+server for both.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from memagent_graph.evaluation.samples import Needle, Sample, Task
 from memagent_graph.evaluation.tasks import TaskSettings, load_task
 
 MUCH: Final = 4_000_000
-"""From so many tokens of text on, processes are worth their start of some seconds."""
+"""With at least this many tokens of text, processes are worth their start of some seconds."""
 _MOST_PROCESSES: Final = 8
 
 _Told: TypeAlias = tuple[str, tuple[str, ...], tuple[Needle, ...], DocumentRef, int]
-"""A sample as a pool gives it, also from another process: question, gold, needles, document and its characters."""
+"""A sample from a pool, possibly from another process: question, gold, needles, document and its characters."""
 
 
 class Made(NamedTuple):
@@ -44,17 +44,19 @@ class Made(NamedTuple):
 
 
 class SampleError(EvaluationError):
-    """A task has no such sample, as where a length is too small for it, or its code failed; others can be made."""
+    """A task has no such sample, for example because the length is too small, or its code failed; others can be
+    made.
+    """
 
 
 class Maker:
     """Makes samples and stores their documents, in a pool of threads or processes.
 
     Args:
-        tasks: what samples are made by, by name.
+        tasks: the tasks by name.
         pool: where they are made.
         workers: how many at once.
-        make: what makes one there, from its task's name, its length and its index.
+        make: the function that makes one there, from its task's name, its length and its index.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Maker:
 
         Raises:
             SampleError: the task does not have it.
-            EvaluationError: its document cannot be made, or there is no room for it.
+            EvaluationError: its document cannot be made or stored.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -86,7 +88,7 @@ class Maker:
         return Made(Sample(own, length, index, question, gold, text, needles), document, characters)
 
     async def close(self) -> None:
-        """Give up what is being made, as soon as that can be done."""
+        """Cancel running work as soon as possible."""
         self._given_up.set()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
@@ -95,9 +97,9 @@ class ThreadMaker(Maker):
     """Makes documents in this process.
 
     Args:
-        tasks: what they are made by, by name.
+        tasks: the tasks by name.
         store: where they are put.
-        seed: what the tasks were made with, for messages.
+        seed: the tasks' seed, for messages.
     """
 
     def __init__(self, tasks: Mapping[str, Task], store: DocumentStore, seed: int | None = None) -> None:
@@ -111,8 +113,8 @@ class ProcessMaker(Maker):
     """Makes documents in other processes, which load the tasks by themselves.
 
     Args:
-        names: the names that the tasks are loaded by.
-        settings: what they are made with.
+        names: the names to load the tasks by.
+        settings: the tasks' settings.
         tasks: the same tasks here, in the same order, by their own names.
         store: where documents are put.
     """
@@ -140,7 +142,7 @@ class Prepared:
     characters: int
     """The document's."""
     readers: int
-    """How many systems have still to be done with it."""
+    """How many systems still need it."""
 
 
 class OpenDocuments:
@@ -148,8 +150,8 @@ class OpenDocuments:
 
     Args:
         store: where they lie.
-        maker: what puts them there.
-        keep: whether they stay.
+        maker: makes and stores them.
+        keep: whether to keep them.
     """
 
     def __init__(self, store: DocumentStore, maker: Maker, *, keep: bool = False) -> None:
@@ -161,10 +163,10 @@ class OpenDocuments:
         self._making: set[asyncio.Future[Made]] = set()
 
     async def prepare(self, task: str, length: int, index: int, readers: int) -> Prepared:
-        """Make a sample and store its document, for so many systems.
+        """Make a sample and store its document, for a number of systems.
 
         Raises:
-            EvaluationError: as `Maker.make`.
+            EvaluationError: like `Maker.make`.
         """
         made = await self._make(task, length, index)
         document = made.document
@@ -172,12 +174,12 @@ class OpenDocuments:
         try:
             self._store.read_bytes(document, 0, 1)
         except DocumentError:
-            # Another sample has the same text; its last reader removed it a moment ago. From now on it is counted.
+            # Another sample has the same text, and its last reader has just removed it. From now on it is counted.
             await self._make(task, length, index)
         return Prepared(*made, readers)
 
     def done_with(self, prepared: Prepared) -> None:
-        """One of its systems is done with a sample; after the last one its document goes."""
+        """One of its systems is done with a sample; after the last one its document is removed."""
         prepared.readers -= 1
         if prepared.readers == 0:
             key = prepared.document["key"]
@@ -186,14 +188,14 @@ class OpenDocuments:
                 self._remove(key)
 
     async def close(self) -> None:
-        """Give up what is being made, and remove all that is still there."""
+        """Cancel running work, and remove all remaining documents."""
         await self._maker.close()
         await asyncio.gather(*self._making, return_exceptions=True)
         for key in list(self._stored):
             self._remove(key)
 
     async def _make(self, task: str, length: int, index: int) -> Made:
-        """What the maker makes. It cannot be stopped from outside; `close` waits for what is being made."""
+        """The maker's result. It cannot be cancelled from outside; `close` waits for running work."""
         making = asyncio.ensure_future(self._maker.make(task, length, index))
         self._making.add(making)
         making.add_done_callback(self._made)
@@ -212,7 +214,7 @@ class OpenDocuments:
 
 
 def _start(names: Mapping[str, str], settings: TaskSettings, store: Path) -> None:
-    """A process begins: it leaves interruptions to its parent, and ends with it, however that ends."""
+    """Start of a process: it leaves interrupts to its parent, and ends with it, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -230,11 +232,11 @@ def _made_in_process(task: str, length: int, index: int) -> _Told:
 
 
 _here: dict[str, Any] = {}
-"""In a process that makes documents: what it makes them with."""
+"""In a process that makes documents: its tasks and store."""
 
 
 def sample_of(task: Task, length: int, index: int, seed: int | None = None) -> Sample:
-    """A task's sample; `seed` is what the task was made with, for the message.
+    """A task's sample; `seed` is the task's seed, for the message.
 
     Raises:
         SampleError: the task does not have it, or the task's own code failed.
@@ -283,7 +285,7 @@ def _made(
 
 
 class _GivenUpError(Exception):
-    """Nobody waits for this text any more."""
+    """The text is no longer needed."""
 
 
 class _AsFile:
@@ -299,7 +301,7 @@ class _AsFile:
         self._given_up = given_up
 
     def read(self, size: int) -> str:
-        """At least so many characters, or fewer at the end."""
+        """At least this many characters, or fewer at the end."""
         read: list[str] = []
         length = 0
         for piece in self._pieces:

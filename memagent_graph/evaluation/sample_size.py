@@ -13,12 +13,12 @@ from memagent_graph.evaluation.resampling import STATISTICS, scipy_stats
 
 @dataclass(frozen=True, slots=True)
 class QuestionsNeeded:
-    """How many questions it takes to tell two accuracies apart."""
+    """How many questions are needed to detect a difference between two accuracies."""
 
     paired: int
     """Both systems answer the same ones: the exact McNemar test."""
     unpaired: int
-    """Each system answers so many of its own."""
+    """Each system answers this many of its own."""
 
 
 def questions_needed(
@@ -39,14 +39,13 @@ def questions_needed(
         alpha: the probability of seeing one where there is none.
         correlation: of the systems' results at a question. 0 is careful; systems that share a policy have more, and
             then need fewer questions.
-        discordance: the share of questions that only one of them has right, where that is known, instead of the
-            correlation.
+        discordance: the share of questions that only one of them has right, if known, instead of the correlation.
 
-    The paired number has the exact test's power, from the distributions of how many questions differ and which way;
-    the unpaired one is that of the test of two shares with the normal approximation.
+    The paired number has the exact test's power, from the distributions of the number and direction of differing
+    questions; the unpaired one is that of the normal test of two shares.
 
     Raises:
-        EvaluationError: equal accuracies, or values that cannot be together.
+        EvaluationError: equal accuracies, or values that contradict each other.
         MissingExtraError: SciPy is not installed.
     """
     if not (0 <= first <= 1 and 0 <= second <= 1 and 0 < power < 1 and 0 < alpha < 1 and -1 <= correlation <= 1):
@@ -57,7 +56,9 @@ def questions_needed(
         )
     difference = abs(first - second)
     if not difference:
-        raise EvaluationError("no number of questions tells equal accuracies apart", hint="Name two that differ.")
+        raise EvaluationError(
+            "no number of questions can show a difference between equal accuracies", hint="Name two that differ."
+        )
     spread = math.sqrt(first * (1 - first) * second * (1 - second))
     most = min(first + second, 2 - first - second)
     if discordance is None:
@@ -79,9 +80,9 @@ def questions_needed(
 
 
 def smallest_difference(questions: int) -> float:
-    """The smallest difference of two accuracies, in steps of a point, that so many questions show with power 0.8.
+    """The smallest difference of two accuracies, in steps of a point, that this many questions show with power 0.8.
 
-    Paired, at level 0.05, around an accuracy of one half, where it is hardest; 1 where none is shown.
+    Paired, at level 0.05, around an accuracy of one half, where it is hardest; 1 if none can be shown.
 
     Raises:
         MissingExtraError: SciPy is not installed.
@@ -97,14 +98,14 @@ def smallest_difference(questions: int) -> float:
 
 
 def two_sided_quantile(confidence: float) -> float:
-    """How many standard deviations to each side hold that share of a normal distribution."""
+    """How many standard deviations on each side contain that share of a normal distribution."""
     if not 0 < confidence < 1:
         raise EvaluationError(f"the confidence is {confidence}", hint="Give a share such as 0.95.")
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def _paired(difference: float, differing: float, power: float, alpha: float) -> int:
-    """The smallest n, up to the jaggedness of a discrete test, whose exact McNemar test has that power."""
+    """The smallest n, except for the irregularity of a discrete test, whose exact McNemar test has that power."""
     z_alpha, z_power = two_sided_quantile(1 - alpha), NormalDist().inv_cdf(power)
     normal = (z_alpha * math.sqrt(differing) + z_power * math.sqrt(max(0.0, differing - difference**2))) / difference
     low, high = 1, max(2, math.ceil(normal**2))
@@ -124,7 +125,7 @@ def _power(n: int, difference: float, differing: float, alpha: float) -> float:
     numpy, binom = extra_module("numpy", STATISTICS), scipy_stats().binom
     low, high = binom.ppf([1e-9, 1 - 1e-9], n, differing)
     counts = numpy.arange(int(low), int(high) + 1)
-    # The largest number of questions won by the loser with which the test still tells the two apart; -1: none.
+    # The largest number of questions won by the loser at which the test is still significant; -1: none.
     edge = binom.ppf(alpha / 2, counts, 0.5)
     edge = numpy.where(2 * binom.cdf(edge, counts, 0.5) < alpha, edge, edge - 1)
     better = (1 + difference / differing) / 2

@@ -1,4 +1,4 @@
-"""What a task gives the harness: documents as streams, questions, gold answers. Twenty lines make a task of your own.
+"""What a task provides: documents as streams, questions, gold answers. Twenty lines make your own task.
 
     import random
     from itertools import chain, repeat
@@ -18,10 +18,10 @@
 
             return Sample(self, length, index, "On which day of the month was Ada born?", (day,), text)
 
-`memagent eval my_tasks.py:Birthdays` then measures it like any other. A task whose data decides on its lengths may say
-them (`planning.OwnLengths`); one with a metric of its own, too (`scorers.OwnMetric`). Where samples name their
-needles, the report says where facts were lost, and what early stops cost or saved; a task in which all of the document
-counts, as in counting, says `whole_document = True`, so that no stop before the end is taken for a good one.
+`memagent eval my_tasks.py:Birthdays` then measures it like any other. A task whose data determines its lengths may list
+them (`planning.OwnLengths`); a task may also have its own metric (`scorers.OwnMetric`). If samples name their needles,
+the report says where facts were lost, and what early stops cost or saved; a task that needs the whole document, such as
+counting, sets `whole_document = True`, so that no stop before the end counts as a good one.
 """
 
 from __future__ import annotations
@@ -55,19 +55,18 @@ class LengthUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Needle:
-    """Something in the document that the answer rests on."""
+    """Something in the document that the answer is based on."""
 
     text: str
-    """As it stands in the document."""
+    """Its exact text in the document."""
     gold: str
-    """The gold string that it carries; of one that only leads to the answer, what it contributes, such as the name of
-    who is asked about next."""
+    """Its gold string; for one that only leads to the answer, its contribution, such as the name for the next hop."""
     depth: float
     """Where it begins, as a share of the document's characters, 0 to 1: times their number, rounded, it is the place.
     """
 
     def place(self, characters: int) -> tuple[int, int]:
-        """Where it begins and ends in a document of so many characters."""
+        """Where it begins and ends in a document of that many characters."""
         start = round(self.depth * characters)
         return start, start + len(self.text)
 
@@ -77,7 +76,7 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called on the command line and in results."""
+        """Its name on the command line and in results."""
         ...
 
     @property
@@ -92,9 +91,9 @@ class Task(Protocol):
 
     @property
     def answer_tokens(self) -> int:
-        """How many tokens of `length` are set aside for the answer, as RULER sets its bound aside.
+        """How many tokens of `length` are reserved for the answer, as in RULER.
 
-        A completion may have more where the reader's budget gives it more: `planning.completion_tokens`.
+        A completion may have more if the reader's budget is larger: `planning.completion_tokens`.
         """
         ...
 
@@ -102,7 +101,7 @@ class Task(Protocol):
         """The `index`-th sample of a length.
 
         Raises:
-            EvaluationError: the length is too small for the task, or there are not so many samples.
+            EvaluationError: the length is too small for the task, or there are fewer samples.
         """
         ...
 
@@ -113,20 +112,20 @@ class Sample:
 
     task: Task
     length: int
-    """What was asked for, in the task's unit."""
+    """The requested length, in the task's unit."""
     index: int
     question: str
     gold: tuple[str, ...]
     text: Callable[[], Iterator[str]] = field(repr=False)
     """The document in pieces, the same at each call."""
     needles: tuple[Needle, ...] = field(default=(), repr=False)
-    """What the answer rests on, as far as it is known; where all of the document counts (`whole_document`), the places
-    where the gold strings stand first."""
+    """What the answer is based on, as far as known; if the whole document counts (`whole_document`), the first places
+    of the gold strings."""
 
     @property
     def evidence(self) -> tuple[Needle, ...]:
-        """The needles that a reader may stop behind. Empty where there is no such place, or it is not known: then
-        nothing is said of early stops.
+        """The needles after which a reader may stop. Empty if there is no such place, or it is unknown: then early
+        stops are not reported.
         """
         return () if getattr(self.task, "whole_document", False) else self.needles
 
@@ -141,7 +140,7 @@ class TaskSettings:
     """Everything but length and index that a sample depends on."""
 
     tokenizer: Tokenizer
-    """The policy's own: lengths are exact to it."""
+    """The policy's own: lengths are exact in it."""
     seed: int = 0
     small: bool = False
     """The small-context variant, for policies with budgets of a few hundred tokens; each task says what it shrinks."""
@@ -150,7 +149,7 @@ class TaskSettings:
     data: Path | None = None
     """A data file, or a folder of data files under their published names; `evaluation` in the data folder if None."""
     questions_per_document: int = 1
-    """How many samples that follow each other ask about one document: 0 to K - 1, K to 2 K - 1, and so on."""
+    """How many consecutive samples ask about one document: 0 to K - 1, K to 2 K - 1, and so on."""
     prompt_tokens: int = 0
-    """What a length counts besides document, question and answer: the words around them in one call with the whole
-    document, so that a document as long as the window fits such a call, as in RULER."""
+    """What a length counts besides document, question and answer: the text around them in one call with the whole
+    document, so that a document as long as the window fits in such a call, as in RULER."""

@@ -1,4 +1,4 @@
-"""Systems side by side: accuracy, the difference to the first, what that cost, and what early stops saved or lost."""
+"""Systems compared: accuracy, the difference from the first, costs, and what early stops saved or lost."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ STANDINGS_LEGEND: Final = (
     "are means per question. Turns: replies that had to wait for each other. Stopped early: the share of questions at "
     "which evidence was left unread; lost by it: the points of accuracy that these cost at most. Over-read: document "
     "tokens read beyond one reading up to the last evidence. Saving: the share of what a reader could save that stops "
-    "exactly behind the last evidence; an early stop saves nothing. –: it cannot be said, as where all of the document "
+    "exactly after the last evidence; an early stop saves nothing. –: unknown, for example if the whole document "
     "counts."
 )
 SCRIPTED: Final = "scripted"
-"""What stands in place of the accuracy of a scripted policy."""
+"""Shown instead of the accuracy of a scripted policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One system at one task and length, or over all of them. Means are per question; None where nothing is known."""
+    """One system at one task and length, or over all of them. Means are per question; None if unknown."""
 
     system: str
     task: str
@@ -40,24 +40,24 @@ class Standing:
     documents: int
     scripted: bool
     accuracy: Estimate | None
-    """Lenient, with what did not fit as wrong; None for a script, and where nothing fitted."""
+    """Lenient; documents that did not fit count as wrong; None for a script, and if nothing fitted."""
     against_first: Comparison | None
     """This system, then the first."""
     prompt_tokens: float | None
     completion_tokens: float | None
     cached_share: float | None
-    """Of the prompt tokens: what the server took from its prefix cache."""
+    """The share of prompt tokens from the server's prefix cache."""
     turns: float | None
     seconds: float | None
     premature: float | None
     """The share of reads that ended before all evidence was read."""
     lost_early: float | None
-    """The regret in accuracy: the mean score that such reads lack. The oracle, which stops exactly behind the last
-    evidence, gains so much at most."""
+    """The regret in accuracy: the mean score that such reads lost. The oracle, which stops exactly after the last
+    evidence, gains at most this much."""
     over_read: float | None
-    """The regret in tokens: those of the document beyond what the oracle reads."""
+    """The regret in tokens: those of the document beyond the oracle's."""
     saving: float | None
-    """The share of the possible saving that was captured; reads that ended too early capture none."""
+    """The share of the possible saving that was achieved; reads that ended too early achieve none."""
 
     @property
     def not_worse(self) -> bool | None:
@@ -66,7 +66,7 @@ class Standing:
 
 
 def standings(results: Results) -> list[Standing]:
-    """All systems at each task and length, then over all, where that is the same for every system."""
+    """All systems at each task and length, then over all, if these are the same for every system."""
     cells = grouped(results.rows, lambda row: (row.task, labelled(row)))
     parts = [(task, length, rows) for (task, length), rows in cells]
     if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _asked_alike(results.rows):
@@ -84,7 +84,7 @@ def standings_table(found: Sequence[Standing]) -> str:
 
 
 def standings_cells(found: Sequence[Standing]) -> list[list[str]]:
-    """Standings as rows of cells, the first of them the head; columns that say nothing of any system are left out."""
+    """Standings as rows of cells, the first of them the header; columns without a value for any system are left out."""
     columns: dict[str, Callable[[Standing], str]] = {
         "task": lambda each: each.task,
         "length": lambda each: each.length,
@@ -140,13 +140,15 @@ def _standings(task: str, length: str, rows: Sequence[Row], first: str) -> Itera
 
 
 def _asked_alike(rows: Sequence[Row]) -> bool:
-    """Whether every system was asked the same tasks at the same lengths: else means over all say nothing of systems."""
+    """Whether every system was asked the same tasks at the same lengths: otherwise means over all are not
+    comparable.
+    """
     cells = [{(row.task, row.length) for row in own} for _, own in grouped(rows, lambda row: row.system)]
     return can_be_pooled(rows) and all(each == cells[0] for each in cells)
 
 
 def _captured(rows: Sequence[Row]) -> float | None:
-    """Of all that could be saved, the share that was."""
+    """The achieved share of the possible saving."""
     possible = [row.could_save or 0.0 for row in rows]
     got = (0.0 if row.premature else min(row.saved or 0.0, row.could_save or 0.0) for row in rows)
     return sum(got) / sum(possible) if sum(possible) else None

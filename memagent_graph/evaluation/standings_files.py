@@ -1,4 +1,4 @@
-"""The main table of an evaluation, systems side by side, for spreadsheets (CSV, plain numbers) and papers (LaTeX)."""
+"""The main table of an evaluation, with all systems, for spreadsheets (CSV, plain numbers) and papers (LaTeX)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AGAINST: Final = ("difference", "low", "high", "p_value")
 
 
 def write_standings(found: Sequence[Standing], folder: Path) -> None:
-    """Write both files; each appears whole.
+    """Write both files; each appears when it is complete.
 
     Raises:
         EvaluationError: one cannot be written.
@@ -36,7 +36,7 @@ def write_standings(found: Sequence[Standing], folder: Path) -> None:
 
 
 def as_csv(found: Sequence[Standing]) -> str:
-    """A line for each standing, shares as 0 to 1; what is not known is empty."""
+    """A line for each standing, shares as 0 to 1; unknown values are empty."""
     file = io.StringIO()
     rows = [_flat(each) for each in found]
     writer = csv.DictWriter(file, list(rows[0]) if rows else ["system"], lineterminator="\n")

@@ -1,10 +1,10 @@
-"""How sure a measured score is: a mean with its interval, and how many questions a difference takes.
+"""Uncertainty of measured scores: a mean with its interval, and how many questions a difference needs.
 
-Scores lie between 0 and 1. Those that are only ever 0 or 1 are counted (Wilson's interval); others are resampled
-(bootstrap intervals). Where several questions share a document, their scores may rise and fall together: then
-documents are resampled, not questions.
+Scores are between 0 and 1. Scores that are only 0 or 1 are counted (Wilson's interval); others are resampled (bootstrap
+intervals). If several questions share a document, their scores may be correlated: then documents are resampled, not
+questions.
 
-Counted intervals need nothing but Python; resampling needs the extra "eval" (SciPy).
+Counted intervals need only Python; resampling needs the extra "eval" (SciPy).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Estimate:
     low: float
     high: float
     n: int
-    """How many questions it rests on."""
+    """How many questions it is based on."""
     confidence: float = 0.95
     documents: int | None = None
-    """On how many documents the questions are, where some share one."""
+    """On how many documents the questions are, if some share one."""
 
     def __str__(self) -> str:
         return f"{100 * self.mean:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
@@ -42,12 +42,12 @@ class Estimate:
 def estimate(
     values: Sequence[float], *, clusters: Sequence[str] | None = None, confidence: float = 0.95, seed: int = 0
 ) -> Estimate:
-    """The mean of 0..1 scores with its interval: Wilson's where all are 0 or 1, otherwise `mean_interval`'s.
+    """The mean of 0..1 scores with its interval: Wilson's if all are 0 or 1, otherwise `mean_interval`'s.
 
     Args:
         values: the scores.
-        clusters: the document of each. Where some share one, documents are resampled: a bootstrap interval; of fewer
-            than 10 documents Wilson's, as if there were no more questions than documents.
+        clusters: the document of each. If some share one, documents are resampled: a bootstrap interval; with fewer
+            than 10 documents Wilson's, as if there were only as many questions as documents.
         confidence: of the interval.
         seed: of the resampling.
 
@@ -68,8 +68,8 @@ def estimate(
 def wilson(successes: float, n: int, *, confidence: float = 0.95) -> Estimate:
     """A share with Wilson's score interval, without continuity correction.
 
-    `successes` may be a sum of fractional scores: these vary no more than 0 and 1 with the same mean do, so that the
-    interval is then wider than it need be.
+    `successes` may be a sum of fractional scores: these vary at most as much as 0 and 1 with the same mean, so the
+    interval is then wider than necessary.
 
     Raises:
         EvaluationError: no questions, or not between 0 and n successes.
@@ -79,7 +79,7 @@ def wilson(successes: float, n: int, *, confidence: float = 0.95) -> Estimate:
     z, share = two_sided_quantile(confidence), successes / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    # Rounding must push neither bound past the share, nor past 0 and 1, where they lie at 0 and n successes.
+    # Rounding must not move a bound past the share, or past 0 and 1, where they are at 0 and n successes.
     low = 0.0 if successes == 0 else min(max(centre - half, 0.0), share)
     high = 1.0 if successes == n else max(min(centre + half, 1.0), share)
     return Estimate(share, low, high, n, confidence)
@@ -90,8 +90,8 @@ def mean_interval(
 ) -> Estimate:
     """The mean of 0..1 scores with a bootstrap interval: BCa, or percentiles where BCa is not defined.
 
-    Fewer than 10 values tell too little of how they vary: they get `wilson`'s interval, which is safe for them. Of
-    values that are all alike, it is bounded how many others there may be. Equal seeds give equal intervals.
+    Fewer than 10 values say too little about their variance: they get `wilson`'s interval, which is safe. If all values
+    are equal, the share of other values is bounded. Equal seeds give equal intervals.
 
     Raises:
         EvaluationError: no values, or some that are not 0 to 1.
@@ -119,13 +119,13 @@ def bootstrapped(
     resamples: int,
     counts: Sequence[int] | None = None,
 ) -> tuple[float, float]:
-    """The interval of a mean of values between bounds, from the sums of clusters of so many, or of 1 each."""
+    """The interval of a mean of values between bounds, from the sums and sizes of clusters."""
     lower, upper = bounds
     span, number = upper - lower, len(sums)
     means = [total / count for total, count in zip(sums, counts or [1] * number, strict=True)]
     mean = math.fsum(sums) / (sum(counts) if counts is not None else number)
     if number >= _FEWEST_TO_RESAMPLE and len(set(means)) == 1:
-        # Of so many that are alike, others have a share of Wilson's bound for none at most, whatever these are.
+        # If all are equal, other values have at most the share of Wilson's bound for 0 successes.
         others = wilson(0, number, confidence=confidence).high
         return mean - others * (mean - lower), mean + others * (upper - mean)
     if number < _FEWEST_TO_RESAMPLE:
@@ -135,7 +135,7 @@ def bootstrapped(
 
 
 def check_scores(values: Sequence[float], confidence: float, name: str = "the evaluation") -> None:
-    """Raise `EvaluationError` for no scores, for some that are not 0 to 1, and for a confidence that is no share."""
+    """Raise `EvaluationError` for no scores, for some that are not 0 to 1, and for a confidence that is not a share."""
     if not values:
         raise EvaluationError(f"{name} has no scores", hint="Measure at least one question.")
     for each in values:

@@ -1,7 +1,7 @@
-"""Where a read stopped, beside where the evidence stands: stopped too early, read too much, saved what could be saved.
+"""Compares where a read stopped with the places of the evidence: too early, read too much, or saved as possible.
 
-An oracle that knows the evidence reads each chunk once, in order, and stops behind the one that holds the last of it.
-What a read is measured by is that. Whatever was read side by side or again counts as it is, by what it read.
+An oracle that knows the evidence reads each chunk once, in order, and stops after the one with the last evidence. A
+read is compared with that. Parallel and repeated reading counts by what was read.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from memagent_graph.trace import Span, Trace
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """One read beside the oracle's."""
+    """One read compared with the oracle's."""
 
     premature: bool
     """Whether some of the evidence was not read."""
     over_read_tokens: int
-    """Document tokens in prompts beyond one reading up to the last evidence: behind it, and what was read again."""
+    """Document tokens in prompts beyond one reading up to the last evidence: after it, and repeated ones."""
     saved: float
     """The share of the document's characters that was never read."""
     could_save: float
-    """The share that stands behind the last evidence and its chunk."""
+    """The share after the last evidence's chunk."""
 
 
 def stop_of(trace: Trace, evidence: Sequence[Needle], characters: int) -> Stop | None:
-    """How a read's stop compares with the oracle's; None where no evidence is known.
+    """Compare a read's stop with the oracle's; None if no evidence is known.
 
     Args:
         trace: the read's.
-        evidence: what the answer rests on (`Sample.evidence`).
+        evidence: what the answer is based on (`Sample.evidence`).
         characters: the document's.
     """
     if not evidence:
@@ -52,7 +52,7 @@ def stop_of(trace: Trace, evidence: Sequence[Needle], characters: int) -> Stop |
 
 
 def tokens_read(trace: Trace) -> int:
-    """Document tokens that stood in prompts, each as often as it did."""
+    """Document tokens in prompts, each counted as often as it was there."""
     return sum(span.tokens for span in _reads(trace))
 
 
@@ -61,7 +61,7 @@ def _reads(trace: Trace) -> Iterable[Span]:
 
 
 def _read_once(spans: Iterable[Span]) -> list[Span]:
-    """In order, without those inside others: what is looked up in a chunk that was read is read twice."""
+    """In order, without those inside others: a passage looked up in a chunk that was read is read twice."""
     found: list[Span] = []
     for span in sorted(set(spans), key=lambda span: (span.start_char, -span.end_char)):
         if not found or span.end_char > found[-1].end_char:
@@ -70,7 +70,7 @@ def _read_once(spans: Iterable[Span]) -> list[Span]:
 
 
 def _stretches(spans: Iterable[Span]) -> list[tuple[int, int]]:
-    """What spans, in their order, cover: from where to where, without a gap."""
+    """The ranges that spans, in order, cover without gaps."""
     found: list[tuple[int, int]] = []
     for span in spans:
         if found and span.start_char <= found[-1][1]:

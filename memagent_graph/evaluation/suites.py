@@ -1,4 +1,4 @@
-"""Suites: the tasks that others publish together, by one name, and the one number that they publish of them.
+"""Suites: tasks that others publish together, by one name, and the one number that they publish for them.
 
 ruler            NVIDIA's thirteen; the mean over them by length, and over lengths, plain and with weights that rise or
                  fall linearly with the length's rank
@@ -21,12 +21,12 @@ from memagent_graph.evaluation.statistics import Estimate
 from memagent_graph.evaluation.tasks.needles import SHAPES
 
 SCORE: Final = "string_match"
-"""What the published numbers are means of."""
+"""The score that the published numbers are means of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """A number that is published of several tasks."""
+    """A published number over several tasks."""
 
     title: str
     tasks: tuple[str, ...]
@@ -34,7 +34,7 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class SuiteScore:
-    """One system's aggregate at one length. None where it was not asked all tasks equally often, or nothing fitted."""
+    """One system's aggregate at one length. None if it was not asked all tasks equally often, or nothing fitted."""
 
     aggregate: str
     system: str
@@ -50,7 +50,7 @@ SUITES: Final[Mapping[str, tuple[str, ...]]] = {"ruler": _RULER.tasks, "ruler_me
 
 
 def with_suites(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of tasks, with those of a suite in place of its name; each once."""
+    """Names of tasks, with a suite's name replaced by its tasks; each once."""
     return tuple(dict.fromkeys(task for name in names for task in SUITES.get(name, (name,))))
 
 
@@ -66,7 +66,7 @@ def suite_scores(rows: Sequence[Row]) -> list[SuiteScore]:
 
 
 def suite_parts(rows: Sequence[Row]) -> list[str]:
-    """The aggregates as tables: systems by length, and means over lengths as RULER weighs them."""
+    """The aggregates as tables: systems by length, and means over lengths with RULER's weights."""
     parts = []
     for title, scores in grouped(suite_scores(rows), lambda each: each.aggregate):
         lengths = sorted({each.length for each in scores})
@@ -95,7 +95,7 @@ def suites_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _mean(rows: Sequence[Row], tasks: Sequence[str]) -> Estimate | None:
-    """The mean over tasks, which is that over questions where each task has as many."""
+    """The mean over tasks, which is that over questions if each task has the same number."""
     counts = {task: len(own) for task, own in grouped(rows, lambda row: row.task)}
     if set(counts) != set(tasks) or len(set(counts.values())) > 1:
         return None

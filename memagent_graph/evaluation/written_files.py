@@ -1,4 +1,4 @@
-"""Files that an evaluation writes: they appear whole or stay as they were, and failures are reported in one way."""
+"""Files that an evaluation writes: they appear when complete or stay unchanged, and errors are reported in one way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memagent_graph.errors import EvaluationError
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise `EvaluationError` where a file cannot be written."""
+    """Raise `EvaluationError` if a file cannot be written."""
     try:
         yield
     except OSError as error:
@@ -23,7 +23,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Another path to write a file to; at the end it takes the file's place. Raises EvaluationError as `writing`."""
+    """A temporary path to write a file to; at the end it replaces the file. Raises EvaluationError like `writing`."""
     with writing(path):
         new = path.with_name(f".{path.name}.new")
         yield new

@@ -1,4 +1,4 @@
-"""The policies that come with the package. Each is loaded when it is first asked for."""
+"""The policies that come with the package. Each is imported when it is first used."""
 
 from __future__ import annotations
 

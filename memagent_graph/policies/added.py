@@ -1,7 +1,7 @@
 """Policies that were added to this machine (`memagent policy add`): where they are, and which of them reads by default.
 
-Each has a folder below the data folder, with weights, tokenizer, profile, and a record of what it was made from. How
-one is made stands in `adding`.
+Each has a folder below the data folder, with weights, tokenizer, profile, and a record of what it was made from.
+`adding` makes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from memagent_graph.storage.paths import data_folder
 
 KNOWN: Final = ("smollm2", "smollm2-untrained")
-"""The names that can be added. The first reads by default once it is there; the second is for comparisons."""
+"""The names that can be added. The first is the default policy once it was added; the second is for comparisons."""
 _RECORD: Final = "added.json"
 
 
@@ -25,7 +25,7 @@ class Origin:
     base: str
     """A distribution with its version, or a hub id."""
     base_sha256: str
-    """Of the file that holds the base's weights."""
+    """SHA-256 of the file with the base's weights."""
     adapter: str | None
     """The digest of the adapter's folder; None where there is none."""
     gguf: str | None = None
@@ -38,23 +38,23 @@ def policies_folder() -> Path:
 
 
 def added_folder(name: Path | str) -> Path | None:
-    """The folder of an added policy, or None where there is none of this name."""
+    """The folder of an added policy; None if no policy of this name was added."""
     folder = policies_folder() / str(name)
     return folder if str(name) in KNOWN and (folder / _RECORD).is_file() else None
 
 
 def added_policies() -> dict[str, Origin | None]:
-    """The policies that were added, by name; None where a record cannot be understood."""
+    """The policies that were added, by name; None for one whose record cannot be parsed."""
     return {name: read_origin(folder) for name in KNOWN if (folder := added_folder(name))}
 
 
 def default_policy() -> str:
-    """The policy that reads where neither policy nor server is named: the one that was added, else "embedded"."""
+    """The default policy, if neither a policy nor a server is named: the one that was added, else "embedded"."""
     return KNOWN[0] if added_folder(KNOWN[0]) else "embedded"
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """What the record in a folder says, or None where there is none that can be understood."""
+    """The record in a folder; None if there is none, or it cannot be parsed."""
     try:
         return Origin(**json.loads((folder / _RECORD).read_text("utf-8")))
     except (OSError, ValueError, TypeError):

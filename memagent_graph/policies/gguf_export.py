@@ -1,8 +1,8 @@
 """An added policy as a GGUF file, for llama.cpp: its base's file with the adapter merged, in float16.
 
-Not quantised again: llama.cpp multiplies quantised weights with activations that it rounds to 8 bits, which turned a
-near tie of the base (0.08 nats, "The" before "L'" as the answer's first token) into another answer. In float16 its
-greedy answers are those of transformers.
+It is not quantised again: llama.cpp multiplies quantised weights with activations that it rounds to 8 bits, which
+turned a near tie of the base (0.08 nats, "The" before "L'" as the answer's first token) into another answer. In float16
+its greedy answers are those of transformers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models by their hub ids: told apart from paths, and found in the hub's local cache or fetched."""
+"""Models by their hub ids: an id or a path, and where its files are (in the local cache, or downloaded)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name is that of a repository on the hub, if it is not that of a folder."""
+    """Whether a name that is not a folder's has the form of a repository on the hub."""
     return _HUB_ID.fullmatch(name) is not None
 
 
 def model_folder(repository: str, *, with_weights: bool) -> Path:
-    """The local folder of a model on the hub, fetched where it is not in the cache.
+    """The local folder of a model on the hub; it is downloaded if it is not in the cache.
 
     Args:
         repository: its hub id.
-        with_weights: whether the weights are wanted, too, or only configuration, tokenizer and templates.
+        with_weights: whether to download the weights too, or only configuration, tokenizer and templates.
 
     Raises:
-        PolicyError: there is no such model, or it cannot be had here.
+        PolicyError: there is no such model, or it cannot be downloaded.
         MissingExtraError: huggingface_hub is not installed.
     """
     try:
@@ -40,6 +40,6 @@ def model_folder(repository: str, *, with_weights: bool) -> Path:
     except (OSError, ValueError, HfHubHTTPError) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise PolicyError(
-            f"the model {repository} cannot be had from the hub: {said}",
-            hint="Check the id's spelling, fetch it where there is a network (hf download), or name a folder.",
+            f"the model {repository} cannot be downloaded from the hub: {said}",
+            hint="Check the id's spelling, download it on a machine with a network (hf download), or name a folder.",
         ) from error

@@ -1,8 +1,8 @@
 """A policy in this process: any causal model that transformers loads. The embedded policy runs on it.
 
 One thread owns the model. Requests that are waiting when it becomes free are answered together, as one batch: the
-prompts' common beginning (the same section, asked about by several questions) is computed once. It is kept for the next
-batch, whose requests may have come too late for this one, or ask something else about the same section.
+prompts' common prefix (the same section, for several questions) is computed once. It is kept for the next batch, which
+may have late requests, or other questions, about the same section.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     import torch
 
 _LINGER = 0.002
-"""Seconds to wait for company before a batch starts."""
+"""Seconds to wait for more requests before a batch starts."""
 _SHORTEST_REUSE = 320
-"""Fewer tokens than these are computed again: they cost little."""
+"""A shorter prefix is not reused: it costs little to compute."""
 _KEPT_BYTES = 256 * 2**20
-"""A beginning whose keys and values are larger is not kept."""
+"""A prefix whose keys and values are larger is not kept."""
 
 
 class LocalPolicy:
@@ -63,7 +63,7 @@ class LocalPolicy:
         renew_in_children(self)
 
     def after_fork(self) -> None:
-        """The thread that computes is the parent's; the next request starts one of this process."""
+        """The computing thread belongs to the parent; the next request starts one in this process."""
         self._waiting: _Waiting = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -80,7 +80,7 @@ class LocalPolicy:
         return self._name
 
     async def describe(self) -> ModelInfo:
-        """Window, tokenizer, size and, where the folder has one, the profile it was trained with."""
+        """Window, tokenizer, size and, if the folder has one, the profile that the model was trained with."""
         tokenizer = load_tokenizer("embedded" if self._name == "embedded" else self._folder)
         return ModelInfo(
             context_window=self._engine.context_window,
@@ -111,9 +111,9 @@ class LocalPolicy:
         return await asyncio.wrap_future(request.future)
 
     async def aclose(self) -> None:
-        """End the thread that computes, after what was asked of it; the next call starts another.
+        """End the computing thread after its current requests; the next call starts another.
 
-        Until then it holds the weights, whoever else has let go of the policy.
+        Until then the thread holds the weights, even if nothing else refers to the policy.
         """
         with self._starting:
             worker, self._worker = self._worker, None
@@ -196,11 +196,11 @@ class _Draft:
         self.stopped = False
         self.finished = False
         self.shared = shared
-        """Prompt tokens that another row, or the batch before, computed."""
+        """Prompt tokens that were computed for another row or in the previous batch."""
 
 
 def _folder_of(model: Path | str) -> Path:
-    """Where the model's files are; those of one on the hub are fetched if need be."""
+    """Where the model's files are; those of a hub model are downloaded if necessary."""
     folder = policy_folder(model)
     if folder.is_dir():
         return folder
@@ -210,7 +210,7 @@ def _folder_of(model: Path | str) -> Path:
         return model_folder(model, with_weights=True)
     raise PolicyError(
         f"there is no folder {model}",
-        hint="Name a folder with config.json, weights and tokenizer, or a hub id; for a model on a server, name that.",
+        hint="Name a folder with config.json, weights and tokenizer, or a hub id; if it is on a server, name that.",
     )
 
 
@@ -243,7 +243,7 @@ class _Engine:
         self._kept = _Beginning()
 
     def prompt_ids(self, prompt: Messages | TokenIds) -> list[int]:
-        """The prompt's token ids, through the chat template where it is messages."""
+        """The prompt's token ids; messages are formatted with the chat template."""
         if prompt and isinstance(prompt[0], int):
             return [token for token in prompt if isinstance(token, int)]
         text = self._tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
@@ -251,11 +251,11 @@ class _Engine:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """The text of a completion, control tokens left out."""
+        """The text of a completion, without control tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]) -> list[_Draft]:
-        """Write one draft per prompt, all rows in step."""
+        """Write one draft per prompt, one token of all rows at a time."""
         with self._torch.inference_mode():
             shared = _common_prefix(prompts)
             known = self._kept.common_with(prompts[0][:shared])
@@ -283,9 +283,9 @@ class _Engine:
         return drafts
 
     def _prefill(self, prompts: Sequence[list[int]], known: int, shared: int) -> tuple[torch.Tensor, Any, torch.Tensor]:
-        """Run the prompts: what is new of their common beginning as one row, then the rest as left-padded rows.
+        """Run the prompts: the new part of their common prefix as one row, then the rest as left-padded rows.
 
-        Of the `shared` first tokens, the batch before computed the `known` first ones.
+        Of the first `shared` tokens, the previous batch computed the first `known`.
         """
         torch, rows = self._torch, len(prompts)
         cache: Any = self._kept.cache(known) if known else None
@@ -324,7 +324,7 @@ class _Engine:
         generators: Sequence[torch.Generator | None],
         drafts: Sequence[_Draft],
     ) -> torch.Tensor:
-        """The next token of every row, entered into its draft with its log-prob."""
+        """Choose the next token of every row, and add it to its draft with its log-prob."""
         torch = self._torch
         logprobs = logits.float().log_softmax(dim=-1)
         chosen = logprobs.argmax(dim=-1)
@@ -354,14 +354,14 @@ class _Engine:
         return bool(sampling.stop) and any(stop in self.decode(draft.ids) for stop in sampling.stop)
 
     def _apply_stop_strings(self, draft: _Draft, sampling: SamplingParams) -> None:
-        """Drop trailing tokens from a stop string on, as servers do."""
+        """Remove a stop string and everything after it, as servers do."""
         while sampling.stop and draft.ids and self._ends_in_stop_string(draft, sampling):
             draft.ids.pop()
             draft.logprobs.pop()
 
 
 class _Beginning:
-    """The tokens that a batch began with, and their keys and values in each layer; at first none."""
+    """The prefix that a batch shared, with its keys and values in each layer; at first empty."""
 
     def __init__(self, ids: list[int] | None = None, layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         self._ids = ids or []
@@ -369,9 +369,9 @@ class _Beginning:
 
     @classmethod
     def of(cls, ids: list[int], cache: Any) -> _Beginning:
-        """What a cache of one row holds now, without a copy: layers grow by concatenation, and never in place.
+        """The contents of a cache of one row, without a copy: layers grow by concatenation, never in place.
 
-        None of it where it is large, or where a layer holds only the end of the text (a sliding window, say).
+        Empty if the cache is large, or if a layer has only the end of the text (with a sliding window, for example).
         """
         from transformers.cache_utils import DynamicLayer  # noqa: PLC0415  an optional dependency
 
@@ -382,7 +382,7 @@ class _Beginning:
         return cls(ids, pairs) if sum(each.nbytes for pair in pairs for each in pair) <= _KEPT_BYTES else cls()
 
     def common_with(self, ids: list[int]) -> int:
-        """How many first tokens of these are here; 0 where they are too few to be of use."""
+        """How many tokens at the beginning are the same as here; 0 if too few to be useful."""
         length = _common_length(self._ids, ids)
         return length if self._layers and length >= _SHORTEST_REUSE else 0
 
@@ -394,7 +394,7 @@ class _Beginning:
 
 
 def _common_prefix(prompts: Sequence[list[int]]) -> int:
-    """How many leading tokens all prompts share, leaving at least one of each to its own row."""
+    """How many leading tokens all prompts share, at most all but one of the shortest."""
     first, last = min(prompts), max(prompts)
     bound = min(map(len, prompts)) - 1
     return min(_common_length(first, last), bound)

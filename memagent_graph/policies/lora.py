@@ -1,6 +1,6 @@
 """A LoRA adapter, as PEFT saves one, added to the weights of its base: W + scale * B A.
 
-That is a few lines, so that a reader needs no peft. Kinds of adapters that need more are refused.
+That takes a few lines, so a reader does not need peft. Other kinds of adapters are refused.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _UNSUPPORTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Low-rank changes by the names of the weights that they change: A is (rank, in), B is (out, rank)."""
+    """Low-rank changes, by the name of the weight that each changes: A is (rank, in), B is (out, rank)."""
 
     folder: Path
     factors: dict[str, tuple[torch.Tensor, torch.Tensor]]
     scale: float
 
     def delta(self, name: str) -> torch.Tensor | None:
-        """What is added to the weight of this name, (out, in) in float32; None where it stays."""
+        """What is added to the weight of this name, (out, in) in float32; None if it does not change."""
         if name not in self.factors:
             return None
         a, b = self.factors[name]
@@ -41,7 +41,7 @@ class Adapter:
         """Add all changes to these weights, in place.
 
         Raises:
-            PolicyError: a weight is not there, or of another shape.
+            PolicyError: a weight is missing, or has another shape.
         """
         for name in self.factors:
             delta = self.delta(name)
@@ -57,7 +57,7 @@ def load_adapter(folder: Path) -> Adapter:
     """Read `adapter_config.json` and `adapter_model.safetensors`.
 
     Raises:
-        PolicyError: they are not there, damaged, or of a kind that is not supported.
+        PolicyError: they are missing, damaged, or of an unsupported kind.
     """
     from safetensors import SafetensorError  # noqa: PLC0415  an optional dependency
     from safetensors.torch import load_file  # noqa: PLC0415  an optional dependency
@@ -69,7 +69,7 @@ def load_adapter(folder: Path) -> Adapter:
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise PolicyError(
             f"the adapter in {folder} cannot be read: {type(error).__name__}: {error}",
-            hint="Name a folder as PEFT saves one: adapter_config.json and adapter_model.safetensors.",
+            hint="Name a folder that PEFT saved: adapter_config.json and adapter_model.safetensors.",
         ) from error
     odd = [name for name in _UNSUPPORTED if config.get(name)]
     odd += ["bias"] if config.get("bias", "none") != "none" else []

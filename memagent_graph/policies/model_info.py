@@ -1,4 +1,4 @@
-"""What a policy may tell of its model, which spares the user from spelling it out."""
+"""What a policy can report about its model, so that the user does not have to state it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memagent_graph.tokenizers import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is known of the model behind a policy; None where it is not known."""
+    """What is known about the model behind a policy; None if it is unknown."""
 
     context_window: int | None = None
     """Prompt and completion together, in tokens."""
@@ -26,7 +26,7 @@ class ModelInfo:
     profile: Profile | None = None
     """The budget and prompts that the model was trained with."""
     control_tokens: frozenset[str] = frozenset()
-    """Strings that its tokenizer or its chat template gives a meaning, such as <|im_end|>, as far as they are known."""
+    """Strings with a meaning in its tokenizer or chat template, such as <|im_end|>, as far as they are known."""
     knows_control_tokens: bool = False
     """Whether `control_tokens` are all of them."""
     gives_token_ids: bool = False
@@ -37,10 +37,10 @@ _SAMPLE_BYTES: Final = 1 << 20
 
 
 def weights_version(folder: Path) -> str:
-    """A short name for the weights in a folder; empty where there are none (a hub id, say).
+    """A short hash of the weights in a folder; empty if there are none (for a hub id, for example).
 
-    Files of several gigabytes are not read through: each counts with its name, its size, and the megabytes at its
-    beginning, middle and end, of which any training step changes some.
+    Files of several gigabytes are not read as a whole: the hash has each file's name, its size, and the megabytes at
+    its beginning, middle and end; any training step changes some of these.
     """
     digest = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
@@ -56,8 +56,8 @@ def weights_version(folder: Path) -> str:
 
 @runtime_checkable
 class SelfDescribing(Protocol):
-    """A policy that can say what model it runs on."""
+    """A policy that can describe its model."""
 
     async def describe(self) -> ModelInfo:
-        """What is known of the model. Raises `PolicyError` when its server cannot be asked."""
+        """What is known about the model. Raises `PolicyError` if its server cannot be reached."""
         ...

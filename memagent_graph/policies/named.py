@@ -26,7 +26,7 @@ from memagent_graph.policy import Policy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyRequest:
-    """What a policy is made from. A factory takes what it has a use for."""
+    """What a policy is made from. A factory uses the fields that it needs."""
 
     model: str | None = None
     """A name on the server, a folder or a hub id."""
@@ -34,7 +34,7 @@ class PolicyRequest:
     """The server's API."""
     api_key: str | None = None
     concurrency: int = 128
-    """Requests in flight at most."""
+    """The maximum number of requests in flight."""
     timeout: float = 300.0
     """Seconds that one completion may take."""
     retries: int = 4
@@ -52,7 +52,7 @@ def make_policy(name: str, request: PolicyRequest) -> Policy:
     """The policy of a name.
 
     Raises:
-        PolicyError: there is none of this name, or it cannot be made; names the package that it is from.
+        PolicyError: there is none of this name, or it cannot be made; the message names its package.
         MissingExtraError: a local policy without the extra "local".
     """
     if name in _BUILT_IN:
@@ -71,7 +71,7 @@ def make_policy(name: str, request: PolicyRequest) -> Policy:
         policy = entries[name].load()(request)
         if not isinstance(policy, Policy):
             raise TypeError(f"its factory gives a value of type {type(policy).__name__}, not a Policy")
-    except Exception as error:  # whatever another package raises
+    except Exception as error:  # another package can raise anything
         raise failure_of(entries[name], "the policy", error, PolicyError) from error
     return policy
 
@@ -90,7 +90,7 @@ def _local(request: PolicyRequest) -> Policy:
 def _server(request: PolicyRequest) -> Policy:
     has_server = request.base_url or os.environ.get("OPENAI_BASE_URL")
     if not (has_server or request.api_key or os.environ.get("OPENAI_API_KEY")):
-        model = f"{request.model} is no folder here, and " if request.model else ""
+        model = f"{request.model} is not a folder here, and " if request.model else ""
         raise PolicyError(
             f"{model}no server is named that might have it",
             hint="Name its server (--base-url), a folder, or a hub id; with OPENAI_API_KEY, OpenAI's own is asked.",

@@ -66,23 +66,23 @@ _SHOWN: Final = 500
 class OpenAICompatiblePolicy:
     """Completions from `{base_url}/chat/completions`, or `/completions` for prompts that are token ids.
 
-    Requests that a repetition can help (connection errors, 408, 409, 429, 5xx, and replies that are damaged or too
-    long) are repeated `max_retries` times with growing pauses, or after the time that a `Retry-After` header asks for;
-    all others fail at once. A redirect to another server is an error that names it.
+    Requests that can succeed later (connection errors, 408, 409, 429, 5xx, and replies that are damaged or too long)
+    are retried `max_retries` times with growing pauses, or after the time in a `Retry-After` header; all others fail at
+    once. A redirect to another server is an error that names it.
 
     Args:
-        model: the model's name on the server; None takes the one that the server serves, if it is only one.
+        model: the model's name on the server; None means the only one that the server serves.
         base_url: the API's root, as in http://localhost:8000/v1; by default OPENAI_BASE_URL, or OpenAI's own. A user
             name and password in it (http://USER:PASSWORD@HOST/v1) are sent as basic authorization, in place of a key.
-        api_key: by default OPENAI_API_KEY. A server without keys takes any.
+        api_key: by default OPENAI_API_KEY. A server without keys accepts any.
         max_concurrency: requests in flight at once, over all reads that share this policy.
         connect_timeout: seconds for the connection; also for the answer to "what do you serve?".
         read_timeout: seconds that one completion may take, and the longest that a `Retry-After` is waited for.
         max_retries: how often a failed request is sent again.
-        extra_body: further fields of every request, such as a server's own sampling options.
-        policy_version: which weights the server runs, for the run log; servers do not tell. It may be changed while
-            the policy is in use, as when weights are swapped.
-        max_reply_bytes: the longest reply that is taken in. By default 1 MiB, 4 KiB for each token that may be written,
+        extra_body: additional fields of every request, such as a server's own sampling options.
+        policy_version: which weights the server runs, for the run log; servers do not report it. It may be changed
+            while the policy is in use, for example when weights are swapped.
+        max_reply_bytes: the longest reply that is accepted. By default 1 MiB, 4 KiB for each token that may be written,
             and 10 times the request, several times what any server needs.
         limiter: bounds requests and tokens a minute, over all that share it. Without it there is no such bound, but a
             `Retry-After` that one request gets holds all of them.
@@ -110,8 +110,8 @@ class OpenAICompatiblePolicy:
         key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
         if not (key.isascii() and key.isprintable()):
             raise PolicyRequestError(
-                "the API key has characters that no request can carry",
-                hint="Does it hold a line break, or a typing slip?",
+                "the API key has characters that cannot be in a request",
+                hint="Does it contain a line break, or a typing error?",
             )
         self.base_url = without_password(url)
         self.max_concurrency = max_concurrency
@@ -142,8 +142,8 @@ class OpenAICompatiblePolicy:
             PolicyAuthenticationError: 401 or 403.
             PolicyRequestError: any other 4xx; the server's words are in the message.
             PolicyOverloadedError: 408, 409, 429 or 5xx after all retries.
-            PolicyResponseError: an answer that is not a completion, or a longer one than is taken in, after all
-                retries; or a redirect to another server.
+            PolicyResponseError: a reply that is not a completion, or is too long, after all retries; or a redirect to
+                another server.
         """
         as_messages = bool(prompt) and not isinstance(prompt[0], int)
         connection = self._connections.get()
@@ -151,7 +151,7 @@ class OpenAICompatiblePolicy:
             gives_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
             if self._model is None:
                 await self.served_model()
-            # From here to the request nothing waits, so that name and version belong together; see `serve`.
+            # Nothing is awaited from here to the request, so name and version belong together; see `serve`.
             name, version = self.name, self.policy_version
             body = {**self._body(sampling, gives_ids), ("messages" if as_messages else "prompt"): list(prompt)}
             if sampling.logprobs:
@@ -172,7 +172,7 @@ class OpenAICompatiblePolicy:
         return replace(completion, retries=retries) if retries else completion
 
     def serve(self, model: str, policy_version: str) -> None:
-        """From the next request on, ask for another model of the server, which has other weights: a new adapter, say.
+        """From the next request on, use another model of the server, which has other weights, such as a new adapter.
 
         Requests that were sent keep the name and version that they were sent with.
         """
@@ -185,7 +185,7 @@ class OpenAICompatiblePolicy:
         window = served.get("max_model_len")
         info = await asyncio.to_thread(_told_by_origin, name, root, window if isinstance(window, int) else None)
         if not info.knows_control_tokens and _is_vllm(served):
-            with suppress(PolicyError):  # most servers do not say it; then the known families' tokens are guarded
+            with suppress(PolicyError):  # most servers do not report it; then all known families' tokens are escaped
                 told = configured_markers(await self._told("tokenizer_info"))
                 info = replace(info, control_tokens=info.control_tokens | told)
         return replace(info, gives_token_ids=_is_vllm(served))
@@ -210,7 +210,7 @@ class OpenAICompatiblePolicy:
         return self._served
 
     async def tokenize(self, messages: Sequence[Message]) -> list[int] | None:
-        """The server's own token ids of a chat prompt, or None where it has no `/tokenize` (only vLLM has).
+        """The server's own token ids of a chat prompt; None if it has no `/tokenize` (only vLLM has).
 
         Raises:
             PolicyError: as for `complete`.
@@ -220,7 +220,7 @@ class OpenAICompatiblePolicy:
         return tokens if isinstance(tokens, list) else None
 
     async def _told(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What vLLM says at an address beside the API; empty where a server has no such address."""
+        """What vLLM returns at an address outside the API; empty if a server has no such address."""
         url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{path}"
         try:
             sent = None if body is None else msgspec.json.encode(body)
@@ -233,13 +233,13 @@ class OpenAICompatiblePolicy:
     def relay(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send somebody else's request to the server, once and as it is; its reply is read from what this gives.
+        """Send another client's request to the server once, unchanged; the reply can be read from the returned object.
 
         Args:
             method: the request's method.
             path: below `base_url`, without a slash at its beginning.
             body: sent byte by byte.
-            headers: in the place of this policy's own of these names; its key is always its own.
+            headers: replace this policy's own headers of these names; the key is always the policy's.
 
         Raises:
             PolicyUnreachableError: no connection, or none in time; also while the reply is read.
@@ -294,10 +294,9 @@ class OpenAICompatiblePolicy:
         seconds: float | None = None,
         tokens: int = 0,
     ) -> tuple[T, int]:
-        """What the reply decodes to, and how many times the request was sent again.
+        """The decoded reply, and how many times the request was sent again.
 
-        What is raised carries the redacted words of its cause and not the cause, in which the server may have repeated
-        the request's headers.
+        An error has the redacted message of its cause and not the cause itself, which may repeat the request's headers.
         """
         try:
             return await self._connections.get().sender.send(
@@ -321,7 +320,7 @@ class OpenAICompatiblePolicy:
         if self._model is None and len(bases) == 1:
             return bases[0]
         for model in models:
-            if model["id"] == self._model:  # an adapter has its base's window and tokenizer, and states neither
+            if model["id"] == self._model:  # an adapter has its base's window and tokenizer, but reports neither
                 base = next((each for each in bases if each["id"] == model.get("parent")), {})
                 return {**model, **{name: base[name] for name in ("root", "max_model_len") if name in base}}
         shown = self._redacted(", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else ""))
@@ -334,7 +333,7 @@ class OpenAICompatiblePolicy:
 
     def _no_connection(self, error: aiohttp.ClientError) -> PolicyUnreachableError:
         cause = _root_cause(error)
-        refused = isinstance(cause, ConnectionRefusedError)  # its words differ from one system to the other
+        refused = isinstance(cause, ConnectionRefusedError)  # its message differs between systems
         return self._unreachable("All connection attempts failed" if refused else str(cause))
 
     def _unreachable(self, reason: str) -> PolicyUnreachableError:
@@ -352,7 +351,7 @@ class OpenAICompatiblePolicy:
         )
 
     def _redirected(self, target: str, url: str) -> PolicyResponseError:
-        """Where the redirect leads, without what could be secret in it, and the base URL that this would be."""
+        """Where the redirect leads, without secrets, and the base URL that it would be."""
         shown = self._redacted(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
         base = shown.removesuffix(url.removeprefix(self.base_url.rstrip("/")))
         return PolicyResponseError(
@@ -371,7 +370,7 @@ class OpenAICompatiblePolicy:
         if error.worth_repeating:
             tried = f"still answered {status} after {self._max_retries} retries"
             if wait is not None and wait > self._timeouts.read:
-                tried = f"answered {status} and asks to be left alone for {wait:.0f} s"
+                tried = f"answered {status} and asks to wait for {wait:.0f} s"
             return PolicyOverloadedError(
                 f"{where} {tried}: {words}",
                 hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
@@ -379,15 +378,15 @@ class OpenAICompatiblePolicy:
         if status == 404 and self._model and self._model in words:
             hint = "`memagent doctor` lists what is served."
         else:
-            hint = "If it speaks of length, lower --chunk-tokens; `memagent doctor` shows the server's window."
+            hint = "If it is about length, lower --chunk-tokens; `memagent doctor` shows the server's window."
         return PolicyRequestError(f"{where} refused the request ({status}): {words}", hint=hint)
 
     def _malformed(self, error: MalformedReplyError) -> PolicyResponseError:
         retried = f" after {self._max_retries} retries" if self._max_retries else ""
         if isinstance(error, OverlongReplyError):
             return PolicyResponseError(
-                f"{self.base_url} still sent too long a reply{retried}: {error.reason}",
-                hint="Does it heed max_tokens? OpenAICompatiblePolicy(max_reply_bytes=...) raises the bound.",
+                f"{self.base_url} still sent a reply that is too long{retried}: {error.reason}",
+                hint="Does it respect max_tokens? OpenAICompatiblePolicy(max_reply_bytes=...) raises the bound.",
             )
         shown = self._redacted(error.content.decode(errors="replace"))[:200]
         return PolicyResponseError(
@@ -400,7 +399,6 @@ class OpenAICompatiblePolicy:
         sender = Sender(
             self.base_url,
             self._headers,
-            connections=self.max_concurrency,
             timeouts=self._timeouts,
             max_retries=self._max_retries,
             limiter=self._limiter,
@@ -410,7 +408,7 @@ class OpenAICompatiblePolicy:
 
 @dataclass(frozen=True)
 class _Connection:
-    """One event loop's connections and its bound on requests in flight."""
+    """One event loop's connections, and its limit on requests in flight."""
 
     sender: Sender
     slots: asyncio.Semaphore
@@ -420,7 +418,7 @@ class _Connection:
 
 
 def _headers(authorization: str) -> dict[str, str]:
-    """What every request has; the environment names OpenAI's organisation and project, as for OpenAI's own client."""
+    """The headers of every request; the environment can name OpenAI's organisation and project."""
     named = {
         "OpenAI-Organization": os.environ.get("OPENAI_ORG_ID"),
         "OpenAI-Project": os.environ.get("OPENAI_PROJECT_ID"),
@@ -453,7 +451,7 @@ def _root_cause(error: BaseException) -> BaseException:
 
 
 def _words(content: bytes) -> str:
-    """What the server said, without the wrapping of its JSON."""
+    """The server's message, without the JSON around it."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = msgspec.json.decode(content)
         if isinstance(body, dict):
@@ -464,7 +462,7 @@ def _words(content: bytes) -> str:
 
 
 def _told_by_origin(name: str, root: str, window: int | None) -> ModelInfo:
-    """What the model's name and its origin (a folder on this machine, or a hub id) lead to."""
+    """What can be found out from the model's name and its origin (a folder on this machine, or a hub id)."""
     folder = Path(root or name)
     local = folder.is_dir()
     tokenizer, missing = _tokenizer_named(name, root)
@@ -482,7 +480,7 @@ def _told_by_origin(name: str, root: str, window: int | None) -> ModelInfo:
 
 
 def _tokenizer_named(model: str, root: str) -> tuple[Tokenizer | None, MissingExtraError | None]:
-    """The tokenizer that the model's name or origin leads to, if any; or what has to be installed for it."""
+    """The tokenizer found by the model's name or origin, if any; or what has to be installed for it."""
     missing = None
     for spec in dict.fromkeys(filter(None, (root, model))):
         try:

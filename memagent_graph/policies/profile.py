@@ -1,8 +1,8 @@
-"""What a policy was trained with, read from a `memagent.json` beside its weights.
+"""What a policy was trained with, read from a `memagent.json` next to its weights.
 
-A small or a fine-tuned policy works only with the budgets and the wording that it was trained on. They travel with
-the weights: `memagent.json` holds the budgets, the folder `templates` the prompts: `update.txt`, `answer.txt`, and a
-file for each further role that the policy was trained in.
+A small or fine-tuned policy works only with the budgets and the wording that it was trained on. They are kept with the
+weights: `memagent.json` has the budgets, the folder `templates` the prompts (`update.txt`, `answer.txt`, and a file for
+each other role that the policy was trained for).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 
 
 def policy_folder(name: Path | str) -> Path:
-    """The folder that a name stands for: "embedded", a policy that was added to this machine, or a path."""
+    """The folder of a name: "embedded", a policy that was added to this machine, or a path."""
     return EMBEDDED_FOLDER if name == "embedded" else added_folder(name) or Path(name).expanduser()
 
 
@@ -40,7 +40,7 @@ class Profile:
 
     @property
     def values(self) -> dict[str, int | str]:
-        """All but the two templates, as `memagent.json` has it."""
+        """Everything but the templates, as in `memagent.json`."""
         prompts = self.prompts
         words = {"empty_memory": prompts.empty_memory, "answer_format": prompts.answer_format.value}
         rules = {"on_invented": self.on_invented.value}
@@ -48,10 +48,10 @@ class Profile:
 
 
 def load_profile(folder: Path | str) -> Profile | None:
-    """The profile in `folder` (see `policy_folder` for names), or None where it has no `memagent.json`.
+    """The profile in `folder` (see `policy_folder` for names), or None if it has no `memagent.json`.
 
     Raises:
-        ProfileError: a `memagent.json` that cannot be understood.
+        ProfileError: a `memagent.json` that cannot be parsed.
         PromptError: a template that is missing or lacks a field.
     """
     folder = policy_folder(folder)
@@ -69,7 +69,7 @@ def load_profile(folder: Path | str) -> Profile | None:
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ProfileError(
-            f"{path} cannot be understood: {error}",
+            f"{path} cannot be parsed: {error}",
             hint="It is a JSON object with context_window, question_tokens, memory_tokens, chunk_tokens, "
             "answer_tokens, boundary, on_invented (accept, keep_previous or retry), empty_memory and answer_format.",
         ) from error
@@ -86,10 +86,10 @@ def load_profile(folder: Path | str) -> Profile | None:
 
 
 def require_profile(folder: Path | str) -> Profile:
-    """The profile in a folder that has to have one.
+    """The profile in a folder, which must have one.
 
     Raises:
-        ProfileError: it has none, or one that cannot be understood.
+        ProfileError: it has none, or it cannot be parsed.
         PromptError: a template that is missing or lacks a field.
     """
     profile = load_profile(folder)
@@ -99,7 +99,7 @@ def require_profile(folder: Path | str) -> Profile:
 
 
 def save_profile(profile: Profile, folder: Path) -> None:
-    """Write `memagent.json` and `templates`, of which `load_profile` makes the same profile."""
+    """Write `memagent.json` and `templates`; `load_profile` then returns the same profile."""
     prompts = profile.prompts
     templates = folder / "templates"
     templates.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What authenticates is kept out of every text that others wrote and that could end in an error, a log or a file."""
+"""Removes secrets from texts that others wrote and that could be shown in an error, a log or a file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LONG: Final = 8
 
 
 class Redaction:
-    """Replaces secrets in a text, in every spelling in which a server may repeat them.
+    """Replaces secrets in a text, in every form in which a server may repeat them.
 
-    A secret of fewer than 8 characters is replaced only where it stands as a word of its own, so that a password such
-    as "pw" does not make messages unreadable.
+    A secret of fewer than 8 characters is replaced only as a whole word, so that a password such as "pw" does not make
+    messages unreadable.
 
     Args:
-        secrets: keys and passwords; empty ones do not count.
+        secrets: keys and passwords; empty ones are ignored.
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
@@ -44,5 +44,5 @@ class Redaction:
         self._pattern = re.compile("|".join(patterns) or r"(?!)")
 
     def __call__(self, text: str) -> str:
-        """The text with "[hidden]" in the place of each secret."""
+        """The text with "[hidden]" instead of each secret."""
         return self._pattern.sub(HIDDEN, text)

@@ -1,8 +1,8 @@
-"""What an OpenAI-compatible server's completion looks like on the wire, and how it becomes a `Completion`.
+"""Decodes an OpenAI-compatible server's reply into a `Completion`.
 
-Only the fields that are used are decoded: of the hundreds of log-prob entries in a reply, each with its token,
-bytes and alternatives, one number is kept. The client's own typed models cost more processor time than all the rest
-of a step, and drop what vLLM adds (token ids).
+Only the fields that are used are decoded: a reply has hundreds of log-prob entries, each with token, bytes and
+alternatives, of which one number is kept. The client's own typed models take more processor time than everything else
+in a step, and drop what vLLM adds (token ids).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FINISH_REASONS: Final = {
 }
 
 _LARGEST_COUNT: Final = 2**40
-"""Beyond that it is not a count of tokens, and databases could not add it up."""
+"""A larger number is not a count of tokens, and databases could not add it up."""
 
 
 class _Logprob(msgspec.Struct, gc=False):
@@ -61,7 +61,7 @@ class _Choice(msgspec.Struct):
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
-    """/completions puts the prompt's ids here, /chat/completions beside the choices."""
+    """/completions has the prompt's ids here, /chat/completions next to the choices."""
 
 
 class _PromptDetails(msgspec.Struct):
@@ -87,12 +87,12 @@ _decoder: Final = msgspec.json.Decoder(_Reply)
 def decode_completion(content: bytes, *, model: str, policy_version: str = "") -> Completion:
     """The completion in a reply's body.
 
-    A reply without any text counts only where it says why: the model refused, was cut off, called a tool, or wrote
-    only its reasoning. It is then an empty completion, for which the reader has a rule.
+    A reply without text is accepted only with a reason: the model refused, was cut off, called a tool, or wrote only
+    its reasoning. It is then an empty completion, for which the reader has a rule.
 
     Args:
         content: the body.
-        model: the model's name, where the server gives none.
+        model: the model's name, if the server gives none.
         policy_version: which weights the server runs.
 
     Raises:
@@ -109,7 +109,7 @@ def decode_completion(content: bytes, *, model: str, policy_version: str = "") -
     text = message.content if message else choice.text
     explained = message is not None and message.says_why_it_is_empty
     if text is None and not explained and choice.finish_reason in {None, "stop"}:
-        raise MalformedReplyError("its text is null, and it does not say why", content)
+        raise MalformedReplyError("its text is null, without a reason", content)
     refused = message is not None and bool(message.refusal) and not text
     try:
         return Completion(
@@ -131,7 +131,7 @@ def _finish_reason(word: str | None) -> FinishReason:
 
 
 def _usage(usage: _Usage | None) -> TokenUsage | None:
-    """What the server counted; None where it did not, or where these cannot be counts."""
+    """The server's token counts; None if there are none, or they are impossible."""
     if usage is None:
         return None
     details = usage.prompt_tokens_details

@@ -11,12 +11,12 @@ from memagent_graph.errors import PolicyError
 from memagent_graph.policy import Completion, FinishReason, Messages, Policy, SamplingParams, TokenIds
 
 Reply = str | Completion | Exception
-"""What a script says at one turn: a text, a whole completion, or an error to raise."""
+"""One reply of a script: a text, a whole completion, or an error to raise."""
 
 
 @dataclass
 class ScriptedPolicy:
-    """Replies from a function of the prompt's text, or from a list that is used up in order.
+    """Replies from a function of the prompt's text, or from a list, in order.
 
     >>> policy = ScriptedPolicy(lambda prompt: "\\\\boxed{42}" if "<section>" not in prompt else "the answer is 42")
     >>> policy = ScriptedPolicy(["first memory", "second memory", "\\\\boxed{answer}"])
@@ -27,9 +27,9 @@ class ScriptedPolicy:
     delay: float = 0.0
     """Seconds that each completion takes."""
     scripted: ClassVar[bool] = True
-    """What it is asked costs what it costs, and its answers prove nothing: evaluations show no accuracy of it."""
+    """Its calls have real costs, but its answers prove nothing: evaluations show no accuracy for it."""
     prompts: list[str] = field(default_factory=list)
-    """Every prompt that was asked, as text, in order."""
+    """Every prompt it was given, as text, in order."""
 
     def __post_init__(self) -> None:
         self._replies: Iterator[Reply] | None = None if callable(self.script) else iter(self.script)
@@ -38,8 +38,8 @@ class ScriptedPolicy:
         """The script's next reply.
 
         Raises:
-            PolicyError: the script has come to its end.
-            Exception: whatever the script says to raise.
+            PolicyError: the script has no more replies.
+            Exception: an error that the script raises.
         """
         text = "\n".join(str(part if isinstance(part, int) else part["content"]) for part in prompt)
         self.prompts.append(text)
@@ -61,5 +61,7 @@ class ScriptedPolicy:
 
 
 def is_scripted(policy: Policy) -> bool:
-    """Whether a policy follows a script: one of these, or one whose name begins with "scripted", on a server, say."""
+    """Whether a policy follows a script: one of these, or one (on a server, for example) whose name begins with
+    "scripted".
+    """
     return bool(getattr(policy, "scripted", False)) or policy.name.startswith("scripted")

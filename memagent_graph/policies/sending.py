@@ -1,7 +1,7 @@
-"""Requests on their way to a server: one pool of connections, time-outs, bounds, and repetition where it can help.
+"""Sends requests to a server: one pool of connections, time-outs, limits, and retries.
 
-A read spends as much processor time here as in all the rest, so requests go through aiohttp itself; the layers of the
-`openai` client above it cost about four times as much per request as aiohttp does (`benchmarks/throughput.py`).
+A read spends as much processor time here as in everything else, so requests use aiohttp directly; the `openai` client
+costs about four times as much per request (`benchmarks/throughput.py`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ T = TypeVar("T")
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS: Final = 5
 _LARGEST_ERROR: Final = 65_536
-"""In bytes; of a longer body of an error nothing is kept."""
+"""In bytes; a longer body of an error is not kept."""
+_IDLE_SECONDS: Final = 4.0
+"""How long an idle connection is kept: less than the 5 s after which uvicorn, and so vLLM, closes it. It might do so at
+the moment when the next request is sent into it."""
 _WORTH_REPEATING: Final = frozenset({408, 409, 429})
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 8.0
 
 
 class StatusError(Exception):
-    """The server's last answer was no success.
+    """The server's last reply was an error.
 
     Args:
         status: the HTTP status, 300 or above.
         content: the reply's body.
-        wait: seconds after which the server wants to be asked again, where it said so.
+        wait: seconds after which the server wants the request again, if it said so.
     """
 
     def __init__(self, status: int, content: bytes, wait: float | None) -> None:
@@ -52,16 +55,16 @@ class StatusError(Exception):
 
     @property
     def worth_repeating(self) -> bool:
-        """Whether the same request may fare better later: 408, 409, 429 and 5xx."""
+        """Whether the same request can succeed later: 408, 409, 429 and 5xx."""
         return self.status in _WORTH_REPEATING or self.status >= 500
 
 
 class MalformedReplyError(Exception):
-    """A reply that is a success by its status and not what was asked for. It may be better when it is asked for again.
+    """A reply with a success status that is not what was requested. A retry can help.
 
     Args:
         reason: what is wrong with it.
-        content: its body, as far as it is worth showing.
+        content: the part of its body that is worth showing.
     """
 
     def __init__(self, reason: str, content: bytes = b"") -> None:
@@ -71,11 +74,11 @@ class MalformedReplyError(Exception):
 
 
 class OverlongReplyError(MalformedReplyError):
-    """A reply of more bytes than it may have. None of them is kept."""
+    """A reply that is too long. Nothing of it is kept."""
 
 
 class RedirectError(Exception):
-    """The server sends its clients to another one, which nobody named and which must not have the prompt.
+    """The server redirects to another one, which the user did not name and which must not get the prompt.
 
     Args:
         target: where to.
@@ -88,19 +91,18 @@ class RedirectError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """In seconds. Pauses between two attempts do not count; each attempt has the whole time."""
+    """In seconds. Pauses between attempts do not count; each attempt has the full time."""
 
     connect: float
     read: float
 
 
 class Sender:
-    """Sends requests and decodes what comes back, on the event loop in which it was made.
+    """Sends requests and decodes replies, on the event loop in which it was created.
 
     Args:
-        base_url: where the requests will go; it decides on TLS and on the environment's proxy.
+        base_url: where requests are sent; it determines TLS and the environment's proxy.
         headers: sent with every request.
-        connections: how many may be open at once.
         timeouts: for the connection, and for one attempt as a whole.
         max_retries: how often a failed request is sent again.
         limiter: spaces the requests; where a reply asks for a pause, all requests that it spaces pause.
@@ -111,7 +113,6 @@ class Sender:
         base_url: str,
         headers: Mapping[str, str],
         *,
-        connections: int,
         timeouts: Timeouts,
         max_retries: int,
         limiter: RateLimiter | None = None,
@@ -121,7 +122,11 @@ class Sender:
         self._max_retries = max_retries
         secure = urlsplit(base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=connections, ssl=httpx2.create_ssl_context() if secure else True),
+            connector=aiohttp.TCPConnector(
+                limit=0,  # whoever sends has bounds of its own
+                keepalive_timeout=_IDLE_SECONDS,
+                ssl=httpx2.create_ssl_context() if secure else True,
+            ),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=timeouts.read, sock_connect=timeouts.connect),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -139,23 +144,22 @@ class Sender:
         seconds: float | None = None,
         tokens: int = 0,
     ) -> tuple[T, int]:
-        """What the reply decodes to, and how many times the request was sent again before it came.
+        """The decoded reply, and how many times the request was sent again.
 
         Redirects within the same server are followed with the same request.
 
         Args:
             url: where to.
             body: JSON, which is sent by POST; None for a GET.
-            decode: turns the reply's body into what is wanted, or raises `MalformedReplyError`.
-            largest: how many bytes a reply may have; no more than that is ever held.
-            seconds: for the reply to one attempt once there is a connection, where it is not as for all.
+            decode: decodes the reply's body, or raises `MalformedReplyError`.
+            largest: the maximum number of bytes in a reply; more are never in memory.
+            seconds: the time-out for one reply once there is a connection, if it differs from the usual one.
             tokens: what it is expected to take, for the limiter.
 
         Raises:
             StatusError: the server refused, finally.
             MalformedReplyError: the reply could not be decoded, or was too long, finally.
-            RedirectError: the server named another one.
-            aiohttp.ClientError: no connection, or it broke.
+            RedirectError: the server named another one. aiohttp.ClientError: no connection, or it broke.
             TimeoutError: no connection, or no whole reply, in time.
         """
         retries = redirects = 0
@@ -178,7 +182,7 @@ class Sender:
                         continue
                     error = StatusError(reply.status, await _error_body(reply), _wait_asked_for(reply.headers))
                 wait = error.wait
-                # A server that wants to be left alone for longer than a completion may take is not waited for.
+                # If a server asks to wait for longer than a completion may take, the request fails.
                 if retries == self._max_retries or not error.worth_repeating or (wait or 0) > self._timeouts.read:
                     raise error
                 if wait is not None:
@@ -194,9 +198,11 @@ class Sender:
     def relay(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request once, and give its reply while it comes. The time-out is for the next byte, not for all."""
+        """Send a request once, and return the reply while it arrives. The time-out is for the next byte, not the whole
+        reply.
+        """
         patience = aiohttp.ClientTimeout(sock_connect=self._timeouts.connect, sock_read=self._timeouts.read)
-        # What comes back is passed on as it is, so it must not come compressed.
+        # The reply is passed on unchanged, so it must not be compressed.
         own = {**headers, "Accept-Encoding": "identity"}
         return self._session.request(method, url, data=body, headers=own, timeout=patience, allow_redirects=False)
 
@@ -207,7 +213,7 @@ class Sender:
 
 
 async def _body(reply: aiohttp.ClientResponse, largest: int) -> bytes:
-    """A reply's body, of which no more is taken in than it may have."""
+    """A reply's body; reading stops at the maximum size."""
     content = bytearray()
     async for part in reply.content.iter_any():
         content += part
@@ -220,7 +226,7 @@ async def _error_body(reply: aiohttp.ClientResponse) -> bytes:
     try:
         return await _body(reply, _LARGEST_ERROR)
     except OverlongReplyError:
-        return b""  # a part of it could end within a key, which would then not be recognised
+        return b""  # a part of it could end inside a key, which would then not be recognised
 
 
 def _redirected(url: str, location: str) -> str:
@@ -234,7 +240,7 @@ def _redirected(url: str, location: str) -> str:
 
 
 def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
-    """Close a session that nobody closed, as at the end of a script; aiohttp would complain of it at length."""
+    """Close a session that was not closed, as at the end of a script; aiohttp would print a long warning."""
     closing = session.close()
     if loop.is_running():
         future = asyncio.run_coroutine_threadsafe(closing, loop)
@@ -242,7 +248,7 @@ def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) ->
             with suppress(Exception):
                 future.result(_LONGEST_PAUSE)
     elif loop.is_closed():
-        # The connections went with their loop, so there is nothing to wait for.
+        # The connections ended with their loop, so there is nothing to wait for.
         with suppress(StopIteration):
             closing.send(None)
     else:
@@ -250,12 +256,12 @@ def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) ->
 
 
 def _pause(retries: int) -> float:
-    """Seconds before the next attempt: doubling, and scattered, so that many requests do not return at once."""
+    """Seconds before the next attempt: doubled each time, with jitter so that many requests do not retry at once."""
     return min(_FIRST_PAUSE * 2.0**retries, _LONGEST_PAUSE) * random.uniform(0.75, 1.0)
 
 
 def _wait_asked_for(headers: Mapping[str, str]) -> float | None:
-    """What `Retry-After` says, in seconds or as a date."""
+    """The value of `Retry-After`, given in seconds or as a date."""
     value = headers.get("Retry-After", "")
     with suppress(ValueError):
         return max(0.0, float(value))
@@ -265,7 +271,7 @@ def _wait_asked_for(headers: Mapping[str, str]) -> float | None:
 
 
 def proxy_for(base_url: str) -> str | None:
-    """The proxy that the environment names for this server, if any."""
+    """The environment's proxy for this server, if any."""
     parts = urlsplit(base_url)
     if proxy_bypass(parts.hostname or ""):
         return None

@@ -1,4 +1,4 @@
-"""A server's address: checked where it is named, taken apart, and shown without a password in it."""
+"""A server's address: checked, split into its parts, and shown without its password."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from memagent_graph.errors import PolicyRequestError
 
 _PORTS = {"http": 80, "https": 443}
 _USER = re.compile(r"(?:(?<=://)|^(?!\w+://)).*@", re.DOTALL)
-"""User name and password, in whatever else is wrong with an address."""
+"""User name and password, even in an address that is otherwise wrong."""
 
 
 def checked_url(url: str) -> str:
-    """The address as it is.
+    """The address, unchanged.
 
     Raises:
         PolicyRequestError: it is not one.
@@ -34,12 +34,12 @@ def without_password(url: str) -> str:
 
 
 def password(url: str) -> str:
-    """The password in the address, as it is meant; empty where there is none."""
+    """The password in the address, decoded; empty if there is none."""
     return unquote(_parts(url).password or "")
 
 
 def basic_authorization(url: str) -> str | None:
-    """The Authorization header that user name and password in the address stand for; None where there are none."""
+    """The Authorization header for user name and password in the address; None if there are none."""
     parts = _parts(url)
     if parts.username is None:
         return None
@@ -47,7 +47,7 @@ def basic_authorization(url: str) -> str | None:
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port: what has to be equal for two addresses to be one server.
+    """Scheme, host and port: equal for two addresses of the same server.
 
     Raises:
         PolicyRequestError: it is not an address.
@@ -65,7 +65,7 @@ def _parts(url: str) -> SplitResult:
     if not is_address:
         raise PolicyRequestError(
             f"{_USER.sub('', url)} is not the address of a server",
-            hint="Write it as http://HOST:PORT/v1; an IPv6 address stands in brackets, as in http://[::1]:8000/v1. In "
+            hint="Write it as http://HOST:PORT/v1; put an IPv6 address in brackets, as in http://[::1]:8000/v1. In "
             "a user name or password, write %2F for /, %40 for @, %3A for : and %23 for #.",
         )
     return parts

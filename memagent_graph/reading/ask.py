@@ -367,7 +367,7 @@ def shown_tokens(context: ReaderContext, text: str) -> int:
 
 
 def beginning(context: ReaderContext, text: str, tokens: int) -> str:
-    """A text's beginning that has at most so many tokens in a prompt."""
+    """A text's beginning that has at most that many tokens in a prompt."""
     cut = first_tokens(context, text, tokens)
     while cut and (excess := shown_tokens(context, cut) - tokens) > 0:
         cut = first_tokens(context, cut, max(0, context.tokenizer.count(cut) - excess))

@@ -10,7 +10,7 @@ Pins: TypeAlias = Callable[[str], Sequence[str]]
 
 
 def with_pins(memory: str, pins: Sequence[str], fits: Callable[[str], bool], cut: Callable[[str], str]) -> str:
-    """A memory with all pinned lines: those that it lacks stand before it.
+    """A memory with all pinned lines: missing ones are put before it.
 
     Where that is longer than a memory may be, all pinned lines go first, and the end of the rest is cut off.
 

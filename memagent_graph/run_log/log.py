@@ -175,7 +175,7 @@ class RunLog:
             position: the chunk's number.
             memory: the new memory.
             step: the step's id; the trunk's newest at that chunk if left out.
-            author: who did it, where that is known.
+            author: who did it, if known.
         """
         kept = self._kept(TextKind.MEMORY, memory)
 
@@ -504,7 +504,9 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
     if "locked" in words or "busy" in words:
         hint = "Another program uses it. Close that program, name another file with --log, or read with --no-log."
     elif "full" in words:
-        hint = "Make room, delete old runs (memagent runs ... --delete), or name a file on another disk with --log."
+        hint = (
+            "Free disk space, delete old runs (memagent runs ... --delete), or name a file on another disk with --log."
+        )
     elif isinstance(error, sqlite3.DatabaseError) and ("not a database" in words or "malformed" in words):
         hint = "Restore it from a copy, or move it away, and a new one is created; --log names another."
     else:

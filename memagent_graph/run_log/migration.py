@@ -187,7 +187,7 @@ def show_as_new(connection: sqlite3.Connection) -> None:
 
 
 def back_up(path: Path, version: int) -> None:
-    """Copy a log to `NAME.vVERSION` beside it, while the caller prevents writes.
+    """Copy a log to `NAME.vVERSION` next to it, while the caller prevents writes.
 
     Raises:
         sqlite3.Error, OSError: it cannot be copied; nothing has been changed.

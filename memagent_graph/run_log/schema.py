@@ -64,7 +64,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring a file to this version; several processes may try at once, and any of them may be killed.
 
-    A file with runs is copied first, to `NAME.v2` beside it.
+    A file with runs is copied first, to `NAME.v2` next to it.
 
     Raises:
         RunLogError: the file was written by a newer version.

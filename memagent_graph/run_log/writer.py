@@ -120,7 +120,7 @@ class Writer:
                     try:
                         if connection is not None and _identity(self._path) != opened:
                             connection.close()
-                            connection = None  # later entries begin a new file, or find the one that was put there
+                            connection = None  # later entries go to a new file, or to the one that is there now
                             raise _moved(self._path)
                         if connection is None:
                             private_file(self._path)
@@ -168,7 +168,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _moved(path: Path) -> RunLogError:
     return RunLogError(
         f"{path} was moved, deleted or replaced while it was written",
-        hint="Put it back before runs that it holds continue; what was written before is in the old file. Do not move "
+        hint="Put it back before its runs continue; what was written before is in the old file. Do not move "
         "a log while programs use it: copy it with `memagent export`.",
     )
 

@@ -1,4 +1,4 @@
-"""Failures as the OpenAI API words them: a status, a type, a code, and the parameter that is to blame."""
+"""Errors in the form of the OpenAI API: a status, a type, a code, and the parameter that caused it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _WAIT_SECONDS: Final = "5"
 
 
 class ApiError(Exception):
-    """A request that is refused, or that failed.
+    """A request that was refused or failed.
 
     Args:
         status: the HTTP status.
         message: what happened, and what to do.
         code: the API's short name for it.
-        param: the field of the request that is to blame.
+        param: the field of the request that caused it.
         headers: further headers of the reply, such as Retry-After.
     """
 
@@ -52,28 +52,28 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """What the API sends of it."""
+        """The error as sent by the API."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that says something that cannot be done."""
+    """A request that is invalid or not possible."""
     return ApiError(400, message, param=param, code=code)
 
 
 def not_found(message: str, code: str = "not_found", param: str | None = None) -> ApiError:
-    """What is asked for does not exist, or is another key's."""
+    """The requested object does not exist, or belongs to another key."""
     return ApiError(404, message, code=code, param=param)
 
 
 def too_busy(message: str, seconds: int) -> ApiError:
-    """A bound is reached; the same request may be sent again after so many seconds."""
+    """A limit is reached; the same request may be sent again after this many seconds."""
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, seconds))})
 
 
 def api_error(error: Exception) -> ApiError:
-    """A failure of the reader as the API's; what is not the package's own is told without its words."""
+    """A failure of the reader as an error of the API; the message of an error from outside the package is left out."""
     match error:
         case ApiError():
             return error

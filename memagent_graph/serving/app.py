@@ -1,4 +1,4 @@
-"""The application: which path leads where. `memagent serve` runs it, tests and other servers can mount it."""
+"""The application and its routes. `memagent serve` runs it, tests and other servers can mount it."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ log = logging.getLogger(__name__)
 _HEALTH_SECONDS: Final = 5.0
 _NEWEST: Final = 100
 _FORM_BYTES: Final = 1 << 16
-"""What may stand around the file in an upload."""
+"""The maximum size of an upload's form around the file."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass
 class Serving:
-    """What the routes work with. Other parts of the server (a page, MCP) share it.
+    """The resources of the routes. Other parts of the server (a page, MCP) share them.
 
     Args:
-        reader: what reads.
-        settings: whom it lets in, and its bounds.
+        reader: the reader.
+        settings: access and limits.
     """
 
     reader: MemAgent
@@ -70,10 +70,10 @@ class Serving:
         self.completions = ChatCompletions(self.reader, self.manager, self.uploads, self.settings, self.metrics)
         spool = self.completions.spool
         self.metrics.watch("memagent_spool_bytes", "Bytes of large requests on disk.", lambda: spool.used)
-        self.metrics.watch("memagent_reads", "Reads at work or waiting.", lambda: len(self.manager))
+        self.metrics.watch("memagent_reads", "Running and waiting reads.", lambda: len(self.manager))
 
     async def aclose(self) -> None:
-        """End all reads; they continue when they are asked for again."""
+        """End all reads; they continue when they are requested again."""
         await self.manager.aclose()
         self.ledger.close()
 
@@ -82,9 +82,9 @@ def make_app(serving: Serving, routes: Sequence[BaseRoute] = (), sessions: PageS
     """The application.
 
     Args:
-        serving: what it works with; it is closed with the application.
-        routes: further ones, which the guard protects as well.
-        sessions: the browsers that may use the live page, where its routes are among them.
+        serving: its resources; they are closed with the application.
+        routes: additional ones, which the guard protects too.
+        sessions: the browsers that may use the live page, if its routes are included.
     """
     settings = serving.settings
 
@@ -118,17 +118,17 @@ def make_app(serving: Serving, routes: Sequence[BaseRoute] = (), sessions: PageS
 
 
 def owner_of(request: Request) -> Owner:
-    """Whose key a request carries."""
+    """The owner of a request's key."""
     owner = request.state.owner
     assert isinstance(owner, Owner)  # noqa: S101  the guard puts it there
     return owner
 
 
 async def uploaded(serving: Serving, request: Request) -> UploadedFile:
-    """Keep the file of a request's form.
+    """Store the file of a request's form.
 
     Raises:
-        ApiError: there is none, it is too large, or it does not come.
+        ApiError: there is none, it is too large, or it does not arrive.
     """
     owner = owner_of(request)
     room = min(owner.max_bytes or serving.settings.uploads, serving.settings.max_body) + _FORM_BYTES
@@ -212,6 +212,7 @@ def _routes(serving: Serving) -> list[Route]:
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/v1/responses", responses, methods=["GET", "POST"]),
+        Route("/v1/responses/{rest:path}", responses, methods=["GET", "POST", "DELETE"]),
         Route("/v1/files", upload, methods=["POST"]),
         Route("/v1/files", files),
         Route("/v1/files/{id}", file),
@@ -226,7 +227,7 @@ def _routes(serving: Serving) -> list[Route]:
 
 
 async def _prepare(reader: MemAgent) -> None:
-    """Ask the policy what it is before the first request does; a server that is not there yet may come later."""
+    """Ask the policy about its model before the first request does; its server may also start later."""
     try:
         await reader.aprepare()
     except MemAgentError as error:
@@ -241,7 +242,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def bounded(receive: Receive, largest: int, idle_seconds: float) -> Receive:
-    """Refuse bodies that are larger, or that do not come."""
+    """Refuse bodies that are too large or do not arrive."""
     size = 0
 
     async def received() -> Message:
@@ -284,7 +285,7 @@ async def _served_models(reader: MemAgent) -> list[dict[str, Any]]:
 
 
 async def _policy_health(reader: MemAgent) -> str:
-    """Whether the policy is there; its own words stay here, for anyone may ask for the health."""
+    """Whether the policy can be reached; its messages are not shown, because anyone may request the health."""
     try:
         async with asyncio.timeout(_HEALTH_SECONDS):
             if isinstance(reader.policy, Relaying):

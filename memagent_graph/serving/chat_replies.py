@@ -1,4 +1,4 @@
-"""What a read looks like in the chat API: a completion, or chunks of one. Progress is given as reasoning is."""
+"""A read in the form of the chat API: a completion, or chunks of one. Progress is sent as reasoning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONGEST_NOTE: Final = 2000
 
 @dataclass(frozen=True)
 class ReplyHead:
-    """What all chunks of one reply have in common."""
+    """The common fields of all chunks of one reply."""
 
     run_id: str
     model: str
@@ -31,7 +31,7 @@ class ReplyHead:
 
     @classmethod
     def of(cls, run_id: str, model: str) -> ReplyHead:
-        """A reply that begins now."""
+        """A new reply that begins now."""
         return cls(run_id, model, int(time.time()))
 
     def completion(
@@ -58,7 +58,7 @@ class ReplyHead:
         return json.dumps({**self._head("chat.completion.chunk"), "choices": [choice], **fields}, ensure_ascii=False)
 
     def usage_chunk(self, usage: dict[str, Any]) -> str:
-        """The part that tells what the reply cost."""
+        """The part with the reply's usage."""
         return json.dumps({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class ReplyHead:
 
 
 def answer_text(result: ReadResult, stops: Sequence[str]) -> str:
-    """The reply's text: the answer, cut where the request says; without one, why, and what was noted."""
+    """The reply's text: the answer, cut at the request's stop texts; without an answer, the reason and the notes."""
     if result.stop_reason.resumable:
         return (
             f"Reading stopped early, after {result.chunks_read} parts ({result.stop_reason.value}). "
@@ -79,14 +79,14 @@ def answer_text(result: ReadResult, stops: Sequence[str]) -> str:
 
 
 def finish_reason(result: ReadResult) -> str:
-    """Why the reply ends, in the API's words."""
+    """The API's finish reason of the reply."""
     answers = result.trace.answers
     was_cut = bool(answers) and answers[-1].finish_reason == "length"
     return "length" if result.stop_reason.resumable or was_cut else "stop"
 
 
 def usage_of(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The tokens of all the read's calls, with those of a further one."""
+    """The tokens of all the read's calls, plus those of an additional one."""
     further = more or {}
     prompt = usage.prompt_tokens + (further.get("prompt_tokens") or 0)
     completion = usage.completion_tokens + (further.get("completion_tokens") or 0)
@@ -101,7 +101,7 @@ def usage_of(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any]
 
 
 def told_of(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
-    """What the reply says of the read, under "memagent"."""
+    """The reply's data on the read, under "memagent"."""
     return {
         "run_id": result.run_id,
         "strategy": result.strategy,
@@ -117,7 +117,7 @@ def told_of(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
 
 
 def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
-    """Where the answer comes from: for each quote that its memory rests on, a citation of the document.
+    """Where the answer comes from: for each quote that supports its memory, a citation of the document.
 
     The API has one kind of annotation in chat completions, `url_citation`. Its URL names the text by its digest, and
     the characters as RFC 5147 does; nothing can be fetched there.
@@ -142,7 +142,7 @@ def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
 
 
 def note_of(progress: Progress, memory_before: str) -> str:
-    """Progress as a reader of it wants it: how far, and what is new in memory."""
+    """Progress for people: how far the read is, and what is new in memory."""
     update = progress.update
     if progress.state is ReadState.WAITING:
         return "Waiting for other reads.\n"

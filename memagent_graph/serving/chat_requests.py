@@ -1,4 +1,4 @@
-"""A chat request, taken apart as far as is needed; long texts stay where they lie in its body."""
+"""A chat request, parsed as far as necessary; long texts stay in its body."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memagent_graph.serving.api_errors import ApiError, bad_request
 from memagent_graph.serving.json_text import JsonText
 
 Fields: TypeAlias = Mapping[str, Raw]
-"""A JSON object's values, as they stand there."""
+"""A JSON object's values, as raw JSON."""
 
 _MOST_MESSAGES: Final = 100_000
 _LONGEST_NAME: Final = 512
@@ -28,7 +28,7 @@ _list: Final = msgspec.json.Decoder(list[Raw])
 
 
 class Options(msgspec.Struct, frozen=True):
-    """The fields that decide what becomes of a request. Others are passed on and not looked at."""
+    """The fields that determine how a request is handled. Others are passed on without being parsed."""
 
     model: Annotated[str, Meta(max_length=_LONGEST_NAME)]
     stream: bool | None = None
@@ -43,10 +43,10 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def answer_tokens(self) -> int | None:
-        """The bound of the reply.
+        """The maximum length of the reply.
 
         Raises:
-            ApiError: two bounds contradict each other.
+            ApiError: two limits contradict each other.
         """
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise bad_request("max_tokens and max_completion_tokens contradict each other; send one", "max_tokens")
@@ -79,19 +79,19 @@ class Part:
     text: JsonText | None = None
     file: FileContent | None = None
     raw: Raw | None = None
-    """The part as it stands; None where the message's content is one text."""
+    """The part as raw JSON; None if the message's content is one text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message. `fields` holds all that it has, `parts` what its content consists of."""
+    """One message. `fields` has all its fields, `parts` the parts of its content."""
 
     role: str
     fields: Fields
     parts: tuple[Part, ...]
 
     def field(self, name: str) -> Any:
-        """The value of a small field; None where it has none."""
+        """The value of a small field; None if it is missing."""
         return msgspec.json.decode(self.fields[name]) if name in self.fields else None
 
 
@@ -104,7 +104,7 @@ class ChatRequest:
     messages: tuple[ChatMessage, ...]
 
     def has(self, name: str) -> bool:
-        """Whether a field is there and says something: not null, false, 0, and not empty."""
+        """Whether a field has a value: not null, false, 0 or empty."""
         return name in self.fields and not _is_one_of(self.fields[name], _NOTHING)
 
     @property
@@ -120,10 +120,10 @@ class ChatRequest:
 
 
 def parse(body: memoryview) -> ChatRequest:
-    """Take a body apart.
+    """Parse a body.
 
     Raises:
-        ApiError: 400, saying what is wrong with it.
+        ApiError: 400; the message says what is wrong.
     """
     _require_few_values(body)
     try:
@@ -146,7 +146,7 @@ def parse(body: memoryview) -> ChatRequest:
 def _require_few_values(body: memoryview) -> None:
     """Refuse a large body of countless small values, each of which would take many times its bytes in memory.
 
-    What is long in an honest request is text, so strings are skipped, and the rest is measured.
+    In a normal request only text is long, so strings are skipped, and the rest is measured.
     """
     if len(body) <= _SMALL_BYTES:
         return
@@ -174,7 +174,7 @@ def _message(fields: dict[str, Raw]) -> ChatMessage:
 
 
 def _is_one_of(raw: Raw, values: frozenset[bytes]) -> bool:
-    """Whether a value is one of a few short ones; a long one is not copied to find out."""
+    """Whether a value is one of a few short ones; a long one is not copied for the comparison."""
     view = memoryview(raw)
     return len(view) <= max(map(len, values)) and bytes(view) in values
 
@@ -190,20 +190,20 @@ def _part(raw: Raw) -> Part:
             raise bad_request("the text of a part is not a string", "messages")
         return Part("text", text, raw=raw)
     if kind in {"file", "input_file"}:
-        # The Responses API has the same fields beside the type.
+        # The Responses API has the same fields next to the type.
         content = msgspec.json.decode(fields.get("file", raw), type=FileContent)
         return Part("file", file=content, raw=raw)
     return Part(kind, raw=raw)
 
 
 def _blamed(words: str) -> str | None:
-    """The field that a decoder's words name, as in "Expected `int` - at `$.n`"."""
+    """The field in a decoder's message, as in "Expected `int` - at `$.n`"."""
     field = words.rpartition("`$.")[2].partition("`")[0] if "`$." in words else ""
     return field.partition("[")[0] or ("messages" if "`$[" in words else None)
 
 
 def require_readable(request: ChatRequest) -> None:
-    """Refuse what cannot be had of a request that must be read.
+    """Refuse options that are not possible if a request must be read.
 
     Raises:
         ApiError: 400, naming the field.

@@ -1,4 +1,4 @@
-"""What becomes of a chat request: it is passed on, or read, or read and then passed on with what was found."""
+"""Handles a chat request: it is passed on, or read, or read and then passed on with the findings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ READ_HEADER: Final = "X-Memagent-Read"
 _SECONDS_BETWEEN_NOTES: Final = 0.2
 _SEND_SECONDS: Final = 60.0
 _AROUND_FINDINGS: Final = 128
-"""Tokens set aside for what stands around what was found."""
+"""Tokens reserved for the text around the findings."""
 _PARSED_AT_ONCE: Final = 2
 
 T = TypeVar("T")
@@ -67,17 +67,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Matter:
-    """A request that is read: what for, and what becomes of it then."""
+    """A request that is read: the question, and what happens afterwards."""
 
     request: ChatRequest
     plan: Plan
     sources: Sequence[Source]
     ask: Ask
     continues: bool
-    """Whether the request goes on to the model, with what was found."""
+    """Whether the request is passed on to the model, with the findings."""
     asked_words: str = ""
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """The request's body, which is needed until the request has gone on."""
+    """The request's body, which is needed until the request was passed on."""
 
 
 class ChatCompletions:
@@ -85,10 +85,10 @@ class ChatCompletions:
 
     Args:
         reader: what reads.
-        manager: where reads are at work.
-        uploads: the files that requests may name.
+        manager: manages running reads.
+        uploads: the files that requests may refer to.
         settings: bounds.
-        metrics: what is counted.
+        metrics: the counters.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class ChatCompletions:
     # Long requests
 
     async def _matter(self, chat: ChatRequest, body: Body, owner: Owner, context: ReaderContext) -> Matter | None:
-        """What is to be read of a request; None where it fits as it is."""
+        """The parts of a request to read; None if it fits unchanged."""
         budget, tokenizer = context.budget, context.tokenizer
         window = context.window or budget.context_window
         reply = min(chat.options.max_completion_tokens or chat.options.max_tokens or budget.answer_tokens, window // 4)
@@ -336,7 +336,7 @@ class ChatCompletions:
                     yield merged
 
     def _merged(self, event: str, matter: Matter, head: ReplyHead, result: ReadResult) -> str | None:
-        """An event of the model's reply as a part of this one; None for one that nobody asked for."""
+        """An event of the model's reply as a part of this one; None for one that was not requested."""
         if event == DONE:
             return DONE
         values = json.loads(event)
@@ -351,10 +351,10 @@ class ChatCompletions:
 
 
 async def unless_gone(request: Request, reply: Awaitable[T]) -> T:
-    """What comes of a reply, which is given up where the client goes away meanwhile.
+    """Wait for a reply; it is cancelled if the client disconnects.
 
     Raises:
-        ApiError: the client is gone.
+        ApiError: the client has disconnected.
     """
     work = asyncio.ensure_future(reply)
     watch = asyncio.ensure_future(_gone(request))
@@ -383,7 +383,7 @@ def _is_worth_telling(progress: Progress) -> bool:
 
 
 def _questions(chat: ChatRequest, plan: Plan, context: ReaderContext, continues: bool) -> tuple[str, str]:
-    """The question of the read, and what stands for a long request of the user's in the one that goes on."""
+    """The question of the read, and the replacement of a long user request in the request that is passed on."""
     tokens, tokenizer = context.budget.question_tokens, context.tokenizer
     question = question_of(chat, plan, tokenizer, tokens, with_context=not continues)
     was_read = continues and any(place.message == plan.asked for place in plan.places)

@@ -1,4 +1,4 @@
-"""The request that goes on to the policy server once its long parts were read: short, and otherwise as it was."""
+"""The request to the policy server after its long parts were read: short, and otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from memagent_graph.serving.long_parts import Place, Plan
 from memagent_graph.serving.request_texts import Source
 
 _KEPT: Final = ("tools", "functions", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty")
-"""Fields that only the model server can honour."""
+"""Fields that only the model server supports."""
 
 
 def goes_on(request: ChatRequest, plan: Plan) -> bool:
-    """Whether the model server answers, shown what was read; otherwise the read's answer is the reply.
+    """Whether the model server answers, with the findings of the read; otherwise the read's answer is the reply.
 
-    It does where only it can give what is asked for (tools, a format, log-probs), and where what is read is not the
-    document of a question: tool results, and the older part of a conversation.
+    It does if only it supports the request (tools, a format, log-probs), and if the read parts are not the document of
+    a question: tool results, and the older part of a conversation.
     """
     asks = any(map(request.has, _KEPT)) or (request.has("response_format") and not _is_text_format(request))
     reads_results = any(request.messages[place.message].role in {"tool", "function"} for place in plan.places)
@@ -34,7 +34,7 @@ def _is_text_format(request: ChatRequest) -> bool:
 
 
 def findings(result: ReadResult) -> str:
-    """What a read found: its answer, and the memory that it rests on."""
+    """The findings of a read: its answer, and the memory that it is based on."""
     if result.stop_reason.resumable:
         answer = f"Not known: reading stopped early after {result.chunks_read} parts ({result.stop_reason.value})."
     elif result.stop_reason is StopReason.NO_ANSWER or not result.answer:
@@ -47,14 +47,14 @@ def findings(result: ReadResult) -> str:
 def messages_after(
     request: ChatRequest, plan: Plan, sources: Sequence[Source], result: ReadResult, asked_words: str
 ) -> list[dict[str, Any]]:
-    """The messages with what was found in the place of what was read.
+    """The messages with the findings instead of the parts that were read.
 
     Args:
         request: the request.
-        plan: what was read of it.
-        sources: the texts that were read, as `sources_of` gives them.
+        plan: its parts that were read.
+        sources: the texts that were read, from `sources_of`.
         result: the read's.
-        asked_words: what stands for the user's latest request where that was read itself.
+        asked_words: the replacement of the user's latest request if that was read itself.
     """
     names = ", ".join(source.name for source in sources)
     found = (
@@ -100,9 +100,9 @@ def _content(message: ChatMessage, texts: dict[int, str]) -> Any:
 
 
 def body_after(request: ChatRequest, messages: list[dict[str, Any]]) -> bytes:
-    """The body that is sent on: the request's own fields, with these messages."""
+    """The body to pass on: the request's own fields, with these messages."""
     values: dict[str, Any] = {**request.fields, "messages": messages}
     if request.options.stream and not request.options.wants_usage:
-        # What the call cost is told by the server at the stream's end, if it is asked to.
+        # The server reports the call's usage at the stream's end, if requested.
         values["stream_options"] = {**(request.options.stream_options or {}), "include_usage": True}
     return msgspec.json.encode(values)

@@ -1,4 +1,4 @@
-"""The gate of the server: Host and Origin, keys, and the API's own form for whatever is refused."""
+"""Access control of the server: Host and Origin, keys, and refusals in the API's form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memagent_graph.serving.page_sessions import PAGE, PageSessions
 log = logging.getLogger(__name__)
 
 _OPEN: Final = frozenset({"/health"})
-"""Paths that say nothing of anyone."""
+"""Paths without private data."""
 _KNOWN: Final = (
     "/v1/chat/completions",
     "/v1/models",
@@ -39,10 +39,10 @@ class Guard:
 
     Args:
         app: the application.
-        names: by which names it may be called, and by which pages.
-        keys: whom it knows.
-        metrics: what is counted.
-        sessions: the browsers that may use the live page; None where there is none.
+        names: the names and pages that clients may use.
+        keys: the known keys.
+        metrics: the counters.
+        sessions: the browsers that may use the live page; None if there is none.
     """
 
     def __init__(

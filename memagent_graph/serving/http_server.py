@@ -12,6 +12,9 @@ from memagent_graph.serving.live import LivePage
 from memagent_graph.serving.page_sessions import PageSessions
 
 _SECONDS_TO_STOP: Final = 5
+_IDLE_SECONDS: Final = 75
+"""How long a connection without a request stays open: longer than clients and proxies keep theirs. So it is they who
+close it, and none sends a request into a connection that is being closed."""
 
 
 async def run_server(serving: Serving, listener: socket.socket, sessions: PageSessions) -> None:
@@ -28,6 +31,7 @@ async def run_server(serving: Serving, listener: socket.socket, sessions: PageSe
         access_log=False,
         server_header=False,
         limit_concurrency=serving.settings.max_connections,
+        timeout_keep_alive=_IDLE_SECONDS,
         # A stream that never comes to its end would keep the server from stopping.
         timeout_graceful_shutdown=_SECONDS_TO_STOP,
     )

@@ -17,24 +17,24 @@ _LOW_SURROGATES: Final = frozenset({b"udc", b"udd", b"ude", b"udf"})
 _BACKSLASH: Final = 0x5C
 _SPACE: Final = 0x20
 _LEAD: Final = 0xC0
-"""UTF-8 bytes from here on begin a character; those from 0x80 to 0xBF continue one."""
+"""UTF-8 bytes from this one on begin a character; those from 0x80 to 0xBF continue one."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonText:
-    """A text as it stands in a request: JSON's bytes of it, its quotation marks included."""
+    """A text in a request: its JSON bytes, including the quotation marks."""
 
     raw: memoryview
 
     @classmethod
     def of(cls, raw: msgspec.Raw) -> JsonText | None:
-        """The text; None where the JSON value is not a string."""
+        """The text; None if the JSON value is not a string."""
         view = memoryview(raw)
         return cls(view) if len(view) >= 2 and view[0] == ord('"') else None
 
     @property
     def size(self) -> int:
-        """Bytes of JSON; the text has no more bytes than that."""
+        """The size of the JSON in bytes; the text has at most as many."""
         return len(self.raw) - 2
 
     def pieces(self) -> Iterator[str]:
@@ -48,28 +48,28 @@ class JsonText:
             stop = min(start + _PIECE_BYTES, end)
             if stop < end:
                 stop = _boundary(self.raw, start, stop)
-                stop = end if stop == start else stop  # nowhere in a megabyte: then at once
+                stop = end if stop == start else stop  # no place in a megabyte: then all at once
             yield _decoded(self.raw[start:stop])
             start = stop
 
     def text(self) -> str:
-        """The whole of it. Raises as `pieces`."""
+        """The whole text. Raises like `pieces`."""
         return "".join(self.pieces())
 
     def head(self, size: int) -> str:
-        """About the first `size` bytes of it. Raises as `pieces`."""
+        """About the first `size` bytes. Raises like `pieces`."""
         end = len(self.raw) - 1
         stop = min(1 + size, end)
         return _decoded(self.raw[1 : stop if stop == end else _boundary(self.raw, 1, stop)])
 
     def tail(self, size: int) -> str:
-        """About the last `size` bytes of it. Raises as `pieces`."""
+        """About the last `size` bytes. Raises like `pieces`."""
         end = len(self.raw) - 1
         start = max(1, end - size)
         return _decoded(self.raw[start if start == 1 else _boundary(self.raw, 1, start) : end])
 
     def from_base64(self) -> Iterator[bytes]:
-        """The bytes that it stands for, where it is base64, bare or in a data URL.
+        """The decoded bytes, if it is base64, alone or in a data URL.
 
         Raises:
             ValueError: it is not base64.
@@ -98,7 +98,7 @@ def _decoded(part: memoryview) -> str:
 
 
 def _boundary(raw: memoryview, start: int, stop: int) -> int:
-    """The last place at or before `stop` where the text may be parted: within no character and no escape."""
+    """The last place at or before `stop` where the text may be cut: not inside a character or an escape."""
     place = stop
     while place > start and not _is_safe(raw, start, place):
         place -= 1
@@ -112,8 +112,8 @@ def _is_safe(raw: memoryview, start: int, place: int) -> bool:
     if byte >= 0x80:
         return False
     if byte == _BACKSLASH:
-        # It begins an escape where an even number of backslashes stands before it. The second half of a surrogate
-        # pair belongs to the first.
+        # It begins an escape if there is an even number of backslashes before it. The second half of a surrogate pair
+        # belongs to the first.
         before = bytes(raw[max(start, place - _LOOK_BACK) : place])
         begins = (len(before) - len(before.rstrip(b"\\"))) % 2 == 0
         return begins and bytes(raw[place + 1 : place + 4]).lower() not in _LOW_SURROGATES

@@ -1,4 +1,4 @@
-"""Who asks: keys from a file or the environment, each with a name that runs and files belong to, and its limits."""
+"""Keys from a file or the environment, each with a name, which owns runs and files, and its limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHORTEST: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whom runs and files belong to, and what each of their requests may cost; None means no bound of its own."""
+    """The owner of runs and files, and the limits of each request; None means no own limit."""
 
     name: str
     max_tokens: int | None = None
@@ -31,11 +31,11 @@ class Owner:
 
 
 LOCAL: Final = Owner("local")
-"""Everyone, where the server has no keys."""
+"""Everyone, if the server has no keys."""
 
 
 class Keys:
-    """The keys that a server takes, kept as digests.
+    """The keys that a server accepts, stored as digests.
 
     Args:
         keys: each owner with their key; none means that everyone is `LOCAL`.
@@ -74,7 +74,7 @@ class Keys:
         In the file, `alice = "KEY"`, or a table `[alice]` with `key` and the limits that `Owner` has.
 
         Raises:
-            MemAgentError: the file cannot be read, or does not say that.
+            MemAgentError: the file cannot be read, or has another form.
         """
         found: list[tuple[Owner, str]] = []
         for entry in filter(None, (each.strip() for each in listed.split(","))):
@@ -91,13 +91,16 @@ class Keys:
         return cls(found)
 
     def owner(self, authorization: str | None) -> Owner | None:
-        """Whose key an Authorization header carries; None where it carries none of these."""
+        """The owner of the key in an Authorization header; None if it has none of these."""
         if not self._owners:
             return LOCAL
         scheme, _, key = (authorization or "").partition(" ")
         given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
         found = None
-        for digest, owner in self._owners.items():  # all of them, so that time says nothing of which one it is
+        for (
+            digest,
+            owner,
+        ) in self._owners.items():  # compare with all of them, so that the time does not reveal which one it is
             if hmac.compare_digest(digest, given):
                 found = owner
         return found

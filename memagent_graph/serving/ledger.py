@@ -95,6 +95,9 @@ class Ledger:
             self._connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0, isolation_level=None)
             self._connection.row_factory = sqlite3.Row
             use_write_ahead_log(self._connection)
+            # What is written outlives the process; after a power failure the newest reads may be missing, and are read
+            # again. Waiting for the disk at each entry would hold up every read that begins.
+            self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.executescript(_SCHEMA)
             self._connection.create_function("folded", 1, str.casefold, deterministic=True)
         except (OSError, sqlite3.Error) as error:

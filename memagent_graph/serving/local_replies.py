@@ -1,4 +1,4 @@
-"""Short requests where the policy is in this process, with no server behind it: it is asked itself."""
+"""Answers short requests with a policy in this process, without a server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NOT_HERE: Final = ("tools", "functions", "logprobs", "logit_bias", "response_fo
 
 
 def messages_of(request: ChatRequest) -> list[Message]:
-    """The messages as a policy takes them.
+    """The messages in the form that policies accept.
 
     Raises:
-        ApiError: a message has something else than text.
+        ApiError: a message has something other than text.
     """
     if (kind := request.unreadable) is not None:
         raise bad_request(f"this policy takes text, and a message has a part of type {kind!r}", "messages")
@@ -51,7 +51,7 @@ def require_possible(request: ChatRequest, policy: Policy) -> None:
 
 
 def require_model(request: ChatRequest, name: str) -> None:
-    """Refuse a model that does not read here.
+    """Refuse a model that is not served here.
 
     Raises:
         ApiError: 404.
@@ -67,7 +67,7 @@ def require_model(request: ChatRequest, name: str) -> None:
 async def local_reply(
     request: ChatRequest, messages: Sequence[Message], policy: Policy, base: SamplingParams, most_tokens: int
 ) -> Response:
-    """The policy's own reply to messages that fit its window.
+    """The policy's reply to messages that fit in its window.
 
     Raises:
         PolicyError: it failed.
@@ -100,7 +100,7 @@ async def local_reply(
 
 
 def error_event(error: Exception) -> str:
-    """A failure within a stream, as the API's clients understand it."""
+    """An error inside a stream, in the API's form."""
     told: ApiError = api_error(error)
     return json.dumps(told.body())
 

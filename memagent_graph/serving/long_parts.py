@@ -1,7 +1,7 @@
-"""Which parts of a request become documents, and which of its texts is the question. Pure functions.
+"""Determines which parts of a request become documents, and which text is the question. Pure functions.
 
-A request fits, or it does not. Where it does not, its largest parts are read: as few as will do. Where no few parts are
-large, the older part of the conversation is read as well. The latest request of the user is never left out.
+If a request does not fit, its largest parts are read: as few as necessary. If there are no few large parts, the older
+part of the conversation is read too. The user's latest request is never left out.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.shortening import shortened
 
 MESSAGE_TOKENS: Final = 8
-"""Set aside for what a chat template adds around each message."""
+"""Tokens reserved for a chat template's text around each message."""
 OTHER_PART_TOKENS: Final = 1024
-"""What a part that is not text, an image say, is taken to cost."""
+"""The assumed tokens of a part that is not text, such as an image."""
 _STUB_TOKENS: Final = 64
-"""What stands in the place of a part that is read."""
+"""The replacement of a part that is read."""
 _EXACT_BYTES: Final = 1 << 18
-"""Texts up to this size are counted; of longer ones four bytes are taken for a token."""
+"""Texts up to this size are counted; for longer ones four bytes are assumed per token."""
 _BYTES_PER_TOKEN: Final = 4
 _LONGEST_TOKEN: Final = 16
 _ROOM_FOR_MORE: Final = 256
-"""Question budgets, in tokens, below which the user's words stand alone: policies with so little were trained so."""
+"""With a question budget below this, in tokens, the question is only the user's text: policies with such budgets were
+trained like that."""
 _WHAT_MATTERS: Final = "What does the text say? Name what matters in it: who, what, when, numbers, decisions."
 _PARAGRAPHS: Final = re.compile(r"\n\s*\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a part stands: the message's number, and the part's within it."""
+    """The place of a part: the message's number, and the part's number in it."""
 
     message: int
     part: int
@@ -42,18 +43,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is read of a request."""
+    """The parts of a request that are read."""
 
     history: int
-    """So many messages from the first are read as a transcript, but for system messages; 0 where none are."""
+    """This many messages from the first are read as a transcript, except system messages; 0 if none are."""
     places: tuple[Place, ...]
     """Parts of later messages, and of system messages, that are read, in order."""
     asked: int | None
-    """The message of the user's latest request; None where the user says nothing."""
+    """The message of the user's latest request; None if there is none."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be read."""
+        """Whether nothing has to be read."""
         return not self.history and not self.places
 
 
@@ -62,7 +63,7 @@ Sizes = Sequence[Sequence[int]]
 
 
 def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
-    """How many tokens each part has; files count as none, for they are always read."""
+    """How many tokens each part has; files count as 0, because they are always read."""
 
     def size(text: JsonText | None, kind: str) -> int:
         if text is None:
@@ -75,7 +76,7 @@ def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def total_of(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
-    """How many tokens the request's prompt has, tool calls and descriptions of tools included."""
+    """How many tokens the request's prompt has, including tool calls and descriptions of tools."""
     beside = [request.fields[name] for name in ("tools", "functions") if name in request.fields]
     beside += [message.fields[name] for message in request.messages for name in _CALLS if name in message.fields]
     described = sum(tokenizer.count(bytes(raw).decode(errors="replace")) for raw in beside)
@@ -86,14 +87,14 @@ _CALLS: Final = ("tool_calls", "function_call")
 
 
 def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findings: int) -> Plan:
-    """What to read so that the rest fits.
+    """Determine what to read so that the rest fits.
 
     Args:
         request: the request.
-        sizes: of its parts, in tokens.
+        sizes: the sizes of its parts, in tokens.
         total: tokens of the whole prompt.
-        room: tokens that a prompt may have.
-        findings: tokens of what stands for all that was read.
+        room: the maximum tokens of a prompt.
+        findings: tokens of the findings that replace the read parts.
     """
     messages = request.messages
     asked = latest_request(messages)
@@ -120,7 +121,7 @@ def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findin
         rest -= sum(_saved(sizes, place) for place in large)
         if rest <= room:
             return _with_files(history, large, files, kept, asked)
-    # Not even the last message fits beside the system's: whatever is there is read.
+    # Not even the last message fits with the system message: everything is read.
     history = max((n for n, each in enumerate(messages) if each.role not in {"tool", "function"}), default=0)
     kept = [number for number in range(len(messages)) if _is_kept(messages, number, history, asked)]
     everything = [
@@ -133,7 +134,7 @@ def planned(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findin
 
 
 def latest_request(messages: Sequence[ChatMessage]) -> int | None:
-    """The last message in which the user says something."""
+    """The last message with text of the user."""
     for number in range(len(messages) - 1, -1, -1):
         if messages[number].role == "user" and any(part.text and part.text.size for part in messages[number].parts):
             return number
@@ -141,15 +142,15 @@ def latest_request(messages: Sequence[ChatMessage]) -> int | None:
 
 
 def question_of(request: ChatRequest, plan: Plan, tokenizer: Tokenizer, tokens: int, *, with_context: bool) -> str:
-    """The question that a request is read with, in at most `tokens` tokens.
+    """The question for reading a request, in at most `tokens` tokens.
 
     Args:
         request: the request.
-        plan: what is read of it.
+        plan: its parts that are read.
         tokenizer: counts.
         tokens: the question's budget.
-        with_context: whether system message and earlier messages belong to it; they do not where the model is shown
-            them afterwards.
+        with_context: whether system message and earlier messages belong to it; they do not if the model sees them
+            afterwards.
     """
     asked = request.messages[plan.asked] if plan.asked is not None else None
     is_small = tokens < _ROOM_FOR_MORE
@@ -178,12 +179,12 @@ _SPEAKERS: Final = {"user": "User", "assistant": "Assistant", "tool": "Result", 
 
 
 def speaker(message: ChatMessage) -> str:
-    """Who says a message, as a transcript calls them."""
+    """The speaker of a message, as named in a transcript."""
     return _SPEAKERS.get(message.role, message.role.capitalize())
 
 
 def _said(request: ChatRequest, plan: Plan, tokens: int, wanted: Callable[[int, str], bool]) -> str:
-    """What chosen messages say, but for those parts that are read."""
+    """The text of chosen messages, except the parts that are read."""
     said = []
     for number, message in enumerate(request.messages):
         if not wanted(number, message.role) or (number < plan.history and message.role not in _SYSTEM):
@@ -193,7 +194,7 @@ def _said(request: ChatRequest, plan: Plan, tokens: int, wanted: Callable[[int, 
             for place, part in enumerate(message.parts)
             if part.text is not None and Place(number, place) not in plan.places
         ]
-        # Of a long system message the beginning says what to do.
+        # In a long system message, the beginning has the instructions.
         texts += [
             _bounded(part.text, tokens)[: tokens * 2]
             for place, part in enumerate(message.parts)
@@ -206,19 +207,19 @@ def _said(request: ChatRequest, plan: Plan, tokens: int, wanted: Callable[[int, 
 
 
 def _bounded(text: JsonText, tokens: int) -> str:
-    """A text, or the beginning and end of one that is longer than so many tokens can ever be."""
+    """A text, or the beginning and end of one that is certainly longer than that many tokens."""
     most = tokens * _LONGEST_TOKEN
     return text.text() if text.size <= 2 * most else f"{text.head(most)} [...] {text.tail(most)}"
 
 
 def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> str:
-    """The first and the last paragraph of a long text, where a question beside a document stands.
+    """The first and the last paragraph of a long text, where a question with a document usually is.
 
     Args:
         text: the text.
-        tokens: the bound for both.
+        tokens: the maximum for both.
         tokenizer: counts.
-        one: take only one of them: the one that asks, else the last.
+        one: take only one of them: the one with a question, otherwise the last.
     """
     reach = tokens * _LONGEST_TOKEN
     first = _PARAGRAPHS.split(text.head(reach).strip(), 1)[0].strip()
@@ -243,7 +244,9 @@ def _last_tokens(text: str, tokens: int, tokenizer: Tokenizer) -> str:
 def _largest_first(
     messages: Sequence[ChatMessage], sizes: Sizes, total: int, room: int, *, worthwhile: int
 ) -> tuple[list[Place], int]:
-    """The fewest large parts without which the rest fits, and what is left; all large ones where none are enough."""
+    """The fewest large parts without which the rest fits, and the remaining tokens; all large ones if that is not
+    enough.
+    """
     large = [
         Place(number, place)
         for number, message in enumerate(messages)

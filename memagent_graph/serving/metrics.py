@@ -1,4 +1,4 @@
-"""What is counted, as Prometheus takes it. No label carries a key's name, a document or a text."""
+"""Counters for Prometheus. No label has a key's name, a document or a text."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Metrics:
         )
         self.ways = Counter(
             "memagent_completions",
-            "Chat completions by what became of them: passed, read, read_and_passed.",
+            "Chat completions by outcome: passed, read, read_and_passed.",
             ["way"],
             registry=self._registry,
         )
         self.reads = Counter(
             "memagent_reads_asked",
-            "Reads asked for: started, joined, resumed, repeated, refused.",
+            "Requested reads: started, joined, resumed, repeated, refused.",
             ["kind"],
             registry=self._registry,
         )
@@ -47,19 +47,19 @@ class Metrics:
             registry=self._registry,
         )  # fmt: skip
         self.tokens = Counter(
-            "memagent_tokens", "Tokens that reads cost: prompt, completion, cached.", ["kind"], registry=self._registry
+            "memagent_tokens", "Tokens used by reads: prompt, completion, cached.", ["kind"], registry=self._registry
         )
 
     def watch(self, name: str, words: str, value: Callable[[], float]) -> None:
-        """Show a number that is asked for when it is looked at."""
+        """Add a gauge whose value is computed on request."""
         Gauge(name, words, registry=self._registry).set_function(value)
 
     def count(self, usage: Usage | TokenUsage) -> None:
-        """Count what a read cost, or a single answer."""
+        """Count the tokens of a read, or of a single answer."""
         self.tokens.labels("prompt").inc(usage.prompt_tokens)
         self.tokens.labels("completion").inc(usage.completion_tokens)
         self.tokens.labels("cached").inc(usage.cached_tokens)
 
     def page(self) -> bytes:
-        """All of it, as a Prometheus server reads it."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)

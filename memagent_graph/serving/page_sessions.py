@@ -1,7 +1,7 @@
-"""Who may use the live page: browsers that showed the token of the start-up line, or a key, and have a cookie since.
+"""Access to the live page: browsers that signed in with the token of the start-up line, or a key, and have a cookie.
 
-Other pages cannot use the cookie: it is sent to this site alone, and since a browser takes every port of a host for the
-same site, whatever changes something must also say that it comes from this very page.
+Other pages cannot use the cookie: it is sent only to this site, and because browsers treat all ports of a host as the
+same site, every change also needs a header that only this page sends.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from memagent_graph.serving.api_errors import ApiError
 from memagent_graph.serving.keys import LOCAL, Keys, Owner
 
 PAGE: Final = "/page"
-"""All paths of the page but "/" begin so."""
+"""The prefix of all paths of the page except "/"."""
 SIGN_IN: Final = f"{PAGE}/session"
 STATIC: Final = f"{PAGE}/static/"
 PAGE_HEADER: Final = "X-Memagent-Page"
-"""Requests of the page that change something carry it; forms and images of other pages cannot."""
+"""A header of the page's requests that change something; forms and images of other pages cannot send it."""
 _MOST_SESSIONS: Final = 256
 _OWN: Final = frozenset({"same-origin", "none"})
 
@@ -34,17 +34,17 @@ class PageSessions:
     """The browsers that may use the page.
 
     Args:
-        keys: whom the server knows. Where it knows nobody, `token` lets in.
+        keys: the known keys. If there are none, `token` gives access.
     """
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._sessions: OrderedDict[bytes, Owner] = OrderedDict()
         self.token: str | None = None if keys else secrets.token_urlsafe(24)
-        """What the start-up line has; None where a key lets in."""
+        """The token in the start-up line; None if a key is needed."""
 
     def sign_in(self, shown: str, port: int) -> Response:
-        """Let a browser in.
+        """Sign a browser in.
 
         Args:
             shown: the token, or a key.
@@ -71,7 +71,7 @@ class PageSessions:
         return response
 
     def sign_out(self, scope: Scope) -> None:
-        """Forget the browser that sent a request."""
+        """Sign out the browser that sent a request."""
         self._sessions.pop(_digest(_session(scope)), None)
 
     @staticmethod
@@ -80,7 +80,7 @@ class PageSessions:
         return path == "/" or path.startswith(f"{PAGE}/")
 
     def admit(self, scope: Scope) -> Owner | None:
-        """Whose request to the page it is; None for what everyone may have: the page itself, and to sign in.
+        """The owner of a request to the page; None for public paths: the page itself, and the sign-in.
 
         Raises:
             ApiError: 401 without a cookie; 403 for requests that other pages cause.

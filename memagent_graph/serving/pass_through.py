@@ -1,4 +1,6 @@
-"""Requests that go on to the policy server: the client's bytes as they are, the server's own key, its reply relayed."""
+"""Passes requests on to the policy server: the client's bytes unchanged, the server's own key, and the reply
+relayed.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from starlette.responses import Response, StreamingResponse
 
 _RELAYED: Final = frozenset({"content-type", "retry-after", "x-request-id", "openai-processing-ms", "openai-version"})
 PATHS: Final = frozenset({"chat/completions", "models"})
-"""What is ever asked of the policy server for a client. No path comes from a request."""
+"""All paths that are requested from the policy server for clients. No path comes from a request."""
 
 
 @runtime_checkable
 class Relaying(Protocol):
-    """A policy behind a server that takes other requests than the reader's."""
+    """A policy on a server that accepts other requests than the reader's."""
 
     base_url: str
 
@@ -30,17 +32,17 @@ class Relaying(Protocol):
 async def passed_on(
     server: Relaying, method: str, path: str, body: bytes | None = None, *, accept: str | None = None
 ) -> Response:
-    """The server's reply to a client's request, relayed while it comes.
+    """The server's reply to a client's request, relayed while it arrives.
 
     Args:
-        server: where to.
+        server: the policy server.
         method: GET or POST.
         path: one of `PATHS`.
         body: the client's, byte by byte.
         accept: the client's Accept header.
 
     Raises:
-        PolicyUnreachableError: the server is not there, or silent.
+        PolicyUnreachableError: the server cannot be reached, or does not answer.
     """
     assert path in PATHS, path  # noqa: S101
     stack = AsyncExitStack()
@@ -70,7 +72,7 @@ async def _chunks(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> Async
 
 
 async def events_of(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """The data of each event in a stream of events, the closing [DONE] included."""
+    """The data of each event in a stream of events, including the closing [DONE]."""
     data: list[str] = []
     buffer = b""
     async for chunk in reply.content.iter_any():

@@ -1,7 +1,8 @@
-"""`ReadManager`: reads that outlive the connections that asked for them.
+"""`ReadManager`: reads that outlive the connections that requested them.
 
-A read belongs to a key. Whoever asks the same again with that key meets the same read, running or lately finished; one
-that a killed process left, that failed or that was cancelled continues at its chunk. No read is done twice.
+A read belongs to a key. The same request with the same key gets the same read, if it is running or has recently
+finished; one that a killed process left, that failed or that was cancelled continues at its chunk. No read is done
+twice.
 """
 
 from __future__ import annotations
@@ -40,42 +41,42 @@ _LONGEST_WAIT: Final = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """How much is read at once, and what one read may cost."""
+    """How many reads run at once, and the limits of one read."""
 
     reads: int = 4
-    """Reads at work at once."""
+    """Reads that run at once."""
     waiting: int = 64
-    """Further reads that wait for their turn."""
+    """Additional reads that wait for their turn."""
     per_key: int = 16
-    """Reads of one key, waiting ones included."""
+    """Reads of one key, including waiting ones."""
     keep_seconds: float = 3600.0
     """How long a finished read answers the same request again."""
     cancel_on_close: bool = False
-    """Whether a read ends when the last client that follows it goes away."""
+    """Whether a read ends when the last client that follows it disconnects."""
     limits: Limits = field(default_factory=Limits)
-    """Bounds of each read, besides those of its key."""
+    """Limits of each read, besides those of its key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What is to be read. Two that are equal are one read."""
+    """A request to read. Equal ones are one read."""
 
     owner: Owner
     document: DocumentRef
     question: str
     sampling: SamplingParams
     answer_tokens: int | None = None
-    """A lower bound for the answer than the budget's."""
+    """A smaller maximum for the answer than the budget's."""
 
     def digest(self, settings: str, model: str) -> str:
-        """A name for the request; `settings` is the fingerprint of how the reader reads."""
+        """A name for the request; `settings` is the fingerprint of the reader's settings."""
         said = [self.owner.name, self.document["key"], self.question, asdict(self.sampling), self.answer_tokens]
         return hashlib.sha256(json.dumps([*said, settings, model], sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(eq=False)
 class Read:
-    """A read of this process. `progress` changes while it is at work; see `ReadManager.follow`."""
+    """A read of this process. `progress` changes while it is running; see `ReadManager.follow`."""
 
     run_id: str
     ask: Ask
@@ -85,18 +86,18 @@ class Read:
     updates: list[MemoryUpdate] = field(default_factory=list)
     """Those of this process, in order."""
     pins: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By branch: the lines that a person pinned; they hold from the next memory on."""
+    """By branch: the lines that a person pinned; they take effect at the next memory."""
     result: ReadResult | None = None
     error: Exception | None = None
     followers: int = 0
     ends_as: ReadState = ReadState.CANCELLED
-    """What it is once its task was cancelled."""
+    """Its state when its task is cancelled."""
     task: asyncio.Task[None] | None = None
     _version: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def change(self) -> None:
-        """Wake all that follow it."""
+        """Wake all followers."""
         self._version += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -112,12 +113,12 @@ class Read:
         return self.updates[-1] if self.updates else None
 
     def pinned(self, branch: str) -> list[str]:
-        """The lines that a branch may not lose; the trunk, which the others come to, those of all."""
+        """The lines that a branch must keep; the trunk, which merges the branches, must keep those of all."""
         return [line for name, lines in self.pins.items() if branch in ("", name) for line in lines]
 
     @property
     def version(self) -> tuple[int, asyncio.Event]:
-        """A number that differs after each change, and what is set at the next one."""
+        """A number that differs after each change, and an event that is set at the next one."""
         return self._version, self._changed
 
 
@@ -135,11 +136,11 @@ class ReadManager:
     """Starts reads, finds them again, and lets any number of clients follow them.
 
     Args:
-        reader: what reads; with checkpoints, or nothing survives the process.
-        ledger: whose the reads are.
-        bounds: how much at once.
-        metrics: what is counted.
-        salted: whether each key has a part of the policy server's prefix cache to itself.
+        reader: the reader; without checkpoints, nothing survives the process.
+        ledger: the owners of reads.
+        bounds: the limits.
+        metrics: the counters.
+        salted: whether each key has its own part of the policy server's prefix cache.
     """
 
     def __init__(
@@ -158,19 +159,19 @@ class ReadManager:
         self._mean_seconds = _USUAL_SECONDS
 
     async def start(self, ask: Ask, *, afresh: bool = False) -> tuple[Read, str]:
-        """Begin to read, or meet the read that was asked for before.
+        """Begin to read, or join an earlier read of the same request.
 
         Args:
             ask: what to read.
-            afresh: read again, whatever was read.
+            afresh: read again, whatever was read before.
 
         Returns:
-            the read, and whether it was "started", "joined" while at work, "resumed" where it had been left, or
-            "repeated", as it had ended lately.
+            the read, and whether it was "started", "joined" while running, "resumed" where it had stopped, or
+            "repeated", because it ended recently.
 
         Raises:
-            ApiError: 429; too much is read already.
-            MemAgentError: the policy cannot be asked, or the ledger not be written.
+            ApiError: 429; too many reads are running. MemAgentError: the policy cannot be asked, or the ledger not be
+                written.
         """
         if self._settings is None:
             self._settings = (await self._reader.agraph()).reader_context.settings
@@ -195,11 +196,11 @@ class ReadManager:
         return read, kind
 
     async def resume(self, ask: Ask, entry: Entry) -> Read:
-        """Continue one read where it was left, whatever else was asked for.
+        """Continue one read where it stopped, independent of other requests.
 
         Args:
-            ask: what it reads.
-            entry: the ledger's, with the lines that are pinned.
+            ask: its request.
+            entry: its entry in the ledger, with the pinned lines.
 
         Raises:
             ApiError: 429; too much is read already.
@@ -219,26 +220,25 @@ class ReadManager:
         read.task = asyncio.create_task(self._drive(read, kind))
 
     def find(self, owner: Owner, run_id: str) -> Read | None:
-        """A read that is waiting or at work; None where there is none, or it is another key's."""
+        """A waiting or running read; None if there is none, or it belongs to another key."""
         read = self._reads.get(run_id)
         return read if read is not None and read.ask.owner.name == owner.name else None
 
     def __len__(self) -> int:
-        """How many reads are waiting or at work."""
+        """How many reads are waiting or running."""
         return len(self._reads)
 
     def running(self, owner: Owner) -> list[Read]:
-        """The reads of a key that are waiting or at work."""
+        """The reads of a key that are waiting or running."""
         return [read for read in self._reads.values() if read.ask.owner.name == owner.name]
 
     async def follow(self, read: Read) -> AsyncGenerator[Progress | ReadResult, None]:
-        """How far a read is, now and at each change, and its result at the end.
+        """The progress of a read, now and at each change, and its result at the end.
 
-        A follower that is slow misses what came in between, and nothing waits for it.
+        A slow follower misses changes in between, and nothing waits for it.
 
         Raises:
-            Exception: what made the read fail.
-            asyncio.CancelledError: it was cancelled.
+            Exception: the error of the read. asyncio.CancelledError: it was cancelled.
         """
         read.followers += 1
         try:
@@ -260,7 +260,7 @@ class ReadManager:
                 await self.cancel(read)
 
     async def cancel(self, read: Read, state: ReadState = ReadState.CANCELLED) -> None:
-        """End a read as cancelled or paused. What it has read is kept: asked for again, it continues."""
+        """End a read as cancelled or paused. What it has read is kept: if it is requested again, it continues."""
         if read.task is not None and not read.task.done():
             read.ends_as = state
             read.task.cancel()
@@ -291,7 +291,7 @@ class ReadManager:
         return too_busy(f"{message}; send it again later", min(_LONGEST_WAIT, round(self._mean_seconds * rounds)))
 
     async def _drive(self, read: Read, kind: str) -> None:
-        """Read to the end, whoever follows."""
+        """Read to the end, with or without followers."""
         state: ReadState = ReadState.CANCELLED
         error: Exception | None = None
         began = time.monotonic()
@@ -361,7 +361,7 @@ class ReadManager:
                 yield part
 
     async def reader_for(self, ask: Ask) -> MemAgent:
-        """A reader with the request's sampling, on the policy's and the checkpoints' connections that all share."""
+        """A reader with the request's sampling, on the shared connections of policy and checkpoints."""
         salt = ask.owner.name if self._salted and ask.owner is not LOCAL else ""
         key = (salt, ask.sampling, ask.answer_tokens)
         if key not in self._readers:

@@ -1,4 +1,4 @@
-"""The document that is read for a request: its long parts one after the other, each under its name, as a stream."""
+"""The document that is read for a request: its long parts one after the other, each with its name, as a stream."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _LONGEST_NAME: Final = 120
 
 Pieces: TypeAlias = Iterator[tuple[str | None, str]]
 Files: TypeAlias = Mapping[Place, DocumentRef]
-"""The text of each attached file, as it lies in the store."""
+"""The text of each attached file, from the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One of the texts that are read, and what it is called."""
+    """One of the texts that are read, with its name."""
 
     name: str
     pieces: Callable[[], Pieces]
-    """Its text, with the names of the sections that it has itself."""
+    """Its text, with the names of its own sections."""
     stored: DocumentRef | None = None
-    """Where it is a document of the store already."""
+    """Set if it is in the store already."""
 
 
 def sources_of(request: ChatRequest, plan: Plan, files: Files, store: DocumentStore) -> list[Source]:
@@ -47,7 +47,7 @@ def sources_of(request: ChatRequest, plan: Plan, files: Files, store: DocumentSt
 
 
 def document_of(sources: Sequence[Source]) -> Document:
-    """All of them as one document; with several, each stands under a heading and is a section of its name."""
+    """All of them as one document; if there are several, each has a heading and is a section with its name."""
     if len(sources) == 1:
         return Document.from_pieces(sources[0].pieces, sources[0].name)
     return Document.from_pieces(lambda: _joined(sources), f"{len(sources)} texts: {_names(sources)}")
@@ -93,7 +93,7 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
 
 
 def _transcript(request: ChatRequest, plan: Plan, files: Files, store: DocumentStore) -> Pieces:
-    """The older messages as a dialogue, a paragraph each; system messages and the latest request are not among them."""
+    """The older messages as a dialogue, one paragraph each, without system messages and the latest request."""
     for number, message in enumerate(request.messages[: plan.history]):
         if message.role in {"system", "developer"} or number == plan.asked:
             continue
@@ -119,7 +119,7 @@ def _name(request: ChatRequest, message: ChatMessage, place: Place, stored: Docu
 
 
 def _tool(request: ChatRequest, message: ChatMessage) -> str:
-    """What the call that a tool message answers is to; "a tool" where no message makes that call."""
+    """The tool of the call that a tool message answers; "a tool" if no message has that call."""
     if isinstance(name := message.field("name"), str) and name:
         return name
     call_id = message.field("tool_call_id")

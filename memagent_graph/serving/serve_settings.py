@@ -1,4 +1,4 @@
-"""What a server is told: where it listens, whom it lets in, and its bounds. From flags, the environment, or a file."""
+"""A server's settings: addresses, access and limits. From flags, the environment, or a file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ServeSettings:
     """A server's settings. Sizes are in bytes, times in seconds."""
 
     folder: Path
-    """Where uploads, large requests and the list of reads lie."""
+    """The folder of uploads, large requests and the list of reads."""
     keys: Keys = field(default_factory=Keys)
     names: tuple[str, ...] = ()
-    """What clients call this host, besides localhost."""
+    """Host names that clients may use, besides localhost."""
     origins: tuple[str, ...] = ()
     """Web pages of other hosts that may ask; none by default."""
     bounds: Bounds = field(default_factory=Bounds)
@@ -30,20 +30,20 @@ class ServeSettings:
     """Prompts of more tokens than this are read; None: those that do not fit the policy's window."""
     max_body: int = 512 * 2**20
     spool: int = 4 * 2**30
-    """Room for large requests together."""
+    """The maximum size of all large requests together."""
     uploads: int = 2**30
-    """Room for the uploaded files of one key."""
+    """The maximum size of one key's uploaded files together."""
     idle_seconds: float = 30.0
-    """How long a client may send nothing within a request."""
+    """How long a client may pause inside a request."""
     body_seconds: float = 900.0
-    """How long a whole request may take to come."""
+    """How long a whole request may take to arrive."""
     heartbeat: float = 15.0
-    """Between two signs of life in a stream."""
+    """The time between two keep-alive messages in a stream."""
     max_connections: int = 2000
 
 
 def require_safe(host: str, keys: Keys, names: Collection[str], *, forced: bool) -> None:
-    """Refuse an address that lets other machines in where nobody has to show a key, or no name is known.
+    """Refuse an address that other machines can reach if no key is needed, or no host name is set.
 
     Raises:
         MemAgentError: with the remedy.
@@ -66,7 +66,7 @@ def file_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
     """The settings in a TOML file, by the names of the options.
 
     Raises:
-        MemAgentError: it cannot be read, or has a setting that there is not.
+        MemAgentError: it cannot be read, or has an unknown setting.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

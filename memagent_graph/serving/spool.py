@@ -35,17 +35,17 @@ class Body:
         """Its bytes."""
         if self._file is None:
             return memoryview(self._data or b"")
-        # The mapping lives as long as somebody looks at it; nothing of it is in memory that is not looked at.
+        # The mapping exists as long as it is used; only the parts that are used are in memory.
         return memoryview(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 class Spool:
-    """Takes in bodies.
+    """Receives bodies.
 
     Args:
-        folder: where large ones lie while they are needed.
-        quota: bytes that all large ones together may take.
-        idle_seconds: how long the next piece of a body may take to come.
+        folder: the folder of large ones while they are needed.
+        quota: the maximum bytes of all large ones together.
+        idle_seconds: how long the next piece of a body may take to arrive.
         body_seconds: how long a whole body may take.
     """
 
@@ -55,21 +55,21 @@ class Spool:
         self._idle_seconds = idle_seconds
         self._body_seconds = body_seconds
         self.used = 0
-        """Bytes taken now."""
+        """Bytes in use now."""
 
     @asynccontextmanager
     async def received(
         self, stream: AsyncIterator[bytes], *, declared: str | None, largest: int
     ) -> AsyncIterator[Body]:
-        """A whole body; its file is gone afterwards.
+        """A whole body; its file is removed afterwards.
 
         Args:
             stream: its pieces.
             declared: the Content-Length header.
-            largest: the most bytes that it may have.
+            largest: its maximum size in bytes.
 
         Raises:
-            ApiError: 413 for one that is larger, 408 for one that does not come, 429 where the quota is used up.
+            ApiError: 413 if it is larger, 408 if it does not arrive, 429 if the quota is used up.
         """
         expected = int(declared) if declared is not None and declared.isdecimal() else 0
         self._check(expected, largest, param="Content-Length")
@@ -149,7 +149,7 @@ def _finish(file: IO[bytes], rest: bytearray) -> None:
 
 
 def require_plain(content_type: str | None, content_encoding: str | None) -> None:
-    """Refuse what is not JSON as it is; compressed bodies too, which may be bombs.
+    """Refuse everything but plain JSON; also compressed bodies, which may be bombs.
 
     Raises:
         ApiError: 415.

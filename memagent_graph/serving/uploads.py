@@ -1,4 +1,4 @@
-"""Uploaded files, each in the folder of the key that it belongs to: its bytes, and beside them what is known of it."""
+"""Uploaded files, each in the folder of its key: its bytes, and next to them its metadata."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST_NAME: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class UploadedFile:
-    """A file as the API lists it."""
+    """A file in the API's list."""
 
     id: str
     bytes: int
@@ -33,7 +33,7 @@ class UploadedFile:
     purpose: str
 
     def body(self) -> dict[str, Any]:
-        """What the API sends of it."""
+        """The file's data in the API."""
         return {"object": "file", "status": "processed", **asdict(self)}
 
 
@@ -41,8 +41,8 @@ class Uploads:
     """The uploaded files of all keys.
 
     Args:
-        folder: where they lie.
-        quota: bytes that the files of one key may take together, unless the key has a bound of its own.
+        folder: the folder for them.
+        quota: the maximum bytes of one key's files together, unless the key has its own limit.
     """
 
     def __init__(self, folder: Path, *, quota: int) -> None:
@@ -50,10 +50,10 @@ class Uploads:
         self._quota = quota
 
     def add(self, owner: Owner, name: str | None, purpose: str, pieces: IO[bytes]) -> UploadedFile:
-        """Keep a file.
+        """Store a file.
 
         Raises:
-            ApiError: 413 where the key's files would take more than they may; 400 for an empty file.
+            ApiError: 413 if the key's files would exceed their limit; 400 for an empty file.
         """
         room = (owner.max_bytes or self._quota) - sum(file.bytes for file in self.all(owner))
         file_id = f"file-{secrets.token_hex(16)}"
@@ -92,7 +92,7 @@ class Uploads:
         """One file.
 
         Raises:
-            ApiError: 404; there is none, or it is another key's.
+            ApiError: 404; there is none, or it belongs to another key.
         """
         path = self._path(owner, file_id).with_suffix(".json")
         if not path.is_file():
@@ -100,12 +100,12 @@ class Uploads:
         return _read(path)
 
     def content(self, owner: Owner, file_id: str) -> Path:
-        """Where its bytes lie. Raises as `get`."""
+        """The path of its bytes. Raises like `get`."""
         self.get(owner, file_id)
         return self._path(owner, file_id)
 
     def delete(self, owner: Owner, file_id: str) -> None:
-        """Forget a file. What was read of it stays with its runs. Raises as `get`."""
+        """Delete a file. What was read of it stays with its runs. Raises like `get`."""
         path = self.content(owner, file_id)
         path.with_suffix(".json").unlink(missing_ok=True)
         path.unlink(missing_ok=True)
@@ -120,13 +120,13 @@ class Uploads:
 
 
 def shown_name(name: str | None) -> str:
-    """A client's name for a file as messages show it: its last part, in one line; it never names a path here."""
+    """A client's name for a file, for messages: its last part, in one line; it is never used as a path."""
     last = re.split(r"[\\/]", name or "")[-1]
     return in_one_line(last, _LONGEST_NAME).strip() or "file"
 
 
 def listing(files: Iterable[UploadedFile]) -> dict[str, Any]:
-    """A list as the API sends it."""
+    """A list in the API's form."""
     return {"object": "list", "data": [file.body() for file in files], "has_more": False}
 
 
@@ -139,10 +139,11 @@ def _no_file(file_id: str) -> ApiError:
 
 
 async def stored(store: DocumentStore, path: Path, name: str) -> DocumentRef:
-    """The text of a file in the store: plain text, Markdown, HTML, PDF, DOCX; its name and first bytes say which.
+    """The text of a file in the store: plain text, Markdown, HTML, PDF, DOCX; its name and first bytes determine the
+    kind.
 
     Raises:
-        DocumentError: it cannot be converted to text, or not within the bounds of `documents.conversion`.
+        DocumentError: it cannot be converted to text within the limits of `documents.conversion`.
     """
     with path.open("rb") as file:
         return await store.add_async(Document.from_file(file, name))

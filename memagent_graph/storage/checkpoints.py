@@ -76,7 +76,8 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
 def lease_of(saver: Any, run_id: str) -> AbstractContextManager[None]:
     """The lease of a run whose state this checkpointer keeps: only one reader at a time may hold it.
 
-    It stands beside the SQLite file. Other checkpointers, PostgreSQL's for one, have none: there two may read one run.
+    The lease is a file next to the SQLite file. Other checkpointers, such as PostgreSQL's, have no lease: there two
+    readers can read the same run, and the caller has to prevent it.
     """
     path = getattr(saver, "path", None)
     if not isinstance(path, Path) or str(path) == ":memory:":

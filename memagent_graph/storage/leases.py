@@ -1,7 +1,7 @@
 """Leases: what only one reader at a time may work on, on one machine, whatever becomes of that reader.
 
 A lease is a lock that the operating system holds on a file for as long as its owner has it open, so a killed process
-leaves none behind. Other machines do not see it where the folder is on a network file system without such locks.
+leaves none behind. Other machines do not see it if the folder is on a network file system without such locks.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _OF_OTHERS: Final = 0o077
 _BESIDE: Final = ("", "-wal", "-shm")
-"""SQLite's files beside a database, which get its mode when they are created."""
+"""SQLite's files next to a database, which get its mode when they are created."""
 
 
 def private_folder(folder: Path) -> None:

@@ -8,26 +8,22 @@ anchor only if these are not those of the next chunk on the trunk, so that pages
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote as quoted
 
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
+from memagent_graph.timeline.html_parts import content_policy, escaped, filled, page_title, resource
 from memagent_graph.timeline.model import Step, Timeline
 
 _CONTEXT_CHARACTERS = 200
 _LONGEST_QUOTE = 2000
 _MOST_LOST_LINES = 300
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 # What could end the element, and code points that a UTF-8 file cannot contain.
 _ESCAPED_IN_JSON = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
@@ -40,47 +36,21 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
         document_link: where a server shows the document, to be followed by `/START/END`, a passage's characters; the
             page's quotes then lead there.
     """
-    style, script = _resource("page.css"), _resource("page.js")
+    style, script = resource("page.css"), resource("page.js")
     question = timeline.view.question
-    return _filled(
-        _resource("page.html"),
+    return filled(
+        resource("page.html"),
         {
-            "policy": "; ".join(
-                (
-                    "default-src 'none'",
-                    f"style-src '{_hash(style)}'",
-                    f"script-src '{_hash(script)}'",
-                    "img-src data:",
-                    "base-uri 'none'",
-                    "form-action 'none'",
-                )
-            ),
-            "title": _escaped(question if len(question) <= 80 else question[:79] + "…"),
-            "question": _escaped(question),
-            "answer": _escaped(timeline.view.answer or "none"),
-            "memory": _escaped(timeline.memory),
+            "policy": content_policy(style, script),
+            "title": page_title(question),
+            "question": escaped(question),
+            "answer": escaped(timeline.view.answer or "none"),
+            "memory": escaped(timeline.memory),
             "style": style,
             "script": script,
             "data": _json({**_payload(timeline), **({"documentLink": document_link} if document_link else {})}),
         },
     )
-
-
-def _filled(template: str, values: Mapping[str, str]) -> str:
-    """The template with its placeholders replaced in one pass, so that no value is searched for placeholders."""
-    return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
-
-
-def _resource(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _escaped(text: str) -> str:
-    return html.escape(re.sub("[\ud800-\udfff\x00]", "\ufffd", text))
 
 
 def _json(value: Any) -> str:

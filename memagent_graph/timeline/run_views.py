@@ -41,7 +41,7 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
 
 
 def store_of(document: DocumentRef, log: Path) -> DocumentStore:
-    """The store with a run's document: one beside the run's log (of an evaluation), otherwise the user's."""
+    """The store with a run's document: one next to the run's log (of an evaluation), otherwise the user's."""
     beside = DocumentStore(log.with_name(default_store().name))
     try:
         beside.read_bytes(document, 0, 1)

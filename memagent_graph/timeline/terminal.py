@@ -55,7 +55,7 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
 class DiffText:
     """A difference: in color if there is color, otherwise with brackets, as in `[-old-]{+new+}`.
 
-    With `around`, unchanged text is cut to about this many characters beside a change.
+    With `around`, unchanged text is cut to about this many characters next to a change.
     """
 
     def __init__(self, diff: Sequence[Change], *, around: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A text cut to so many tokens: its beginning and its end, with a mark between."""
+"""Cuts a text to a number of tokens: its beginning and its end, with a mark between."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def shortened(text: str, tokens: int, tokenizer: Tokenizer) -> str:
 
 
 def _ends(text: str, characters: int) -> str:
-    """The first two thirds of so many characters from the beginning, the others from the end."""
+    """The first two thirds of a number of characters from the beginning, the others from the end."""
     tail = characters // 3
     return f"{text[: characters - tail].rstrip()}{_ELLIPSIS}{text[len(text) - tail :].lstrip()}".rstrip()

@@ -176,7 +176,7 @@ async def test_what_the_server_would_swallow_is_refused_before(server, tmp_path)
     other = write_random_policy(tmp_path / "other")
     with pytest.raises(TrainingError, match="another model than the served one"):
         await syncing(server).sync(other, "1")
-    with pytest.raises(TrainingError, match="holds no policy"):
+    with pytest.raises(TrainingError, match="has no policy"):
         await syncing(server).sync(tmp_path / "nowhere", "1")
     mistaken = adapted(tmp_path / "mistaken", seed=1) / "adapter"
     text = (mistaken / "adapter_config.json").read_text()

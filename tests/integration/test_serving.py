@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from support.clients import CLIENTS, ClientsNotInstalledError
 from support.serving import ServingProcess
 
 from memagent_graph import load_tokenizer
@@ -117,9 +119,49 @@ def test_the_official_client_reads_a_long_document_plain_and_streaming(client: o
     assert chunks[-1].usage.prompt_tokens > 12_000
 
 
+def _asked_by(name: str, api: str, messages: list[dict[str, str]], folder: Path, *, streams: bool) -> str:
+    """What a client of the name is answered."""
+    try:
+        return "".join(CLIENTS[name](api, KEY, MODEL, messages, folder, streams=streams))
+    except ClientsNotInstalledError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def shared(embedded_server: VLLMServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingProcess]:
+    """A server that the clients ask in turn: what two of them ask alike is read once."""
+    environment = {"MEMAGENT_KEYS": f"tests:{KEY}"}
+    folder = tmp_path_factory.mktemp("home")
+    with ServingProcess(embedded_server.base_url, folder, model=MODEL, environment=environment) as server:
+        yield server
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streaming"])
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_unchanged_but_for_the_url_is_answered_as_by_the_model_server(
+    name: str, streams: bool, shared: ServingProcess, embedded_server: VLLMServer, tmp_path: Path
+) -> None:
+    messages = [{"role": "user", "content": FACT.question}]
+    direct = _asked_by(name, embedded_server.base_url, messages, tmp_path, streams=streams)
+    assert _asked_by(name, shared.api, messages, tmp_path, streams=streams) == direct
+
+
 @pytest.mark.timeout(3600)
-def test_half_a_million_tokens_are_answered_right(client: openai.OpenAI) -> None:
-    reply: Any = client.chat.completions.create(**long_request(500_000))
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streaming"])
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_unchanged_but_for_the_url_reads_half_a_million_tokens(
+    name: str, streams: bool, shared: ServingProcess, tmp_path: Path
+) -> None:
+    messages: list[dict[str, str]] = long_request(500_000)["messages"]
+    assert FACT.value in _asked_by(name, shared.api, messages, tmp_path, streams=streams)
+
+
+@pytest.mark.timeout(3600)
+def test_half_a_million_tokens_are_answered_right(shared: ServingProcess) -> None:
+    with openai.OpenAI(base_url=shared.api, api_key=KEY, timeout=3600, max_retries=0) as client:
+        reply: Any = client.chat.completions.create(**long_request(500_000, temperature=0))
     assert FACT.value in reply.choices[0].message.content
     assert reply.memagent["document_tokens"] > 490_000
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +19,9 @@ Reply = str | dict[str, Any] | web.Response
 class FakeServer:
     """Serves `respond(body, number)`: a text becomes a completion, a dict is sent as JSON, a `web.Response` as it is.
 
-    `requests` holds every completion request in order, `headers` what came with each; `most_at_once` is the largest
-    number in flight. `authorization` is the header that is wanted, which a `key` stands for.
+    `requests` holds every completion request in order, `bodies` their bytes, `headers` what came with each;
+    `most_at_once` is the largest number in flight. `authorization` is the header that is wanted, which a `key` stands
+    for.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class FakeServer:
         vllm: bool = False,
         root: str | None = None,
         tokenizer_info: dict[str, Any] | None = None,
+        port: int = 0,
     ) -> None:
         self.respond = respond or (lambda body, number: perfect_reader(body["messages"][-1]["content"]))
         self.delay = delay
@@ -47,12 +51,13 @@ class FakeServer:
         self.adapters: list[str] = []
         """Names that are served beside the model, as vLLM does with adapters."""
         self.requests: list[dict[str, Any]] = []
+        self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
         self.most_at_once = 0
         self._at_once = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
-        self._port = 0
+        self._port = port
 
     @property
     def base_url(self) -> str:
@@ -82,7 +87,7 @@ class FakeServer:
         app.router.add_post("/v1/chat/completions", self._complete)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
         self._port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
@@ -107,10 +112,11 @@ class FakeServer:
     async def _tokenizer_info(self, request: web.Request) -> web.Response:
         return web.json_response(self.tokenizer_info)
 
-    async def _complete(self, request: web.Request) -> web.Response:
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
         if refusal := self._refusal(request):
             return refusal
         body = await request.json()
+        self.bodies.append(await request.read())
         self.requests.append(body)
         self.headers.append(dict(request.headers))
         self._at_once += 1
@@ -125,7 +131,29 @@ class FakeServer:
             self._at_once -= 1
         if isinstance(reply, web.Response):
             return reply
+        if body.get("stream") and isinstance(reply, str):
+            return await self._streamed(request, body, reply)
         return web.json_response(reply if isinstance(reply, dict) else self.completion(body, reply))
+
+    async def _streamed(self, request: web.Request, body: dict[str, Any], text: str) -> web.StreamResponse:
+        """A text word by word."""
+        whole = self.completion(body, text)
+        head = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": body["model"]}
+        deltas = [
+            {"role": "assistant", "content": ""},
+            *({"content": word} for word in re.findall(r"\s*\S+\s*$|\s*\S+", text)),
+        ]
+        choices = [[{"index": 0, "delta": delta, "finish_reason": None}] for delta in deltas]
+        choices.append([{"index": 0, "delta": {}, "finish_reason": "stop"}])
+        chunks = [{**head, "choices": each} for each in choices]
+        if (body.get("stream_options") or {}).get("include_usage"):
+            chunks.append({**head, "choices": [], "usage": whole["usage"]})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
     def completion(self, body: dict[str, Any], text: str, *, finish_reason: str = "stop") -> dict[str, Any]:
         """A chat completion as vLLM words it."""

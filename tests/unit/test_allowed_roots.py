@@ -63,12 +63,26 @@ def test_a_missing_file_and_one_outside_are_not_told_apart(tree: Path) -> None:
     assert messages[0] == messages[1]
 
 
+def test_a_folder_is_refused_with_the_names_of_what_may_be_read_in_it(tree: Path) -> None:
+    roots = AllowedRoots([tree / "open"])
+    with pytest.raises(RefusedSourceError) as refusal:
+        roots.resolve(".")
+    assert str(refusal.value) == "'.' is a folder, not a file. Read its files one by one; it contains inner/, same.txt."
+    for number in range(30):
+        (tree / "open" / "inner" / f"{number:02}.txt").write_text("a page")
+    with pytest.raises(RefusedSourceError, match=r"contains 00.txt, 01.txt, .*, 19.txt and 11 more\.$"):
+        roots.resolve("inner")
+    (tree / "open" / "empty").mkdir()
+    with pytest.raises(RefusedSourceError, match="nothing in it that may be read"):
+        roots.resolve("empty")
+
+
 def test_folders_pipes_and_huge_files_are_refused(tree: Path) -> None:
     os.mkfifo(tree / "open" / "pipe")
     with (tree / "open" / "huge.txt").open("wb") as file:
         file.truncate(10 * 2**30)
     roots = AllowedRoots([tree / "open"])
-    for given, words in (("inner", "no regular file"), ("pipe", "no regular file"), ("huge.txt", "10,737,418,240")):
+    for given, words in (("inner", "is a folder"), ("pipe", "not a regular file"), ("huge.txt", "10,737,418,240")):
         with pytest.raises(RefusedSourceError, match=words):
             roots.resolve(given)
 

@@ -20,6 +20,12 @@ CENTRAL = {
     "Hungarian": "Tegnap este elmentem a boltba. Már késő volt, a legtöbb üzlet zárva; őszi eső, gyűrű, nővér.",
     "Croatian": "Jučer sam otišao u dućan. Već je bilo kasno pa je većina dućana zatvorena, što me žao začudilo.",
 }
+BALTIC = {
+    "Lithuanian": "Vakar vakare nuėjau į parduotuvę nusipirkti šviežių bandelių. Jau buvo vėlu, žinoma, ąžuolas ūžė.",
+    "Latvian": "Vakar vakarā es gāju uz veikalu, lai nopirktu svaigas maizītes. Bija jau vēls, šķiet, man žēl.",
+    "Estonian": "Eile õhtul läksin poodi. Oli juba hilja, õues sadas vihma, öö tuli, šokolaad, köök ja õun.",
+}
+TURKISH = "Dün akşam taze ekmek almak için dükkâna gittim. Artık çok geçti, şimdi ığdır güzel, İzmir de öyle."
 
 
 @pytest.mark.parametrize("times", [1, 200])
@@ -27,8 +33,10 @@ CENTRAL = {
     ("charset", "text"),
     [("cp1252", text) for text in TEXTS.values()]
     + [("cp1250", text) for text in CENTRAL.values()]
+    + [("cp1257", text) for text in BALTIC.values()]
+    + [("cp1254", TURKISH)]
     + [("cp1251", "Вчера вечером я пошёл в магазин, чтобы купить хлеба и молока.")],
-    ids=[*TEXTS, *CENTRAL, "Russian"],
+    ids=[*TEXTS, *CENTRAL, *BALTIC, "Turkish", "Russian"],
 )
 def test_a_text_is_read_in_the_charset_of_its_language(charset, text, times):
     data = (text * times).encode(charset)

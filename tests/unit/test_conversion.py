@@ -147,7 +147,7 @@ def test_a_converter_that_crashes_or_prints_is_told_from_one_that_ended(tmp_path
     page = Document.from_bytes(b"<p>x", name="a.html")
     for source in ("import os; os.abort()", "print('[1, 2')", "print('[null, 99]'); print('short')", ""):
         program.write_text(source)
-        with pytest.raises(DocumentError, match=r"HTML file a\.html broke off \(exit code"):
+        with pytest.raises(DocumentError, match=r"HTML file a\.html failed \(exit code"):
             store.add(page)
 
 

@@ -91,7 +91,15 @@ def test_the_reference_names_what_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_source_that_a_page_shows_is_there(page: Path) -> None:
-    assert all((ROOT / path).is_file() for path in re.findall(r'(?m)^--8<-- "(.+)"$', page.read_text("utf-8")))
+    text = page.read_text("utf-8")
+    assert all((ROOT / path).is_file() for path in re.findall(r'(?m)^--8<-- "(.+)"$', text))
+    # A formatter of the code in pages would change this line, and the page would show it instead of the source.
+    assert len(re.findall(r"(?m)^--8 ?<", text)) == len(re.findall(r'(?m)^--8<-- "', text))
+
+
+def test_how_the_reader_works_is_shown_with_its_source() -> None:
+    text = (ROOT / "docs" / "how-it-works.md").read_text("utf-8")
+    assert len(re.findall(r'(?m)^--8<-- "(.+)"$', text)) == 2
 
 
 # Commands

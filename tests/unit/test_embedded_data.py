@@ -343,7 +343,7 @@ def test_training_goes_on_from_a_policy_folder(corpus: Path, tmp_path: Path) -> 
     command += ["--tokens", "300", "--steps", "2", "--decay-steps", "1", "--muon-lr", "0", "--adamw-lr", "0"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
     told = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "began with the weights of policy" in told
+    assert "started from the weights of policy" in told
     trained = torch.load(tmp_path / "run" / "last.pt", weights_only=True)["model"]
     for name, weight in loaded.state_dict().items():
         assert torch.equal(trained[name], weight), name

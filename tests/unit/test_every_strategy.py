@@ -293,7 +293,8 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(tmp_pat
     assert kills >= 1
     assert done[1] == "4711"
     again = sum(asked.values()) - len(asked)
-    assert again <= kills * AT_ONCE
+    # A chunk is open until its reply is in the file. While some wait for that, as many others may be asked for.
+    assert again <= kills * 2 * AT_ONCE
     log = RunLog(tmp_path / "runs.sqlite")
     counted = Counter((each.branch, each.role, each.slot, each.attempt) for each in log.conversations("r"))
     assert max(counted.values()) == 1

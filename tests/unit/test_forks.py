@@ -1,11 +1,19 @@
 """Processes that are forked after a synchronous call: they read, and write to the same log."""
 
+import copy
 import multiprocessing
 import os
+import pickle
 import sys
 
 import pytest
 
+from langchain_memagent import (
+    MemAgentConversationMemory,
+    MemAgentDocumentCompressor,
+    MemAgentMiddleware,
+    ReadLongDocument,
+)
 from memagent_graph import MemAgent
 from memagent_graph.policies import ScriptedPolicy
 from memagent_graph.run_log import RunLog
@@ -50,3 +58,21 @@ def test_a_forked_process_reads_though_its_parent_has_read(tmp_path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     assert {record.run_id for record in log.runs()} == {"before", "meanwhile", "child-0", "child-1", "child-2"}
     assert all(record.stop_reason == "answered" for record in log.runs())
+
+
+def test_what_holds_a_reader_says_how_to_use_it_in_another_process_instead_of_being_pickled(tmp_path) -> None:
+    with MemAgent(scripted(), tokenizer="embedded", store=tmp_path / "store", run_log=False) as reader:
+        held = (
+            reader,
+            ReadLongDocument(agent=reader),
+            MemAgentConversationMemory(reader),
+            MemAgentDocumentCompressor(agent=reader),
+            MemAgentMiddleware(reader),
+        )
+        for each in held:
+            with pytest.raises(TypeError, match=r"cannot be pickled.*in the process that uses it"):
+                pickle.dumps(each)
+            with pytest.raises(TypeError, match=r"cannot be pickled.*in the process that uses it"):
+                copy.deepcopy(each)
+            assert type(copy.copy(each)) is type(each)
+        assert copy.copy(reader).read(TEXT, "When?").answer == "1904"

@@ -55,7 +55,7 @@ async def test_a_model_of_the_hub_runs_in_this_process_with_its_own_tokenizer_an
 
 
 def test_a_model_that_is_not_in_the_cache_is_an_error_with_a_remedy(cached: str) -> None:
-    with pytest.raises(PolicyError, match="some/other cannot be had from the hub") as refusal:
+    with pytest.raises(PolicyError, match="some/other cannot be downloaded from the hub") as refusal:
         ReaderSettings(model="some/other").make_policy()
     assert "hf download" in (refusal.value.hint or "")
 
@@ -68,7 +68,7 @@ def test_a_folder_misspelt_is_no_request_to_a_server(name: str) -> None:
 
 
 def test_a_bare_name_needs_a_server_or_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PolicyError, match="rl-polcy is no folder here, and no server is named") as refusal:
+    with pytest.raises(PolicyError, match="rl-polcy is not a folder here, and no server is named") as refusal:
         ReaderSettings(model="rl-polcy").make_policy()
     assert "--base-url" in (refusal.value.hint or "")
     assert isinstance(ReaderSettings(model="some-model").make_policy(api_key="key"), OpenAICompatiblePolicy)

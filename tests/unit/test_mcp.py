@@ -243,7 +243,7 @@ async def test_tools_describe_themselves_and_their_results(folder) -> None:
     async with over_stdio("--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded") as session:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
     assert set(tools) == {
-        "read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run"
+        "read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run", "write_report"
     }  # fmt: skip
     assert set(tools["read_document"].inputSchema["properties"]) == {
         "questions", "path", "text", "max_chunks", "max_tokens", "max_seconds", "background"
@@ -274,7 +274,7 @@ async def test_without_a_log_there_is_only_reading(folder) -> None:
     with FakeServer() as server:
         async with over_stdio("--no-log", "--base-url", server.base_url, *SMALL) as session:
             offered = [tool.name for tool in (await session.list_tools()).tools]
-            assert offered == ["read_document", "wait", "cancel_read", "resume_read"]
+            assert offered == ["read_document", "wait", "cancel_read", "resume_read", "write_report"]
             assert (await session.list_resources()).resources == []
             read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
             assert read.structuredContent["answers"][0]["answer"] == "4711"
@@ -314,10 +314,10 @@ async def test_hostile_paths_are_refused_in_words_that_tell_what_would_work(fold
         "~/.ssh/id_rsa": there,
         f"file://{folder / 'book.txt'}": "is an address",
         "http://127.0.0.1/book.txt": "is an address",
-        "book.txt\0.md": "no path",
+        "book.txt\0.md": "not a path",
         "huge.txt": "10,737,418,240 bytes",
-        "pipe": "no regular file",
-        ".": "no regular file",
+        "pipe": "not a regular file",
+        ".": "contains book.txt",
         "x" * 5000: there,
     }
     with FakeServer() as server:
@@ -403,7 +403,7 @@ async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_other
         asked = {"path": "book.txt", "questions": [QUESTION, "What is the key of castle?"]}
         good, bad = (await session.call_tool("read_document", asked)).structuredContent["answers"]
     assert good["answer"] == "4711"
-    assert "OperationalError: database or disk is full. See that" in bad["error"]
+    assert "OperationalError: database or disk is full. Check the free disk space" in bad["error"]
 
 
 async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:
@@ -489,7 +489,7 @@ async def test_a_client_that_does_not_tell_its_roots_reads_no_file(folder) -> No
 
     async with in_process(folder, list_roots=fail) as session:
         answer = refused(await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION}))
-        assert "did not tell them" in answer
+        assert "did not list them" in answer
 
 
 async def test_over_http_a_clients_roots_narrow_the_servers_and_grant_nothing(folder) -> None:

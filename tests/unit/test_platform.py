@@ -70,7 +70,7 @@ class TestSettings:
             ("MEMAGENT_TEMPERATURE", "warm", "'warm' and not a number"),
             ("MEMAGENT_LOGPROBS", "perhaps", "'perhaps' and not true or 1 or false"),
             ("MEMAGENT_BOUNDARY", "line", "'line' and not token or sentence or paragraph"),
-            ("MEMAGENT_CHUNK_TOKEN", "5", "no setting.*MEMAGENT_CHUNK_TOKENS"),
+            ("MEMAGENT_CHUNK_TOKEN", "5", "not a setting.*MEMAGENT_CHUNK_TOKENS"),
         ],
     )
     def test_that_cannot_be_understood_are_refused_by_name(self, variable, text, said) -> None:

@@ -297,7 +297,7 @@ async def test_retry_after_may_be_a_date_and_one_that_is_too_far_off_is_not_wait
 
     with FakeServer(respond) as server:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, read_timeout=700)
-        with pytest.raises(PolicyOverloadedError, match=r"left alone for 3\d\d\d s: full"):
+        with pytest.raises(PolicyOverloadedError, match=r"asks to wait for 3\d\d\d s: full"):
             await ask(policy)
         await policy.aclose()
     assert len(server.requests) == 2

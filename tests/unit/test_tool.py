@@ -217,11 +217,14 @@ class TestWhatTheModelMayRead:
 
     @pytest.mark.parametrize("path", ["file:///etc/passwd", "http://localhost/x", "data:text/plain,x"])
     def test_an_address_as_a_path_is_refused(self, make_tool, tmp_path, path) -> None:
-        assert "is an address, and only paths are read here" in refusal(make_tool(roots=[tmp_path]), path=path)
+        assert "is an address, and only paths are accepted here" in refusal(make_tool(roots=[tmp_path]), path=path)
 
     def test_a_folder_and_a_device_are_refused(self, make_tool, tmp_path) -> None:
-        assert "is no regular file" in refusal(make_tool(roots=[tmp_path]), path=".")
-        assert "is no regular file" in refusal(make_tool(roots=["/dev"]), path="/dev/zero")
+        (tmp_path / "a book.txt").write_text("a book")
+        assert "is a folder, not a file. Read its files one by one; it contains a book.txt." in refusal(
+            make_tool(roots=[tmp_path]), path="."
+        )
+        assert "is not a regular file" in refusal(make_tool(roots=["/dev"]), path="/dev/zero")
 
     def test_a_sparse_file_of_ten_gigabytes_is_refused_by_its_size(self, make_tool, tmp_path) -> None:
         with (tmp_path / "big.txt").open("wb") as file:
@@ -248,7 +251,7 @@ class TestWhatTheModelMayRead:
     def test_a_fetcher_gets_web_addresses_only(self, make_tool, url) -> None:
         asked: list[str] = []
         tool = make_tool(fetcher=lambda url: asked.append(url) or TEXT)
-        assert "is no web address" in refusal(tool, url=url)
+        assert "is not a web address" in refusal(tool, url=url)
         assert asked == []
 
     @pytest.mark.parametrize("kind", ["sync", "async", "bytes"])

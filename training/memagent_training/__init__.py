@@ -1,1 +1,1 @@
-"""Training of policies: from what the reader logged, in a closed loop with it, and of those that ship."""
+"""Trains policies: from logged runs, in a closed loop with the reader, and the policies that ship."""

@@ -1,7 +1,7 @@
-"""What training raises on purpose, below the package's own tree of errors.
+"""The errors of training, below the package's own error classes.
 
 MemAgentError
-└── TrainingError               training cannot begin, or go on
+└── TrainingError               training cannot begin or continue
     ├── ReplayError                 logged runs that cannot be made into groups to train on
     └── RewardError                 a reward function that gave no usable number
 """
@@ -12,7 +12,7 @@ from memagent_graph.errors import MemAgentError
 
 
 class TrainingError(MemAgentError):
-    """Training cannot begin, or go on."""
+    """Training cannot begin or continue."""
 
 
 class ReplayError(TrainingError):

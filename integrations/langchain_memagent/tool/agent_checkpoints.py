@@ -1,11 +1,11 @@
 """Reading inside an agent's checkpoints: a graph over the questions of one tool call.
 
-It has no checkpointer of its own, so it takes the agent's, and so do its readers; each step is saved before the next
+It has no checkpointer of its own, so it uses the agent's, and so do its readers; each step is saved before the next
 begins, however the agent was invoked. When an agent that was killed resumes, the tool is called again, and the graph
 continues: the document is not opened again, answered questions keep their readings, and the others continue at
-the chunk they were at. The questions are read side by side in one pass, each in a task of its own.
+the chunk they were at. The questions are read in parallel in one pass, each in its own task.
 
-A tool call's checkpoints lie in a namespace of its own.
+Each tool call's checkpoints have their own namespace.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from memagent_graph.reading.langgraph_internals import CHECKPOINTER, inherited
 from memagent_graph.reading.state import ReaderContext, new_run_id
 
 _FEW_STEPS = 25
-"""Supersteps of the graph over the questions, whose readers count their own; a caller's bound may be lower."""
+"""Supersteps of the graph over the questions, whose readers count their own; a caller's limit may be lower."""
 
 
 def has_checkpointer(config: RunnableConfig) -> bool:
@@ -47,7 +47,7 @@ def read_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
 
     Raises:
         DocumentError: the document cannot be read.
-        MemAgentError: a read failed, and the call wants that raised.
+        MemAgentError: a read failed, and the call raises errors.
     """
     graph, place = _over_questions(call, call.agent.graph()), _own_place(call, config)
     if call.key is not None and graph.get_state(kept_at(place)).values:
@@ -64,9 +64,9 @@ async def aread_in_agent(call: ReadCall, config: RunnableConfig) -> Outcome:
 
 
 def _own_place(call: ReadCall, config: RunnableConfig) -> RunnableConfig:
-    """The config of a graph whose checkpoints lie where only this tool call has them."""
+    """The config of a graph whose checkpoints are in this tool call's own namespace."""
     own = config if call.key is None else own_place(config, f"read_long_document:{call.key}")
-    # Without a number, LangGraph would read for as many questions at once as the machine has processors, and a few.
+    # Without a number, LangGraph would limit the questions in parallel by the machine's processors.
     return {**own, "recursion_limit": _FEW_STEPS, "max_concurrency": config.get("max_concurrency") or AT_ONCE}
 
 
@@ -75,11 +75,11 @@ class _Questions(TypedDict, total=False):
 
     document: DocumentRef
     readings: Annotated[dict[str, Reading], operator.or_]
-    """By the question's index. A call that is tried again replaces what it had."""
+    """By the question's index. A retried call replaces its entry."""
 
 
 class _Asked(TypedDict):
-    """What the task of one question gets."""
+    """The input of the task for one question."""
 
     index: int
     document: DocumentRef
@@ -148,7 +148,7 @@ def _outcome(state: Any) -> Outcome:
 
 @dataclass
 class _Read:
-    """One reader at work: where its checkpoints lie, what it starts from, and what its stream has shown."""
+    """One running reader: where its checkpoints are, what it starts from, and what its stream has shown."""
 
     call: ReadCall
     reader: ReaderGraph
@@ -156,7 +156,7 @@ class _Read:
     config: RunnableConfig
     pace: Reach
     continues: bool = False
-    """Whether it starts from where an earlier tool call left off."""
+    """Whether it continues where an earlier tool call stopped."""
 
     @cached_property
     def followed(self) -> FollowedRead:
@@ -190,7 +190,7 @@ class _Read:
 
     @property
     def start(self) -> tuple[dict[str, Any] | None, RunnableConfig]:
-        """The reader's input and config. When the agent resumes, LangGraph leaves the input aside."""
+        """The reader's input and config. When the agent resumes, LangGraph ignores the input."""
         if self.continues:
             return None, resuming(self.config)
         return {"question": self.question, "document": self.asked["document"], "run_id": new_run_id()}, self.config
@@ -210,11 +210,11 @@ class _Read:
 
     @property
     def earlier_places(self) -> list[RunnableConfig]:
-        """Where what was read before this execution is kept."""
+        """Where the chunks read before this execution are stored."""
         return [self.place(), *map(self.place, reversed(self.earlier))]
 
     def reading(self) -> Reading:
-        """The whole read, as `MemAgent` would have returned it."""
+        """The whole read, as `MemAgent` would return it."""
         return reading_of(self.followed.result(self.reader), **self._kept)
 
     def failed(self, error: MemAgentError) -> Reading:
@@ -224,7 +224,7 @@ class _Read:
 
     @property
     def _kept(self) -> dict[str, Any]:
-        """Whether, and where, a later call of the tool finds this read."""
+        """Whether and where a later call of the tool finds this read."""
         if not self.call.is_kept:
             return {}
         return {"goes_on": True, "namespaces": [*self.earlier, self.namespace]}

@@ -1,8 +1,8 @@
-"""Which document a model's arguments lead to, and which they may not.
+"""Which documents a model's arguments may refer to.
 
-A model fills in a tool's arguments, and what it has read may have told it what to fill in. So each kind of source has a
-gate of its own: files lie below allowed roots or in a deepagents backend, state keys and the fetcher are named by the
-developer, and nothing is larger than the ceiling. A refusal is a `RefusedSourceError` whose text is made for the model.
+A model chooses a tool's arguments, and a text that it has read may influence that choice. So each kind of source has
+its own check: files must be below allowed roots or in a deepagents backend, state keys and the fetcher are named by the
+developer, and nothing may be larger than the maximum. A refusal is a `RefusedSourceError` with a message for the model.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from memagent_graph.errors import RefusedSourceError
 
 Fetched: TypeAlias = str | bytes
 Fetcher: TypeAlias = Callable[[str], Fetched | Awaitable[Fetched]]
-"""Gets a web address's content. It decides which hosts may be asked; only http and https addresses reach it."""
+"""Downloads a web address. It decides which hosts are allowed; it is called with http and https addresses only."""
 
 _SCHEMES = ("http", "https")
 _LONGEST_SHOWN = 200
 
 
 class FileBackend(Protocol):
-    """What is asked of a deepagents backend: a folder's list, and a file's bytes."""
+    """The used part of a deepagents backend: a folder's list, and a file's bytes."""
 
     async def als(self, path: str) -> Any:
-        """The folder's entries, with their sizes where the backend knows them."""
+        """The folder's entries, with their sizes if the backend knows them."""
 
     async def adownload_files(self, paths: list[str]) -> Sequence[Any]:
-        """Each file's content, or why there is none."""
+        """Each file's content, or an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSource:
-    """The document as a model named it; exactly one of the four is set."""
+    """The document that a model named; exactly one of the four is set."""
 
     path: str | None = None
     text: str | None = None
@@ -57,17 +57,17 @@ class DocumentSources:
     """Everything that a tool may read."""
 
     roots: AllowedRoots
-    """Folders, or single files, below which paths may lie, and the largest file."""
+    """Folders (or single files) below which paths must be, and the largest size."""
     fetcher: Fetcher | None = None
-    """Gets web addresses; without one no address is read."""
+    """Downloads web addresses; without it no address is read."""
     backend: FileBackend | None = None
-    """A deepagents backend, whose virtual files may be read as paths."""
+    """A deepagents backend; its virtual files may be read as paths."""
     state_keys: tuple[str, ...] = ()
     """The keys of the agent's state that may be read; text, bytes or LangChain documents."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of source that can be read at all: what a tool's schema offers to the model."""
+        """The kinds of source that can be read: what a tool's schema offers to the model."""
         offered = {
             "path": bool(self.roots.roots) or self.backend is not None,
             "text": True,
@@ -84,7 +84,7 @@ class DocumentSources:
             state: the agent's state, a mapping or an object with attributes; None outside an agent.
 
         Raises:
-            RefusedSourceError: it may not be read, is not there, or is too large.
+            RefusedSourceError: it may not be read, does not exist, or is too large.
         """
         if len(named.kinds) != 1:
             raise RefusedSourceError(
@@ -109,12 +109,12 @@ class DocumentSources:
         return Document.from_path(await asyncio.to_thread(self.roots.resolve, path))
 
     async def _virtual_file(self, path: str, backend: FileBackend) -> Document | None:
-        """A backend's file; None where the path is none of a backend, or the backend has no such file."""
+        """A backend's file; None if the path cannot be a backend's, or the backend has no such file."""
         virtual = PurePosixPath(path)
         if not virtual.is_absolute() or ".." in virtual.parts or "\0" in path:
             return None
         try:
-            # The size first: a backend gives a file's bytes only as a whole.
+            # The size first: a backend returns a file's bytes only as a whole.
             for entry in (await backend.als(str(virtual.parent))).entries or ():
                 if PurePosixPath(entry["path"]) == virtual:
                     self.roots.require_size(entry.get("size") or 0, repr(_shown(path)))
@@ -139,7 +139,7 @@ class DocumentSources:
             return Document.from_langchain(documents, key)
         raise RefusedSourceError(
             f"the state holds no text under {key!r}" if value else f"the state key {key!r} is empty",
-            hint="It can be read once text, bytes or LangChain documents stand there.",
+            hint="It can be read when it has text, bytes or LangChain documents.",
         )
 
     async def _fetched(self, url: str) -> Document:
@@ -153,13 +153,13 @@ class DocumentSources:
             is_web = None
         if not is_web:
             raise RefusedSourceError(
-                f"{shown!r} is no web address", hint="Only whole http and https addresses are read."
+                f"{shown!r} is not a web address", hint="Only whole http and https addresses are read."
             )
         try:
             content = await asyncio.to_thread(self.fetcher, url)
             if inspect.isawaitable(content):
                 content = await content
-        except Exception as error:  # a fetcher may raise anything, and the model should hear of it
+        except Exception as error:  # a fetcher may raise anything, and the model should be told
             raise RefusedSourceError(
                 f"{shown!r} could not be fetched ({type(error).__name__}: {_shown(str(error))})",
                 hint="Check the address, or read something else.",
@@ -176,7 +176,7 @@ class DocumentSources:
             self.roots.require_size(len(content), what)
             return Document.from_bytes(content, name)
         self.roots.require_text(content, what)
-        # Not `Document.of`, which looks whether a short text names a file: that would reveal files outside.
+        # Not `Document.of`, which checks whether a short text names a file: that would reveal files outside.
         return Document.from_text(content, name)
 
 

@@ -1,10 +1,10 @@
-"""One call of `ReadLongDocument`: what its parts hand to each other, and the reads outside of an agent's checkpoints.
+"""One call of `ReadLongDocument`: the data of its parts, and the reads outside of an agent's checkpoints.
 
-Where a read's state is kept decides how it is done, so that a killed agent continues where it was:
+How a call is executed depends on where a read's state is kept, so that a killed agent continues where it was:
 
-- The reader has checkpoints of its own: there, under a run id that the same tool call always gets again.
-- An agent around it has a checkpointer: in that; see `agent_checkpoints`.
-- Neither: in memory, as long as this one call is tried; outside of an agent nowhere.
+- The reader has its own checkpoints: there, under a run id that is the same whenever the tool call is executed.
+- The surrounding agent has a checkpointer: in that; see `agent_checkpoints`.
+- Neither: in memory, while this call is retried; outside of an agent nowhere.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from memagent_graph.trace import MemoryUpdate
 
 @dataclass(frozen=True)
 class ReadCall:
-    """What to read, with which questions, and whom to tell."""
+    """What to read, for which questions, and how to report progress."""
 
     agent: MemAgent
     questions: tuple[str, ...]
     """All different."""
     store_document: Callable[[], Awaitable[DocumentRef]]
-    """Opens and stores the document. Not called again when a read in an agent's checkpoints goes on."""
+    """Opens and stores the document. Not called again when a read in an agent's checkpoints continues."""
     report: Callable[[str, str, MemoryUpdate], None]
-    """Told (run id, question, update) at every chunk."""
+    """Called with (run id, question, update) at every chunk."""
     limits: Limits | None = None
     raises: bool = False
-    """Whether a failed read is raised; otherwise it becomes a reading that says so."""
+    """Whether the error of a failed read is raised; otherwise it becomes a reading with the error."""
     is_kept: bool = False
-    """Whether the agent around keeps checkpoints, in which a later call finds this one's reads."""
+    """Whether the surrounding agent has checkpoints, in which a later call finds this call's reads."""
     key: str | None = None
-    """Tells an agent's tool call from the others of its task; None outside an agent."""
+    """Distinguishes an agent's tool call from others of its task; None outside an agent."""
     unfinished: Mapping[tuple[str, str], Reading] = field(default_factory=dict)
-    """Earlier readings of this agent that could go on, by the document's key and the question."""
+    """Earlier readings of this agent that can be continued, by the document's key and the question."""
 
     @property
     def keeps_own(self) -> bool:
-        """Whether the reader saves its runs itself."""
+        """Whether the reader has its own checkpoints."""
         return self.agent.keeps_checkpoints
 
     def earlier(self, document: DocumentRef, question: str) -> Reading | None:
-        """The reading that was left unfinished when the same was asked before."""
+        """The unfinished reading for the same document and question."""
         return self.unfinished.get((document["key"], question))
 
 
@@ -70,13 +70,13 @@ class Outcome:
     readings: list[Reading]
 
     def for_each(self, asked: Iterable[str]) -> list[Reading]:
-        """A reading for each question as they were asked, equal ones included."""
+        """A reading for each question in the order asked, including equal ones."""
         by_question = {reading["question"]: reading for reading in self.readings}
         return [by_question[question] for question in asked]
 
 
 def unfinished_readings(state: Any, tool_name: str) -> dict[tuple[str, str], Reading]:
-    """What earlier calls of a tool left unfinished, from the artifacts among an agent's messages."""
+    """Unfinished readings of a tool's earlier calls, from the artifacts in an agent's messages."""
     found: dict[tuple[str, str], Reading] = {}
     for message in (state.get("messages") if isinstance(state, Mapping) else None) or ():
         if not isinstance(message, ToolMessage) or message.name != tool_name or not isinstance(message.artifact, dict):
@@ -95,11 +95,11 @@ async def read_alone(call: ReadCall, config: RunnableConfig) -> Outcome:
 
     Raises:
         DocumentError: the document cannot be read.
-        MemAgentError: a read failed, and the call wants that raised.
+        MemAgentError: a read failed, and the call raises errors.
     """
     reference = await call.store_document()
     reads = [partial(_read_one, call, reference, index, config) for index in range(len(call.questions))]
-    # One that fails does not end the others, whose answers a resumed call would have to find again.
+    # An error does not end the others, whose answers a resumed call would have to find again.
     outcomes = await in_passes(reads, AT_ONCE)
     for outcome in outcomes:
         if isinstance(outcome, Exception):
@@ -130,7 +130,7 @@ async def _read_one(call: ReadCall, reference: DocumentRef, index: int, config: 
 async def _parts(
     call: ReadCall, reference: DocumentRef, question: str, run_id: str, pace: Reach
 ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-    """The read's updates and its result; of a run that this agent began before, and that still fits, those left."""
+    """The read's updates and its result; if this agent began the run before and it still fits, the remaining ones."""
     if call.keeps_own and call.key is not None:
         try:
             async for part in call.agent.astream_resume(run_id, limits=call.limits, pace=pace):
@@ -143,7 +143,7 @@ async def _parts(
 
 
 def _run_id(call: ReadCall, index: int, config: RunnableConfig) -> str:
-    """A question's run id; where the reader saves its runs, the same whenever this tool call is executed."""
+    """A question's run id; if the reader has checkpoints, the same whenever this tool call is executed."""
     if call.key is None or not call.keeps_own:
         return new_run_id()
     place = config.get("configurable", {})

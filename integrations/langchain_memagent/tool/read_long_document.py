@@ -2,14 +2,14 @@
 
     agent = create_agent(model, tools=[..., ReadLongDocument(agent=MemAgent(...), roots=["reports"])])
 
-The model names a document and asks questions; it gets answers with numbered quotes, and the program around it gets run
-ids, spans and costs in the tool message's artifact. What the model may not read, and why, it is told in words.
+The model names a document and asks questions; it gets answers with numbered quotes, and the application gets run ids,
+spans and costs in the tool message's artifact. If the model may not read something, a message tells it why.
 
-When the policy fails in the middle of a read (its server is gone, say), the model is told by default, with the run id
-and the remedy, so that an agent with other tools can go on without the document. The read is not lost: if the agent has
-a checkpointer, or the reader checkpoints of its own, the same question about the same document goes on at the chunk
-where the read failed or reached a limit. With `on_failure="raise"` a failure stops the agent instead, and
-`agent.invoke(None, config)` goes on at that chunk, as it does after the process was killed.
+If the policy fails in the middle of a read (for example because its server is down), the model is told by default, with
+the run id and the remedy, so that an agent with other tools can continue without the document. The read is not lost: if
+the agent has a checkpointer, or the reader has its own checkpoints, the same question about the same document continues
+at the chunk where the read failed or reached a limit. With `on_failure="raise"` a failure stops the agent instead, and
+`agent.invoke(None, config)` continues at that chunk, as it does after the process was killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables.config import ensure_config
@@ -89,11 +89,11 @@ def _reader_of_environment() -> MemAgent:
 class ReadLongDocument(BaseTool):
     """Reads a document with a `MemAgent` and answers questions on it.
 
-    Without an `agent`, one is made from the environment: the server of OPENAI_BASE_URL with OPENAI_API_KEY, the model
-    MEMAGENT_MODEL and the tokenizer MEMAGENT_TOKENIZER, or else the embedded policy; documents and runs are kept below
-    MEMAGENT_HOME.
+    Without an `agent`, a reader is made from the environment: the server of OPENAI_BASE_URL with OPENAI_API_KEY, the
+    model MEMAGENT_MODEL and the tokenizer MEMAGENT_TOKENIZER, or else the embedded policy; documents and runs are
+    stored in MEMAGENT_HOME.
 
-    Errors that a model can do something about come back as tool messages with status "error", never as exceptions.
+    Errors that a model can react to are tool messages with status "error", not exceptions.
 
     Args:
         agent: the reader.
@@ -140,13 +140,19 @@ class ReadLongDocument(BaseTool):
     _sources: DocumentSources = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Settle what can be read, and offer just that to the model."""
+        """Determine what can be read, and offer only that to the model."""
         super().model_post_init(context)
         self._sources = DocumentSources(
             AllowedRoots(self.roots, max_bytes=self.max_bytes), self.fetcher, self.backend, tuple(self.state_keys)
         )
         if self.args_schema is None:
             self.args_schema = _arguments_schema(self._sources, self.max_questions)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "ReadLongDocument cannot be pickled, as its reader cannot: that has connections, threads and open files. "
+            "Create the tool in the process that uses it; a process that is forked from this one can use it as it is."
+        )
 
     @property
     def base_url(self) -> str | None:
@@ -155,7 +161,7 @@ class ReadLongDocument(BaseTool):
 
     @property
     def model(self) -> str:
-        """What the reader's policy calls its model."""
+        """The name of the reader's policy."""
         return self.agent.policy.name
 
     def _run(
@@ -197,7 +203,7 @@ class ReadLongDocument(BaseTool):
 
     def _call(self, asked: list[str], named: NamedSource, runtime: Any, *, is_kept: bool) -> ReadCall:
         different = tuple(dict.fromkeys(asked))
-        # The graph that reads has a state and a stream of its own; these two belong to the agent's.
+        # The reading graph has its own state and stream; these two belong to the agent's graph.
         here = contextvars.copy_context()
         return ReadCall(
             agent=self.agent,
@@ -224,15 +230,15 @@ class ReadLongDocument(BaseTool):
             return content, artifact
         if (tool_call_id := getattr(runtime, "tool_call_id", None)) is None:
             raise ToolException(content)
-        # An exception's message would have no artifact, and with it no way to go on.
+        # The message of an exception has no artifact, without which the read cannot be continued.
         failed = ToolMessage(content, artifact=artifact, tool_call_id=tool_call_id, name=self.name, status="error")
         return failed, artifact
 
     @contextmanager
     def _errors_for_model(self) -> Iterator[None]:
-        """Errors become words for the model, unless failures are to be raised and this is one.
+        """Errors become messages for the model, unless `on_failure` is "raise" and the read failed.
 
-        That a document cannot be read is always the model's to know.
+        The model is always told if a document cannot be read.
         """
         try:
             yield
@@ -243,7 +249,7 @@ class ReadLongDocument(BaseTool):
 
 
 class _Arguments(BaseModel):
-    """Base of the arguments of every such tool; it knows the kinds of source that this one does not read."""
+    """Base of the arguments of every such tool; it has the kinds of source that this tool does not read."""
 
     offered: ClassVar[tuple[str, ...]] = ()
 
@@ -252,7 +258,7 @@ class _Arguments(BaseModel):
     def _refuse_others(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        # Models that fill in every argument leave those that they do not need empty.
+        # Models that fill in every argument leave the unnecessary ones empty.
         given = {name: value for name, value in given.items() if value != "" or name not in _SOURCES}
         if others := [kind for kind in _SOURCES if kind not in cls.offered and given.get(kind) is not None]:
             raise ValueError(f"{others[0]} cannot be read here; give one of: {', '.join(cls.offered)}")
@@ -260,7 +266,7 @@ class _Arguments(BaseModel):
 
 
 def _arguments_schema(sources: DocumentSources, max_questions: int) -> type[BaseModel]:
-    """The arguments, with those kinds of source only that can be read here."""
+    """The arguments, with only the kinds of source that can be read here."""
     fields: dict[str, Any] = {
         "questions": (
             Questions,
@@ -271,7 +277,7 @@ def _arguments_schema(sources: DocumentSources, max_questions: int) -> type[Base
     for kind in sources.kinds:
         kind_of_value = Literal[sources.state_keys] if kind == "state_key" else str
         fields[kind] = (kind_of_value | None, Field(default=None, description=_SOURCES[kind] + only))
-    # Not dumped: pydantic would walk through the whole state of the agent.
+    # Excluded from dumps: pydantic would go through the agent's whole state.
     fields["runtime"] = (Annotated[Any, InjectedToolArg()], Field(default=None, exclude=True))
     arguments = create_model("ReadLongDocumentArguments", __base__=_Arguments, **fields)
     arguments.offered = sources.kinds
@@ -279,11 +285,11 @@ def _arguments_schema(sources: DocumentSources, max_questions: int) -> type[Base
 
 
 def _check_questions(questions: Sequence[str], context: ReaderContext) -> None:
-    """All of them before any chunk is read, so that a question that is too long costs nothing."""
+    """Check all questions before any chunk is read, so that one that is too long costs nothing."""
     for question in questions:
         try:
             check_question(question, context)
-        except BudgetError as error:  # its remedy is for the developer
+        except BudgetError as error:  # its hint is for the developer
             raise ToolException(f"{error.message}. Ask a shorter question.") from error
 
 
@@ -293,7 +299,7 @@ async def _in_context(context: contextvars.Context, store: Callable[..., Any], *
 
 
 def _stream_writer() -> Callable[[Any], None]:
-    """The agent's stream; outside of any agent there is none, and nothing is written."""
+    """The agent's stream; outside of an agent nothing is written."""
     try:
         return get_stream_writer()
     except (RuntimeError, KeyError):
@@ -308,7 +314,7 @@ def _report(
 
 
 def _key(tool_call_id: str | None, questions: Sequence[str], named: NamedSource) -> str | None:
-    """What tells this tool call from the others, also when it is executed again after a crash."""
+    """Distinguishes this tool call from others, also when it is executed again after a crash."""
     if tool_call_id is None:
         return None
     return hashlib.sha256(repr((tool_call_id, questions, named)).encode("utf-8", "replace")).hexdigest()[:24]

@@ -1,7 +1,7 @@
-"""What `ReadLongDocument` gives back: words for the model, and plain data for the program around it.
+"""The results of `ReadLongDocument`: text for the model, and plain data for the application.
 
-The document is not trusted, and its words go into the context of an agent that can act. So every quote is set on one
-line, cut to a bounded length, and marked as the document's.
+The document is not trusted, and its text goes into the context of an agent that can act. So every quote is on one line,
+cut to a maximum length, and marked as the document's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 
 MOST_QUOTES = 8
-"""Quotes shown to the model for one answer; the artifact holds them all."""
+"""Quotes shown to the model for one answer; the artifact has all of them."""
 LONGEST_QUOTE = 400
 """Characters of one quote that are shown to the model."""
 
@@ -45,48 +45,47 @@ _NO_ANSWERS = frozenset(
         "the memory does not say",
     }
 )
-"""What policies write where the document holds no answer, without case and final stops."""
+"""What policies write if the document has no answer, ignoring case and final full stops."""
 _NO_ANSWERS_UNLESS_QUOTED = frozenset({"none", "nothing"})
-"""Likewise, but these can also be answers; then there is evidence."""
+"""The same, but these can also be answers; then there is evidence."""
 
 
 class EvidenceSpan(TypedDict):
-    """A quote of the document that the answer's memory rests on."""
+    """A quote of the document that supports the answer's memory."""
 
     quote: str
     chunk: int
     start_char: int
     end_char: int
     section: str | None
-    """The page or source, where the document has them."""
+    """The page or source, if the document has them."""
     line: str
     """The line of memory that it supports."""
 
 
 class Reading(TypedDict):
-    """What came of one question; JSON values only."""
+    """The result for one question; JSON values only."""
 
     question: str
     run_id: str | None
-    """None where the read failed before it began."""
+    """None if the read failed before it began."""
     answer: str | None
-    """None where the document holds none, the read stopped early, or it failed; None or empty where the policy wrote
-    none."""
+    """None if the document has none, the read stopped early, or it failed; None or empty if the policy wrote none."""
     stop_reason: str | None
-    """As `memagent_graph.StopReason`; None where the read failed."""
+    """A value of `memagent_graph.StopReason`; None if the read failed."""
     error: str | None
     """Why the read failed, and the remedy."""
     chunks_read: int
     progress: float | None
-    """The share of the document that was read, 0 to 1, where its length is known."""
+    """The share of the document that was read, 0 to 1, if its length is known."""
     memory: str
     model: str
     evidence: list[EvidenceSpan]
     usage: dict[str, Any]
     goes_on: bool
-    """Whether a read that failed, or stopped at a limit, goes on when the agent asks the same again."""
+    """Whether a read that failed or stopped at a limit continues when the agent asks the same question again."""
     namespaces: list[str]
-    """Where in the agent's checkpoints the read is kept, if it is."""
+    """The namespaces of the read in the agent's checkpoints, if it is stored there."""
 
 
 class ReadArtifact(TypedDict):
@@ -98,7 +97,7 @@ class ReadArtifact(TypedDict):
 
 
 def reading_of(result: ReadResult, *, goes_on: bool = False, namespaces: Sequence[str] = ()) -> Reading:
-    """A result as plain data. It finds the evidence, for which it reads chunks from the store."""
+    """A result as plain data. Finding the evidence reads chunks from the store."""
     last = result.updates[-1] if result.updates else None
     return Reading(
         question=result.question,
@@ -120,7 +119,7 @@ def reading_of(result: ReadResult, *, goes_on: bool = False, namespaces: Sequenc
 def failed_reading(
     question: str, error: MemAgentError, *, goes_on: bool = False, namespaces: Sequence[str] = ()
 ) -> Reading:
-    """What is known of a read that failed."""
+    """What is known about a read that failed."""
     return Reading(
         question=question,
         run_id=error.run_id,
@@ -139,16 +138,16 @@ def failed_reading(
 
 
 def says_nothing(answer: str, *, quoted: bool = False) -> bool:
-    """Whether an answer is one of the set phrases for "the document does not hold it".
+    """Whether an answer is one of the known phrases for "the document does not say".
 
-    Some of them can be answers, where a passage was `quoted` that they rest on.
+    Some of them can be answers, if a passage was `quoted` as evidence.
     """
     phrase = answer.strip().rstrip(".!").strip().casefold()
     return phrase in _NO_ANSWERS or (phrase in _NO_ANSWERS_UNLESS_QUOTED and not quoted)
 
 
 def content_for_model(readings: Sequence[Reading]) -> str:
-    """Every question with its answer and evidence, or with a plain statement of why there is none."""
+    """Every question with its answer and evidence, or with a reason why there is none."""
     parts = []
     for number, reading in enumerate(readings, 1):
         heading = f"Question {number}: {reading['question']}" if len(readings) > 1 else ""

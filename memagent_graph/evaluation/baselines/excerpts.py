@@ -1,14 +1,14 @@
-"""Strategies of one call: which parts of a document it shows, and how much its window has room for.
+"""Strategies of one call: which parts of a document it shows, and how much fits in its window.
 
 A policy that follows instructions is asked in one role, "question". One that was trained on its own two prompts
-understands no other: it can only write a memory from a section, and answer from a memory. So it is asked about a text
-as about a document of one chunk: an update with an empty memory and the text as its section, then the answer.
+understands no others: it can only write a memory from a section, and answer from a memory. So a text is treated like a
+document of one chunk: an update with an empty memory and the text as its section, then the answer.
 
 A text may fill the window, though such a policy was trained on shorter sections. The embedded policy was trained on at
-most 288 tokens, and found 52 of 60 facts in texts of 827; with 256 tokens shown instead of all that fits, middle
-truncation fell from 17 to 3 facts of 60 in documents of 2000 tokens.
+most 288 tokens, and found 52 of 60 facts in texts of 827; with 256 tokens instead of as many as fit, middle truncation
+fell from 17 to 3 facts of 60 in documents of 2000 tokens.
 
-Documents are read from the store in a stream; nothing here holds more of one than a call can show.
+Documents are read from the store in a stream; at most the text of one call is in memory.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from memagent_graph.roles import ANSWER, UPDATE, Role, prompts_for, shipped
 from memagent_graph.trace import Writes
 
 _STEP_TOKENS: Final = 1024
-"""Tokens per chunk where a document is only counted."""
+"""Tokens per chunk if a document is only counted."""
 SEAM_TOKENS: Final = 16
-"""A text in its prompt may have a few tokens more or fewer than alone, where it meets the words around it."""
+"""A text in its prompt may have a few tokens more or fewer than alone, because of the words around it."""
 T = TypeVar("T")
 
 
@@ -52,7 +52,7 @@ QUESTION: Final = Role(
 
 
 class DoesNotFitError(BudgetError):
-    """The whole document was to be shown, and the window does not hold it. All numbers are tokens."""
+    """The whole document should be shown, but does not fit in the window. All numbers are tokens."""
 
     def __init__(self, needed: int, window: int, document_tokens: int) -> None:
         super().__init__(
@@ -63,7 +63,7 @@ class DoesNotFitError(BudgetError):
 
 
 class Call:
-    """The one call of a step: what text it shows, and what that takes of the window. Blocks where it reads text."""
+    """The one call of a step: the text it shows, and its share of the window. Blocks while it reads text."""
 
     def __init__(self, step: StepContext) -> None:
         self.context, self.document, self.question = step.context, step.state["document"], step.state["question"]
@@ -71,13 +71,13 @@ class Call:
         self.role = QUESTION if self.asks_once else UPDATE
         self.window = self.context.window or self.context.budget.context_window
         self.reply_tokens = self.role.tokens(self.context.budget)
-        """The bound of the reply; a strategy may lower it before it is asked."""
+        """The maximum length of the reply; a strategy may lower it before the call."""
         self.separator = "\n\n[...]\n\n" if self.asks_once else "\n\n"
         self.room = self.window - self.needs("")
-        """The tokens of text that there is room for."""
+        """How many tokens of text fit."""
 
     def needs(self, text: str) -> int:
-        """How much of the window it takes to ask about a text: prompt and reply."""
+        """How many tokens of the window a question on a text takes: prompt and reply."""
         messages = self.context.prompts.messages(self.role.name, self.question, chunk=text)
         prompt = sum(self.context.tokenizer.count(message["content"]) for message in messages)
         return prompt + CHAT_TEMPLATE_TOKENS + self.reply_tokens
@@ -94,16 +94,16 @@ class Call:
         return self.separator.join(each.strip() for each in texts) if len(texts) > 1 else "".join(texts)
 
     def most_that_fits(self, choose: Callable[[int], list[ChunkSpan]]) -> list[ChunkSpan]:
-        """What `choose` chooses for the largest number of tokens with which the call fits the window.
+        """The choice of `choose` for the largest number of tokens with which the call fits in the window.
 
         Raises:
-            BudgetError: the window has no room for any text.
+            BudgetError: no text fits in the window.
         """
         empty = self.window - self.room
         return longest_fitting(choose, lambda spans: self.needs(self.text(spans)) - empty, self.room)
 
     def chunker(self, tokens: int) -> Chunker:
-        """Cuts the document into chunks of that many tokens, with no regard to sentences."""
+        """Cuts the document into chunks of that many tokens, ignoring sentences."""
         return Chunker(self.context.store, self.document, self.context.tokenizer, tokens)
 
 
@@ -120,10 +120,10 @@ class Excerpt(Strategy):
 
     @abstractmethod
     async def choose(self, call: Call) -> tuple[list[ChunkSpan], int]:
-        """What is shown, in order, and the whole document's tokens.
+        """The shown spans, in order, and the whole document's tokens.
 
         Raises:
-            BudgetError: the window has no room for it.
+            BudgetError: it does not fit in the window.
         """
 
     async def _show_excerpt(self, state: ReaderState, step: StepContext) -> Change:
@@ -131,7 +131,7 @@ class Excerpt(Strategy):
         try:
             spans, tokens = await self.choose(call)
         except DoesNotFitError:
-            if recording := step.context.meter.recording:  # the run ends here: to resume it would change nothing
+            if recording := step.context.meter.recording:  # the run ends here: resuming would change nothing
                 recording.end(state["run_id"], Outcome.DOES_NOT_FIT.value, None)
             raise
         text = call.text(spans)
@@ -146,9 +146,9 @@ class Excerpt(Strategy):
 
 
 def words_around(context: ReaderContext) -> int:
-    """The tokens that one call has beside text, question and reply: its template's, the chat template's, at the seams.
+    """A call's tokens besides text, question and reply: those of its template and the chat template, and at the joints.
 
-    Documents that are to fit a window together with these are so much shorter.
+    Documents that have to fit in a window with these must be shorter by this number.
     """
     prompts = prompts_for(Excerpt.roles, context.prompts, own_words_only=context.own_words_only)
     template = prompts.template(QUESTION.name if prompts.has(QUESTION.name) else UPDATE.name)
@@ -156,11 +156,11 @@ def words_around(context: ReaderContext) -> int:
 
 
 class DocumentEnds:
-    """A document's length in tokens, and its beginning and end, of at most `most_tokens` each. Reads it through once.
+    """A document's length in tokens, and its beginning and end, of at most `most_tokens` each. Reads it once.
 
     Args:
         chunker: makes a chunker of the document for a number of tokens.
-        most_tokens: the most that `tail` is asked for.
+        most_tokens: the maximum for `tail`.
     """
 
     def __init__(self, chunker: Callable[[int], Chunker], most_tokens: int) -> None:
@@ -181,12 +181,12 @@ class DocumentEnds:
         return self._to_end(start_cursor(), self.tokens)
 
     def head(self, tokens: int) -> ChunkSpan | None:
-        """Its first tokens, up to 3 fewer where the last of them would end inside a character."""
+        """Its first tokens, up to 3 fewer if the last one would end inside a character."""
         chunk = next(iter(self._chunker(tokens).chunks()), None) if tokens else None
         return None if chunk is None else span_of(chunk)
 
     def tail(self, tokens: int) -> ChunkSpan | None:
-        """Its last tokens, up to 3 more where the first of them would begin inside a character."""
+        """Its last tokens, up to 3 more if the first one would begin inside a character."""
         if not tokens:
             return None
         start = max(0, self.tokens - tokens)
@@ -223,12 +223,12 @@ def span_of(chunk: Chunk) -> ChunkSpan:
 
 
 def longest_fitting(make: Callable[[int], T], taken: Callable[[T], int], room: int) -> T:
-    """What `make` makes of the largest number of tokens with which what is `taken` fits the room.
+    """The result of `make` for the largest number of tokens with which `taken` is within the limit.
 
-    A text may take more tokens than it had in its document, where parts are joined or something in it is escaped.
+    A text may take more tokens than in its document, if parts are joined or something in it is escaped.
 
     Raises:
-        BudgetError: there is no room for one token.
+        BudgetError: not even one token fits.
     """
     tokens = room
     while tokens > 0:

@@ -1,4 +1,4 @@
-"""One call with the whole document, where the window holds it."""
+"""One call with the whole document, if it fits in the window."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class FullContext(Excerpt):
     """What a model with a long window would do. Its arithmetic grows with the square of the length."""
 
     least_answer_tokens: int = 0
-    """Where the document leaves no more of the window than that, the reply is bounded by what it leaves, down to this;
-    0 asks with the whole bound or not at all. An evaluation gives what the task sets aside for its answer, so that a
-    document as long as the window fits, as in RULER."""
+    """If the document leaves less of the window than the reply's maximum, the reply gets the rest, but at least this
+    many tokens; with 0, the reply gets its maximum or there is no call. An evaluation passes the task's answer length,
+    so that a document as long as the window fits, as in RULER."""
 
     name: ClassVar[str] = "full_context"
 
     async def choose(self, call: Call) -> tuple[list[ChunkSpan], int]:
-        """All of it.
+        """The whole document.
 
         Raises:
             DoesNotFitError: it does not fit; nothing was asked.

@@ -12,12 +12,12 @@ from memagent_graph.reading.state import ChunkSpan
 
 @dataclass(frozen=True)
 class MiddleTruncation(Excerpt):
-    """What most tools do with a document that is too long: half of the room to its beginning, half to its end."""
+    """What most tools do with a document that is too long: half of the space for its beginning, half for its end."""
 
     name: ClassVar[str] = "middle_truncation"
 
     async def choose(self, call: Call) -> tuple[list[ChunkSpan], int]:
-        """Its two ends, or all of it where that fits."""
+        """Its beginning and end, or all of it if it fits."""
         return await asyncio.to_thread(_choose, call)
 
 

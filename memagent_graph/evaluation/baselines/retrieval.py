@@ -1,4 +1,4 @@
-"""One call with the chunks that resemble the question most, in the document's order."""
+"""One call with the chunks that are most similar to the question, in the document's order."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from memagent_graph.retriever import Retriever, VectorRetriever, WordRetriever, 
 
 _CHUNK_TOKENS: Final = 256
 _FEWEST_CHUNKS: Final = 8
-"""In a small window long chunks leave no choice: with four chunks in a window of 1024 tokens the one that holds a fact
-was shown for 13 of 30 questions on documents of 16,000 tokens with near misses, with chunks half as long for 27."""
+"""In a small window long chunks leave no choice: with four chunks in a window of 1024 tokens, the chunk with the fact
+was shown for 13 of 30 questions on documents of 16,000 tokens with near misses; with chunks half as long, for 27."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Retrieval(Excerpt):
 
     Raises:
         EvaluationError: a number below 1.
-        MissingExtraError: it needs the extra "recall", which "eval" has, too.
+        MissingExtraError: it needs the extra "recall", which is a part of "eval".
     """
 
     chunks: int | None = None
-    """How many are shown; as many as fit where it is left out."""
+    """How many are shown; if left out, as many as fit."""
     chunk_tokens: int | None = None
-    """How long they are; 256 where it is left out, or an eighth of the room if that is less."""
+    """How long they are; if left out, 256, or an eighth of the space if that is less."""
     embeddings: Embeddings | None = field(default=None, compare=False)
     """Ranks chunks by cosine similarity instead of BM25."""
 
@@ -49,11 +49,11 @@ class Retrieval(Excerpt):
 
     @property
     def retriever(self) -> Retriever:
-        """What ranks the chunks."""
+        """The ranker of the chunks."""
         return WordRetriever() if self.embeddings is None else VectorRetriever(self.embeddings)
 
     async def choose(self, call: Call) -> tuple[list[ChunkSpan], int]:
-        """As many of the best chunks as fit; of a best one that does not, its beginning."""
+        """As many of the best chunks as fit; if the best one does not fit, its beginning."""
         context, spans = call.context, list[ChunkSpan]()
         chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, call.room // _FEWEST_CHUNKS))
         chunker = Chunker(context.store, call.document, context.tokenizer, chunk_tokens, "sentence")
@@ -72,7 +72,7 @@ class Retrieval(Excerpt):
 
 
 def _best_within(tokens: int, best: Sequence[ChunkSpan], call: Call) -> list[ChunkSpan]:
-    """The best chunks of together that many tokens, in the document's order."""
+    """The best chunks with that many tokens in total, in the document's order."""
     totals = accumulate(span["tokens"] for span in best)
     shown = [span for span, total in zip(best, totals, strict=True) if total <= tokens]
     if shown:

@@ -3,7 +3,7 @@
 >>> task = load_data_task("hotpotqa", Path("hotpot_dev_distractor_v1.json"), settings)  # doctest: +SKIP
 >>> task.lengths, task.count(2048)  # doctest: +SKIP
 
-Which examples belong to a length is said in `file_task`; what each format's own length is, in its module.
+`file_task` defines which examples belong to a length; each format's module defines its own length.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> File
 
     Args:
         name: one of `data_task_names()`.
-        path: the file or folder; the data folder's `evaluation` if None. In a folder of plain files those with the data
-            set's published names are taken, in its subfolder `name` if there is one.
-        settings: their tokenizer measures lengths, their seed orders HotpotQA's and SQuAD's paragraphs.
+        path: the file or folder; the data folder's `evaluation` if None. In a folder of plain files, those with the
+            data set's published names are used, in its subfolder `name` if there is one.
+        settings: the tokenizer measures lengths, the seed orders HotpotQA's and SQuAD's paragraphs.
 
     Raises:
-        EvaluationError: no such name, no file there, or a damaged row; the file and line are named.
+        EvaluationError: there is no such name or file, or a row is damaged; the message names the file and line.
         MissingExtraError: the file needs pyarrow (the extra "eval").
     """
     if not isinstance(settings, TaskSettings):

@@ -1,8 +1,8 @@
-"""A task made of the examples that a data file has: which of them belong to a length, and their samples.
+"""A task from the examples of a data file: which of them belong to a length, and their samples.
 
-Files come with documents of lengths of their own. An example belongs to `length` if its own length is at most that and
-more than half of it; so lengths that double, as RULER's do, take in every example once. Each format says what its own
-length is. Examples keep the file's order: index 0 is the first one of the length.
+Documents in files have their own lengths. An example belongs to `length` if its own length is at most that and more
+than half of it; so lengths that double, as in RULER, include every example once. Each format defines its own length.
+Examples keep the file's order: index 0 is the first one of the length.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _T = TypeVar("_T")
 
 
 class DamagedRowError(ValueError):
-    """A row that lacks something or has it in another form; whoever knows the row's place makes a message of it."""
+    """A row with a missing or wrong field; the caller, who knows the row's place, makes a message from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A question on a document, as a file has it."""
+    """A question on a document, from a file."""
 
     question: str
     gold: tuple[str, ...]
@@ -41,7 +41,7 @@ class Example:
 
 
 class Examples(Protocol):
-    """Examples in a fixed order; each is made when it is asked for."""
+    """Examples in a fixed order; each is made on request."""
 
     def __len__(self) -> int: ...
 
@@ -56,7 +56,7 @@ class RowExamples:
     read: Callable[[Row], Example]
     """Makes the example of a row, or raises DamagedRowError."""
     hint: str
-    """What the format's rows look like."""
+    """A description of the format's rows."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -65,7 +65,7 @@ class RowExamples:
         return self._made(index, self.rows[index], lambda row, example: example)
 
     def measured(self, measure: Callable[[Row, Example], _T]) -> Iterator[_T]:
-        """What `measure` says of each row and its example; a DamagedRowError of its own is reported like any other.
+        """The result of `measure` for each row and its example; its DamagedRowError is reported like any other.
 
         Raises:
             EvaluationError: a row is damaged; the file and line are named.
@@ -94,13 +94,15 @@ class FileTask:
     answer_tokens: int
     examples: Examples = field(repr=False)
     own_lengths: array[int] = field(repr=False)
-    """Of every example, in the unit."""
+    """The length of every example, in the unit."""
     source: str
-    """What it was read from, for messages."""
+    """Its source, for messages."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Lengths that together take in every example once: its own where there are few, else powers of two."""
+        """Lengths that together include every example once: the file's own if there are few, otherwise powers of
+        two.
+        """
         own = sorted(set(self.own_lengths))
         if len(own) <= _MOST_EXACT_LENGTHS and all(longer >= 2 * shorter for shorter, longer in pairwise(own)):
             return tuple(own)
@@ -114,7 +116,7 @@ class FileTask:
         """The `index`-th example of a length, in the file's order.
 
         Raises:
-            EvaluationError: there are not so many, or the file has changed and is damaged now.
+            EvaluationError: there are fewer, or the file has changed and is damaged now.
         """
         found = self._of(length)
         if not 0 <= index < len(found):
@@ -130,7 +132,7 @@ class FileTask:
         return Sample(self, length, index, example.question, example.gold, pieces, example.needles)
 
     def question(self, length: int, index: int) -> str:
-        """The question of a sample. Raises EvaluationError as `sample`."""
+        """The question of a sample. Raises EvaluationError like `sample`."""
         return self.sample(length, index).question
 
     def _of(self, length: int) -> list[int]:
@@ -138,7 +140,7 @@ class FileTask:
 
 
 def estimated_tokens(text: str, tokenizer: Tokenizer) -> int:
-    """About how many tokens a text has: of long ones, five pieces are counted. Within a few percent of the truth."""
+    """The approximate number of tokens of a text, within a few percent: for long ones, five pieces are counted."""
     if len(text) <= _MEASURED_PIECES * _MEASURED_CHARACTERS:
         return max(1, tokenizer.count(text))
     step = (len(text) - _MEASURED_CHARACTERS) / (_MEASURED_PIECES - 1)
@@ -147,7 +149,7 @@ def estimated_tokens(text: str, tokenizer: Tokenizer) -> int:
 
 
 def estimated_lengths(examples: RowExamples, tokenizer: Tokenizer) -> array[int]:
-    """About how many tokens document and question of each example have.
+    """The approximate number of tokens of document and question of each example.
 
     Raises:
         EvaluationError: a row is damaged; the file and line are named.

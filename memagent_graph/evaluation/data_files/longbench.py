@@ -1,9 +1,9 @@
 """LongBench: JSON lines with input, context, answers, length, dataset, language, all_classes and _id.
 
 An example's own length is its document's and question's tokens, estimated with the policy's tokenizer; the file's
-`length` counts words, or characters in Chinese. LongBench scores its data sets by rules of their own: F1 for the
-questions, which `token_f1` is for those in English; ROUGE-L for summaries, which is among the scores here for answers
-that are sentences; edit similarity for code, which is not. All data sets can be read; the scores of code say little.
+`length` counts words, or characters in Chinese. LongBench scores each data set by its own rule: F1 for questions, which
+is `token_f1` here for those in English; ROUGE-L for summaries, which is a score here for answers that are sentences;
+edit similarity for code, which is not available here. All data sets can be read; scores of code are not meaningful.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memagent_graph.evaluation.data_files.row_files import Row, open_rows
 from memagent_graph.evaluation.samples import LengthUnit, Metric, TaskSettings
 
 ANSWER_TOKENS: Final = 512
-"""The most that LongBench gives any of its data sets."""
+"""The longest answer that LongBench allows in any data set."""
 
 INSTRUCTIONS: Final = {
     "gov_report": "Summarise the report on one page.",
@@ -43,7 +43,7 @@ INSTRUCTIONS: Final = {
     "lcc": "Write the next line of the code.",
     "repobench-p": "Write the next line of this code; the files before it belong to the same repository.",
 }
-"""What to do with the input, by data set, for those whose input does not say it. The wording is not LongBench's."""
+"""The instruction by data set, for those whose input does not have it. The wording is not LongBench's."""
 
 
 def load_longbench(paths: Sequence[Path], settings: TaskSettings) -> FileTask:
@@ -58,7 +58,7 @@ def example_of(row: Row) -> Example:
     """The example of a LongBench row."""
     given = text_of(row, "input", empty=True).strip()
     dataset = text_of(row, "dataset") if "dataset" in row or not given else ""
-    # LongBench-E's files are called hotpotqa_e and so on.
+    # LongBench-E's files are named hotpotqa_e and so on.
     instruction = INSTRUCTIONS.get(dataset.removesuffix("_e"), "")
     if not (given or instruction):
         raise DamagedRowError(f'"input" is empty, and what to ask in the data set {dataset!r} is not known')

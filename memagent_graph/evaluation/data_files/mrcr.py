@@ -4,8 +4,8 @@ Rows, as Parquet or JSON lines, have prompt (a JSON list of messages), answer an
 message is the question; the ones before it are the document, each under its role's name. An example's own length is the
 document's and question's tokens, estimated with the policy's tokenizer.
 
-Its published metric, the similarity of answer and gold behind the string that every answer must begin with, stands in
-`Scores.string_match`. It is taken of what the reader took for the answer: the box's content where answers are boxed.
+Its published metric, the similarity of answer and gold after the string that every answer must begin with, is in
+`Scores.string_match`. It uses the reader's answer: the box's content if answers are boxed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SPARE_TOKENS: Final = 64
 
 @dataclass(frozen=True, eq=False)
 class MRCRTask(FileTask):
-    """MRCR's questions, scored by its own rule too."""
+    """MRCR's questions, also scored by its own rule."""
 
     prefixes: frozenset[str] = field(default=frozenset(), repr=False)
     """The strings that answers must begin with."""

@@ -1,4 +1,4 @@
-"""Where the data sets are published, what their files are called, and which of them lie in a folder."""
+"""Where data sets are published, the names of their files, and which of them are in a folder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from memagent_graph.storage.paths import data_folder
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A data set, and what its files are called."""
+    """A data set and the names of its files."""
 
     what: str
-    """Where its files are found, by their published names."""
+    """Where its files are published, with their names."""
     patterns: tuple[str, ...]
-    """Names of its files in a folder; all that match the first pattern that has any are taken."""
+    """Names of its files in a folder; the matches of the first pattern that has any."""
 
 
 _ANY_ROWS: Final = ("*.jsonl", "*.parquet", "*.json")
@@ -50,12 +50,13 @@ PUBLISHED: Final = {
 def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Path]:
     """The files that a data set has at a path: itself if it is a file or a dataset folder, else those in the folder.
 
-    Without a path it is the data folder's `evaluation`, and `task` what is told to need a data file.
+    Without a path, it is the data folder's `evaluation`; `task` is named in messages as what needs a data file.
 
-    A folder that is shared by several data sets may have a subfolder for each, called like the task.
+    A folder that is shared by several data sets may have a subfolder for each, named like the task.
 
     Raises:
-        EvaluationError: no such name, or no files; says which file, where it is published and how to pass it.
+        EvaluationError: there is no such name, or there are no files; the message says where the file is published and
+            how to pass it.
     """
     published, given = published_as(name), path
     path = path or data_folder() / "evaluation"

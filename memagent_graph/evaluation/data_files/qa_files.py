@@ -1,8 +1,8 @@
-"""Questions of one's own: JSON lines with question, context and answers, as JSON or Parquet, too.
+"""Your own questions: JSON lines with question, context and answers; also JSON or Parquet.
 
     {"question": "Who built the pier?", "context": "...the whole document...", "answers": ["Rosa Brandt", "R. Brandt"]}
 
-`answers` are wordings of one answer, a list or one text. Other fields are left alone. An example's own length is its
+`answers` are wordings of one answer, a list or one text. Other fields are ignored. An example's own length is its
 document's and question's tokens, estimated with the policy's tokenizer.
 """
 

@@ -1,7 +1,7 @@
 """HotpotQA (distractor setting) and SQuAD (1.1 and 2) as question-answering records.
 
-Both as they were published (one JSON file), and as the Hugging Face datasets `hotpot_qa` and `squad` (JSON lines,
-Parquet or a dataset folder). The rows tell which of them a file is.
+Both in their published form (one JSON file), and as the Hugging Face datasets `hotpot_qa` and `squad` (JSON lines,
+Parquet or a dataset folder). The rows determine which of them a file is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Paragraph:
 
     @property
     def written(self) -> str:
-        """As it stands in a document."""
+        """Its form in a document."""
         return f"{self.title}\n{self.text}"
 
 
@@ -50,10 +50,12 @@ class QARecord:
     gold: tuple[Paragraph, ...]
     """Together they answer the question."""
     distractors: tuple[Paragraph, ...] = ()
-    """They belong to the question and do not answer it; none where the data set has none."""
+    """They belong to the question but do not answer it; empty if the data set has none."""
 
     def contribution(self, paragraph: Paragraph) -> str:
-        """What a gold paragraph contributes: the wording of the answer that it has, or its title if it leads to it."""
+        """The contribution of a gold paragraph: the wording of the answer in it, or its title if it leads to the
+        answer.
+        """
         return next((answer for answer in self.answers if contains(paragraph.text, answer)), paragraph.title)
 
 
@@ -66,7 +68,7 @@ def read_records(path: Path, name: str | None = None) -> list[QARecord]:
 
     Args:
         path: the file or folder. In a folder of plain files, those with the data set's published name are taken.
-        name: "hotpotqa" or "squad", where it must be that; otherwise the rows tell.
+        name: "hotpotqa" or "squad", if it must be that; otherwise the rows determine it.
 
     Raises:
         EvaluationError: the file is missing, damaged, or not that data set; the file and line are named.
@@ -103,7 +105,7 @@ def records_of(paths: Sequence[Path], name: str | None) -> list[QARecord]:
 
 
 def _each(rows: Rows, name: str, made: Callable[[Row], Iterable[_T]]) -> Iterator[_T]:
-    """What is made of each row.
+    """The result for each row.
 
     Raises:
         EvaluationError: a row is damaged; the file and line are named.

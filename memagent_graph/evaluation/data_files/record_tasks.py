@@ -1,8 +1,8 @@
-"""HotpotQA and SQuAD as tasks on their own: each question on its own paragraphs.
+"""HotpotQA and SQuAD as separate tasks: each question on its own paragraphs.
 
-An example's own length is the tokens of its paragraphs and question, about: the policy's tokens of each paragraph are
-counted once and added up. HotpotQA documents have some 1,500 tokens, SQuAD's are whole articles. Paragraphs are
-shuffled, the same way for equal seeds, because the files' order gives the answer away or has been lost.
+An example's own length is approximately the tokens of its paragraphs and question: each paragraph's tokens are counted
+once and summed. HotpotQA documents have some 1,500 tokens, SQuAD's are whole articles. Paragraphs are shuffled, the
+same way for equal seeds, because the files' order gives the answer away or has been lost.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows of data files, one in memory at a time: JSON lines, JSON lists, Parquet files, Hugging Face dataset folders.
 
-JSON files are indexed by the byte offsets of their rows, so that a list of several gigabytes is as good as lines.
+JSON files are indexed by the byte offsets of their rows, so that a list of several gigabytes works like lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memagent_graph.evaluation.extra_modules import extra_module
 Row: TypeAlias = dict[str, Any]
 
 _TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
-"""A whole string, or a mark of structure. Possessive: a string of megabytes leaves nothing to go back to."""
+"""A whole string, or a structural character. Possessive, so that a string of megabytes causes no backtracking."""
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _WRAPPED_LIST: Final = re.compile(
     rb"\s*\{\s*(?:" + _STRING + rb"\s*:\s*(?:" + _STRING + rb'|[-+.\w]+)\s*,\s*)*+"data"\s*:\s*\[', re.DOTALL
@@ -33,7 +33,7 @@ _PARQUET: Final = b"PAR1"
 
 
 class Rows(Protocol):
-    """Rows in a fixed order; each is read when it is asked for."""
+    """Rows in a fixed order; each is read on request."""
 
     def __len__(self) -> int: ...
 
@@ -46,15 +46,15 @@ class Rows(Protocol):
         ...
 
     def place(self, index: int) -> str:
-        """Where it stands, for messages."""
+        """Its place, for messages."""
         ...
 
 
 def open_rows(paths: Sequence[Path]) -> Rows:
-    """The rows of files and dataset folders, one after another. The content tells the format, not the name.
+    """The rows of files and dataset folders, one after another. The content determines the format, not the name.
 
     Raises:
-        EvaluationError: a file cannot be read, has no rows, or is of no format that is known here.
+        EvaluationError: a file cannot be read, has no rows, or has an unknown format.
         MissingExtraError: a format needs pyarrow (the extra "eval").
     """
     parts = [_open_one(path) for path in paths]
@@ -62,7 +62,7 @@ def open_rows(paths: Sequence[Path]) -> Rows:
 
 
 class JsonRows:
-    """The objects of a file of JSON lines, or of a JSON list, which may stand in an object under "data"."""
+    """The objects of a file of JSON lines, or of a JSON list, which may be in an object under "data"."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -144,7 +144,7 @@ class JsonRows:
 
 
 class Parts:
-    """Things in several parts, one after another, counted through."""
+    """Items in several parts, one after another, with one numbering."""
 
     def __init__(self, sizes: Iterable[int]) -> None:
         self._ends = list(itertools.accumulate(sizes))
@@ -153,13 +153,13 @@ class Parts:
         return self._ends[-1] if self._ends else 0
 
     def part(self, index: int) -> tuple[int, int]:
-        """In which part one is, and at which place there."""
+        """The part of an item, and its index there."""
         part = bisect_right(self._ends, index)
         return part, index - (self._ends[part - 1] if part else 0)
 
 
 class ParquetRows(Parts):
-    """The rows of a Parquet file; two of its row groups are held at a time."""
+    """The rows of a Parquet file; two of its row groups are in memory at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

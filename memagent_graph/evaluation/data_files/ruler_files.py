@@ -1,14 +1,14 @@
-"""What NVIDIA's RULER generator writes: JSON lines with index, input, outputs and length.
+"""Files from NVIDIA's RULER generator: JSON lines with index, input, outputs and length.
 
-The question stands at the end of `input`, and is found there by this rule:
+The question is at the end of `input`, and is found by this rule:
 
 1. The last "What is / What are all the special magic ... mentioned in the provided text?" that begins a line, if there
-   is one; otherwise the last line that begins with "Question:", from behind the colon to the end. Only the last 4,000
-   characters are searched, so that a document's own questions are not taken for it.
-2. From "Answer:" on it is the beginning of an answer that the generator may have put there, and is left out; so is all
-   behind a needle question's mark, and the text of the field `answer_prefix` where a row has it.
+   is one; otherwise the last line that begins with "Question:", from after the colon to the end. Only the last 4,000
+   characters are searched, so that a document's own questions are not confused with it.
+2. From "Answer:" on it is the beginning of an answer that the generator may have added, and is left out; so is
+everything after a needle question's question mark, and the text of the field `answer_prefix` if a row has it.
 3. Everything before the question is the document: the instructions that RULER begins with, and the worked example of
-   its word counts, stay where they are.
+its word counts, stay in place.
 
 An example's own length is the row's `length`: tokens of the generator's tokenizer, input and output together.
 """
@@ -35,7 +35,7 @@ from memagent_graph.evaluation.data_files.row_files import Row, open_rows
 from memagent_graph.evaluation.samples import LengthUnit, Metric, TaskSettings
 
 ANSWER_TOKENS: Final = 128
-"""The most that RULER gives any task."""
+"""The longest answer that RULER allows in any task."""
 _SEARCHED_CHARACTERS: Final = 4000
 _NEEDLE: Final = re.compile(
     r"^[ \t]*(What (?:is|are all) the special magic [^\n]*? mentioned in the provided text\?)", re.MULTILINE
@@ -44,11 +44,13 @@ _LABELLED: Final = re.compile(r"^[ \t]*Question:[ \t]*", re.MULTILINE)
 _ANSWER: Final = re.compile(r"\bAnswer:")
 _CHAT_MARK: Final = re.compile(r"\[/?INST\]|<\|[^|\n]{1,40}\|>|<(?:start|end)_of_turn>")
 _FROM_DOCUMENTS: Final = "based on the given documents"
-"""RULER asks so in its question-answering tasks alone, whose outputs are wordings of one answer."""
+"""RULER uses this only in its question-answering tasks, whose outputs are wordings of one answer."""
 
 
 def load_ruler_files(paths: Sequence[Path], settings: TaskSettings) -> FileTask:
-    """The examples of the generator's files; all must be scored alike: question answering, or the other tasks."""
+    """The examples of the generator's files; all must have the same kind of score: question answering, or the other
+    tasks.
+    """
     del settings  # lengths are the file's own
     hint = "RULER's generator writes rows with index, input, outputs and length."
     examples = RowExamples(open_rows(paths), example_of, hint)
@@ -79,7 +81,7 @@ def example_of(row: Row) -> Example:
 
 
 def split_question(text: str) -> tuple[int, str]:
-    """Where the question begins, with its label, and its text; see the module's rule.
+    """Where the question begins, including its label, and its text; see the module's rule.
 
     Raises:
         DamagedRowError: there is none.

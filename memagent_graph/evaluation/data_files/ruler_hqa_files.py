@@ -1,7 +1,7 @@
 """The published RULER-HQA evaluation files: eval_50.json to eval_25600.json of BytedTsinghua-SIA/hotpotqa.
 
 Each is a JSON list of objects with _id, context, input and answers. An example's own length is its number of passages:
-`num_docs` where the row says it, otherwise the lines of its context that begin with "Document 1:" and so on.
+`num_docs` if the row has it, otherwise the lines of its context that begin with "Document 1:" and so on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tokens of a text that is never held whole, equal to the tokens of the whole.
+"""Counts the tokens of a text in pieces, with the same result as for the whole text.
 
-Text is settled where a cut changes no token (`pieces.py`), a thousand characters at a time; what comes after the last
-such cut is held back, and counted again with whatever follows it.
+Text is counted up to a cut that changes no token (`pieces.py`), a thousand characters at a time; the text after the
+last such cut is kept, and counted again with the text that follows it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class TokenCounter:
             self._tokens_per_character = self._tokenizer.count(self._held) / len(self._held)
 
     def total(self, end: str = "") -> int:
-        """How many tokens the text has that was added, with `end` after it."""
+        """How many tokens the added text has, with `end` after it."""
         return self._settled_tokens + self._tokenizer.count(self._held + end)
 
     def estimate(self, more_characters: int = 0) -> float:
-        """About how many tokens it has, without counting any, with so many more characters."""
+        """The estimated number of tokens, without counting, with that many more characters."""
         if self._tokens_per_character is None:
             return self.total() + more_characters / 4
         return self._settled_tokens + (len(self._held) + more_characters) * self._tokens_per_character

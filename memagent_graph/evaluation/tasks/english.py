@@ -1,6 +1,6 @@
-"""Facts in plain English, planted in prose among facts that resemble them: people, places, wordings never trained on.
+"""Facts in plain English, planted in prose among similar facts: people, places and wordings that were never trained on.
 
-What shipped language policies are trained with is the other split of `english_facts`.
+Language policies that ship are trained on the other split of `english_facts`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from memagent_graph.evaluation.tasks.fitting import Insertion
 from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
 
 ABSENT: Final = ("not stated", "not mentioned", "none", "no answer", "not given", "does not say", "unknown")
-"""Any of these says that nothing answers."""
+"""Any of these means that there is no answer."""
 _DRAWS: Final = 40
-"""How often a question is drawn that asks for nothing that another one asks for, until it is given up."""
+"""The number of attempts to draw a question that shares no answer with another one."""
 _ARTICLE: Final = re.compile(r"^(?:a|an|the) ")
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question, its answers, what it rests on in the document's order, and what stands there to mislead."""
+    """A question, its answers, its evidence in the document's order, and the misleading facts."""
 
     question: str
     gold: tuple[str, ...]
@@ -34,7 +34,7 @@ class _Asked:
     """What each of the evidence contributes."""
     foreign: tuple[EnglishFact, ...]
     about: tuple[EnglishFact, ...]
-    """What is asked for: the evidence, the first of several to list, or what stands nowhere."""
+    """The asked fact: the evidence, the first of several to list, or one that is not in the document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class EnglishTask(GeneratedTask):
     Attributes:
         kind: "fact", "new" (relations never trained on), "change" (the last statement counts), "list", "hop_2", "hop_3"
             or "absent".
-        foreign: Tokens of the document to each further foreign fact.
+        foreign: Tokens of the document per additional foreign fact.
     """
 
     shares_documents: ClassVar[bool] = True
@@ -65,7 +65,7 @@ class EnglishTask(GeneratedTask):
         """The `index`-th sample of a length.
 
         Raises:
-            EvaluationError: The length is too small, or there are not so many questions for one document.
+            EvaluationError: The length is too small, or there are not enough questions for one document.
         """
         number, member = self.shared(index)
         chance = self.chance(length, number)
@@ -88,13 +88,13 @@ class EnglishTask(GeneratedTask):
         return self.planned(length, index, mine.question, mine.gold, haystack, insertions, questions)
 
     def _all_asked(self, facts: EnglishFacts) -> list[_Asked]:
-        """As many questions as share a document, none of which another one's evidence answers."""
+        """The questions that share a document; the evidence of one does not answer another."""
         number = self.settings.questions_per_document
         asked: list[_Asked] = []
         while len(asked) < number:
             clear = clear_of(fact for each in asked for fact in each.about)
             draws = (self._asked(facts) for _ in range(_DRAWS))
-            # Words of a kind may run out; then some are drawn again, within a list, too.
+            # Words of a kind may run out; then some are drawn again, also inside a list.
             drawn = next((d for d in draws if all(map(clear, d.about)) and len({*d.gold}) == len(d.gold)), None)
             if drawn is None:
                 raise EvaluationError(

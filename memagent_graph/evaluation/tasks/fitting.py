@@ -1,9 +1,9 @@
-"""Documents of exactly so many tokens: what stands where between a haystack's units, planned in one pass.
+"""Plans documents of an exact number of tokens: which insertions are between which units of a haystack, in one pass.
 
-The rule: never more tokens than asked for; fewer only by what no choice of units can fill. Units are taken in order
-until twenty or so are missing, and these are chosen among those that follow, early ones first, so that their sum is
-what is left, which it nearly always can be. The whole is then counted as the tokenizer counts it, and the choice
-corrected where tokens merge across units.
+The rule: never more tokens than requested; fewer only if no choice of units fills the rest. Units are taken in order
+until about twenty are missing; these are chosen among the following ones, early ones first, so that their sum is the
+rest, which is nearly always possible. The whole is then counted with the tokenizer, and the choice is corrected if
+tokens merge across units.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _CORRECTIONS = 24
 
 
 class Haystack(Protocol):
-    """What a document consists of beside what is put into it."""
+    """The parts of a document besides insertions."""
 
     def units(self) -> Iterator[str]:
         """Sentences, lines or passages without end, the same at each call."""
         ...
 
     def piece(self, position: int, text: str) -> str:
-        """A unit, or something put between units, as it stands in the document as its `position`-th part."""
+        """The text of a unit or an insertion as the `position`-th part of the document."""
         ...
 
 
@@ -42,23 +42,23 @@ class Insertion:
 
     text: str
     depth: float
-    """Where: after this share of the haystack's tokens (or of its units, where these are counted), 0 to 1."""
+    """Its place: after this share of the haystack's tokens (or of its units, if these are counted), 0 to 1."""
     gold: str | None = None
-    """As in the needle that it becomes; None for a decoy, which the answer does not rest on."""
+    """The needle's gold string; None for a decoy, which is not evidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A planned document: from it and the haystack the text can be made any number of times."""
+    """A planned document: with the haystack, the text can be made from it any number of times."""
 
     insertions: tuple[Insertion, ...]
-    """In the order in which they stand."""
+    """In the document's order."""
     slots: tuple[int, ...]
-    """Before which of the taken units each insertion stands."""
+    """The index of the unit before which each insertion is."""
     taken: int
-    """How many units are taken from the haystack's beginning."""
+    """How many units from the haystack's beginning are used."""
     chosen: tuple[int, ...]
-    """Which of the units after these are taken too, counted from the first of them."""
+    """Which of the following units are used too, counted from the first of them."""
 
     def pieces(self, haystack: Haystack) -> Iterator[str]:
         """The document's parts; white space at its end is left out."""
@@ -71,7 +71,7 @@ class Layout:
             yield held
 
     def needles(self, haystack: Haystack) -> tuple[Needle, ...]:
-        """The insertions that carry gold, with the places where they begin."""
+        """The insertions with gold strings, and the places where they begin."""
         inserted = {
             slot + number: insertion
             for number, (insertion, slot) in enumerate(zip(self.insertions, self.slots, strict=True))
@@ -95,7 +95,7 @@ class Layout:
 
 
 def least_tokens(haystack: Haystack, insertions: Sequence[Insertion], tokenizer: Tokenizer) -> int:
-    """How many tokens a document has that holds the insertions and nothing else."""
+    """How many tokens a document with only the insertions has."""
     pieces = (haystack.piece(place, each.text) for place, each in enumerate(_in_order(insertions)))
     return tokenizer.count("".join(pieces).rstrip())
 
@@ -122,7 +122,7 @@ def _in_order(insertions: Sequence[Insertion]) -> tuple[Insertion, ...]:
 
 
 class _Fitting:
-    """One attempt at a plan, with so many units from which the last ones are chosen."""
+    """One attempt at a plan, with a number of units from which the last ones are chosen."""
 
     def __init__(
         self, haystack: Haystack, insertions: tuple[Insertion, ...], budget: int, tokenizer: Tokenizer, pool_size: int
@@ -141,7 +141,7 @@ class _Fitting:
         self.pool_characters = sum(len(unit) for unit in self.pool)
 
     def layout(self) -> Layout | None:
-        """The plan; None where more units than there is room for were taken unseen, or no choice fits."""
+        """The plan; None if too many units were taken, or no choice fits."""
         while self._stream_on():
             pass
         pool = list(self.pool)
@@ -164,7 +164,7 @@ class _Fitting:
         return best[1] if best is not None else None
 
     def _stream_on(self) -> bool:
-        """Take one more unit, with what stands before it, unless the rest must be chosen."""
+        """Take one more unit, with the insertions before it, unless the rest must be chosen."""
         estimate = self.counter.estimate()
         done = len(self.slots)
         hay = estimate - sum(self.costs[:done])
@@ -187,12 +187,12 @@ class _Fitting:
         return True
 
     def _must_choose(self, estimate: float, done: int) -> bool:
-        """Whether what is left has room for an eighth of the pool only: then the last units must be chosen."""
+        """Whether only an eighth of the pool fits in the rest: then the last units must be chosen."""
         last_units = self.counter.estimate(round(self.pool_characters * _LAST_SHARE)) - estimate
         return estimate + last_units > self.budget - sum(self.costs[done:])
 
     def _slots(self, costs: Sequence[int]) -> list[int]:
-        """All slots, those of the insertions that are left with them, when units of such costs come last."""
+        """All slots, including those of the remaining insertions, if units with these costs are last."""
         slots = list(self.slots)
         tokens = self.hay_tokens - sum(costs)
         for number, cost in enumerate([*costs, None]):
@@ -212,7 +212,7 @@ class _Fitting:
 
 
 def closest_subset(costs: Sequence[int], target: int) -> list[int]:
-    """The places of some of `costs`, ascending, whose sum is the largest that does not exceed `target`."""
+    """Indices of some of `costs`, ascending, with the largest sum that does not exceed `target`."""
     within = (1 << (target + 1)) - 1
     reachable = [1]
     for cost in costs:
@@ -229,7 +229,7 @@ def closest_subset(costs: Sequence[int], target: int) -> list[int]:
 def _framed(
     haystack: Haystack, insertions: Sequence[Insertion], slots: Sequence[int], units: Iterator[str], first: int = 0
 ) -> Iterator[str]:
-    """Units with insertions between them, as they stand in the document from part `first` on."""
+    """Units with insertions between them, in the document's order from part `first` on."""
     position = first
     done = 0
     for number, unit in enumerate(itertools.chain(units, [None])):

@@ -1,4 +1,4 @@
-"""What all generated tasks share: chance by name, and how a planned document becomes a sample."""
+"""The common part of all generated tasks: random numbers by name, and samples from planned documents."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ DEPTHS = tuple(step / 39 for step in range(40))
 """RULER's places for needles: forty of them, evenly spaced, from a document's beginning to its end."""
 
 SMALL_ANSWER_TOKENS = 48
-"""An answer's tokens in small variants, where the published number is larger: the embedded policy's budget."""
+"""An answer's tokens in small variants, if the published number is larger: the embedded policy's budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedTask(ABC):
-    """The part of a task that is the same for all: its description, and the arithmetic of lengths.
+    """The common part of a task: its description, and the arithmetic of lengths.
 
     Attributes:
-        name: What it is called.
-        settings: What it is made with.
-        answer_tokens: How many tokens of a length are set aside for the answer.
+        name: Its name.
+        settings: Its settings.
+        answer_tokens: How many tokens of a length are reserved for the answer.
         metric: How several gold strings count.
         unit: What lengths count.
         shares_documents: Whether several samples can ask about one document
             (`TaskSettings.questions_per_document`).
-        dials: The fields that can be set behind its name, as in "multi_hop_2:gap=0.1".
-        margin: By how much samples' least lengths differ at most, as a factor.
-        whole_document: Whether the answer rests on all of the document, so that needles are not all its evidence.
+        dials: The fields that can be set after its name, as in "multi_hop_2:gap=0.1".
+        margin: The largest ratio between the smallest lengths of two samples.
+        whole_document: Whether the answer is based on the whole document, so that needles are not all its evidence.
     """
 
     whole_document: ClassVar[bool] = False
@@ -55,7 +55,7 @@ class GeneratedTask(ABC):
         """The `index`-th sample of a length. Raises EvaluationError where there is none."""
 
     def shared(self, index: int) -> tuple[int, int]:
-        """The number of the document that a sample asks about, and which of the questions about it is the sample's."""
+        """The number of a sample's document, and the index of its question among those about the document."""
         return divmod(index, self.settings.questions_per_document)
 
     def chance(self, length: int, index: int, *purpose: str | int) -> random.Random:
@@ -71,13 +71,14 @@ class GeneratedTask(ABC):
         return source(self.settings, self.name, length, index, *purpose)
 
     def room(self, length: int, question: str) -> int:
-        """How many tokens are left for the document; less than none where not even the question fits."""
+        """How many tokens are left for the document; negative if not even the question fits."""
         return length - self.settings.tokenizer.count(question) - self.answer_tokens - self.settings.prompt_tokens
 
     def too_short(self, length: int, missing: int) -> EvaluationError:
-        """The error for a length that does not hold what the task consists of.
+        """The error for a length that is too small for the task's parts.
 
-        Keys and words are others at other lengths and indices: a few more tokens are recommended than are missing here.
+        Keys and words differ at other lengths and indices: the recommended length is a few tokens more than needed
+        here.
         """
         least, counted = length + missing, "of the document"
         if self.unit is LengthUnit.TOKENS:
@@ -100,16 +101,16 @@ class GeneratedTask(ABC):
         insertions: Sequence[Insertion],
         beside: Sequence[str] = (),
     ) -> Sample:
-        """The sample whose document is a haystack with insertions, exactly as long as asked.
+        """The sample whose document is a haystack with insertions, with exactly the requested length.
 
         Args:
             length: As asked.
             index: As asked.
             question: The sample's.
             gold: The sample's.
-            haystack: What surrounds the insertions.
-            insertions: Those of all questions about the document; only what this sample's answer rests on has gold.
-            beside: All questions about the document, where there are several: the longest decides on its length, so
+            haystack: The text around the insertions.
+            insertions: Those of all questions about the document; only this sample's evidence has gold strings.
+            beside: All questions about the document, if there are several: the longest one determines its length, so
                 that it is the same for all.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What needles are hidden in: noise, other needles, prose. All of them are streams that never end."""
+"""The text that needles are hidden in: noise, other needles, prose. All of them are endless streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISE = (
     "The clock in the hall is slow again.",
     "Nobody minds.",
 )
-"""Sentences that say nothing, repeated in this order."""
+"""Sentences without information, repeated in this order."""
 
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*\s+(?=[^a-z\s])|[。！？]+[」』”’）]*")
 _LONGEST_SENTENCE = 600
@@ -32,7 +32,7 @@ _SUFFIXES = {".txt", ".md"}
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines of a stream, one below the other."""
+    """The lines of a stream."""
 
     lines: Callable[[], Iterator[str]]
 
@@ -47,12 +47,12 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """Sentences of paragraphs; white space between them stands in the sentences, as it does in the text."""
+    """Sentences of paragraphs; the white space between them is part of the sentences."""
 
     paragraphs: Callable[[], Iterator[str]]
     """Without end."""
     skipped: int = 0
-    """At which sentence to begin."""
+    """The index of the first sentence."""
 
     def units(self) -> Iterator[str]:
         """The sentences."""
@@ -60,19 +60,19 @@ class Prose:
         return itertools.islice(sentences, self.skipped, None)
 
     def piece(self, position: int, text: str) -> str:
-        """A sentence, parted from the next one."""
+        """A sentence, separated from the next one."""
         return text if text.endswith((" ", "\n", "。", "！", "？", "」", "』")) else text + " "
 
 
 def noise() -> Lines:
-    """The noise sentences, a line each."""
+    """The noise sentences, one per line."""
     return Lines(lambda: itertools.cycle(NOISE))
 
 
 def prose(path: Path | None, chance: random.Random) -> Haystack:
-    """Prose from a user's file or folder, or from what comes with Python, beginning at one of its first sentences.
+    """Prose from a user's file or folder, or from Python's own texts, beginning at one of its first sentences.
 
-    What is found with Python depends on its version, so that samples are equal only where versions are.
+    Python's texts depend on its version, so samples are equal only if the versions are.
 
     Raises:
         EvaluationError: There is no text at `path`.
@@ -91,7 +91,7 @@ def prose(path: Path | None, chance: random.Random) -> Haystack:
 def split_sentences(paragraph: str) -> Iterator[str]:
     """A paragraph's sentences, each with the white space after it; the last one ends the paragraph.
 
-    What has no sentence end for hundreds of characters is parted at spaces.
+    Text without a sentence end for hundreds of characters is split at spaces.
     """
     start = 0
     for end in [*(match.end() for match in _SENTENCE_END.finditer(paragraph)), len(paragraph)]:
@@ -107,12 +107,12 @@ def split_sentences(paragraph: str) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1)
 def _docstrings() -> tuple[str, ...]:
-    """A megabyte or so, kept: to parse the library again for each document would take seconds."""
+    """About a megabyte, kept in memory: parsing the library for each document would take seconds."""
     return tuple(library_docstrings())
 
 
 def _python_prose() -> Iterator[str]:
-    """As `prose.prose`, which parses the library again in each round."""
+    """Like `prose.prose`, which parses the library again in each round."""
     while True:
         yield from reference_topics()
         yield from _docstrings()
@@ -129,7 +129,7 @@ def _text_files(path: Path) -> tuple[Path, ...]:
 
 
 def _paragraphs(files: tuple[Path, ...]) -> Iterator[str]:
-    """Paragraphs of files, read a line at a time: parted by empty lines, white space made single spaces."""
+    """Paragraphs of files, read one line at a time: separated by empty lines, with single spaces."""
     for path in files:
         try:
             with path.open(encoding="utf-8-sig") as file:

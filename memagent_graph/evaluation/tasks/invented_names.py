@@ -1,7 +1,6 @@
-"""Invented people, towns, companies and things, none of whose words other tasks plant.
+"""Invented people, towns, companies and things, with words that no other task uses.
 
-Every name has two halves, so that there are names that share one: what is easily taken for another. Where a name is
-one of several of its kind (a company, a thing), it has its article.
+Every name has two halves, so that names that share one can be confused. Names of companies and things have an article.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import Final
 from memagent_graph.errors import EvaluationError
 
 _MOST_TAKEN: Final = 0.5
-"""The share of a kind's names that can be taken: from there on a free one is drawn too seldom."""
+"""The maximum share of a kind's names in use: above it, a free one is drawn too rarely."""
 
 
 class Kind(StrEnum):
-    """What a name names."""
+    """The kind of a name."""
 
     PERSON = "person"
     TOWN = "town"
@@ -51,7 +50,7 @@ class Entity:
 
     @property
     def name(self) -> str:
-        """As it stands within a sentence, with its article."""
+        """Its form inside a sentence, with its article."""
         return _PATTERNS[self.kind][0].format(*self.halves)
 
     @property
@@ -61,10 +60,10 @@ class Entity:
 
 
 class Names:
-    """Entities of one document, none of them twice.
+    """Entities of one document, each only once.
 
     Args:
-        chance: what they are drawn with.
+        chance: the source of random numbers.
     """
 
     def __init__(self, chance: random.Random) -> None:
@@ -75,7 +74,7 @@ class Names:
         """Another entity of a kind.
 
         Raises:
-            EvaluationError: so many are taken that there are hardly any left.
+            EvaluationError: nearly all names are in use.
         """
         _, first, second = _PATTERNS[kind]
         if sum(each.kind is kind for each in self._taken) >= _MOST_TAKEN * len(first) * len(second):
@@ -89,7 +88,7 @@ class Names:
                 return self._take(entity)
 
     def resembling(self, entity: Entity) -> Entity:
-        """Another entity, which shares half of its name with this one; where these are all taken, any other."""
+        """Another entity, which shares half of its name with this one; if all of these are in use, any other."""
         _, first, second = _PATTERNS[entity.kind]
         halves = [((entity.halves[0],), second), (first, (entity.halves[1],))]
         self._chance.shuffle(halves)

@@ -1,11 +1,11 @@
 """The k-th of n near-identical texts, to be repeated word for word.
 
-In the manner of MRCR (Vodrahalli et al., arXiv 2409.12640; OpenAI-MRCR): several notes about one harbour, in one form,
-stand in prose among notes about other harbours, and which one is asked for only their order tells. The evidence is all
-notes about it up to that one. `Scores.string_match` has MRCR's metric, the similarity of answer and note behind the
-words that all of these notes begin with; strict accuracy asks for the whole note.
+In the manner of MRCR (Vodrahalli et al., arXiv 2409.12640; OpenAI-MRCR): several notes about one harbour, in the same
+form, are in prose among notes about other harbours, and only their order determines the asked one. The evidence is all
+notes about it up to that one. `Scores.string_match` has MRCR's metric, the similarity of answer and note after the
+words that all of these notes begin with; strict accuracy needs the whole note.
 
-There are as many notes about other harbours as about the asked ones. Small variants have 2, and shorter notes.
+There are as many notes about other harbours as about the asked one. Small variants have 2, and shorter notes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SMALL_OTHERS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """The notes about one harbour, in the order in which they stand, and the number of the one that is asked for."""
+    """The notes about one harbour, in the document's order, and the number of the asked one."""
 
     town: str
     texts: tuple[str, ...]
@@ -47,7 +47,7 @@ class _Notes:
 
     @property
     def question(self) -> str:
-        """What asks for it."""
+        """The question."""
         return (
             f"Several harbour notes for {self.town} stand in the text. Repeat the {ORDINALS[self.asked]} of them word "
             'for word, from "Harbour note" on.'

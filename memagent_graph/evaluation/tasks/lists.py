@@ -1,8 +1,8 @@
 """RULER's counting tasks: the ten most common words of a list, and the three most frequent coded words.
 
-Small variants: `cwe` asks for five words, which occur 6 times among words that occur once, whatever the length, and
-its worked example has five and five words instead of ten and ten; `fwe` has words of four letters, and a vocabulary of
-a twentieth of the length instead of a fiftieth.
+Small variants: `cwe` asks for five words, which occur 6 times among words that occur once, at any length, and its
+worked example has five and five words instead of ten and ten; `fwe` has words of four letters, and a vocabulary of a
+twentieth of the length instead of a fiftieth.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _ZETA_OF_2 = math.pi**2 / 6
 class CommonWordsTask(GeneratedTask):
     """Common words: a few words occur often in a numbered list, all others equally rarely.
 
-    The rare words are single English words while the word lists suffice, and pairs of an adjective and a noun in longer
-    lists; common ones are of the same kind. The worked example stands before the list, in the document.
+    The rare words are single English words as long as the word lists suffice, and pairs of an adjective and a noun in
+    longer lists; common ones are of the same kind. The worked example is before the list, in the document.
 
     Attributes:
         common: How many words are asked for.
@@ -130,7 +130,7 @@ def _vocabularies() -> Iterator[tuple[int, Callable[[int], str]]]:
 
 
 class _CommonWordsDrafts:
-    """Lists for estimated sizes: the estimate is the sum of words' and numbers' own tokens."""
+    """Lists of estimated sizes: the estimate is the sum of the tokens of words and numbers."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _CommonWordsDrafts:
         return self._fixed + sum(cost for _, cost in zip(range(self._least_words), self._costs(), strict=False))
 
     def draft(self, target: int) -> ShuffledWords | None:
-        """A list of about `target` tokens; None where there are not enough words."""
+        """A list of about `target` tokens; None if there are not enough words."""
         left = target - self._fixed
         costs = self._costs()
         taken = 0
@@ -186,7 +186,7 @@ class _CommonWordsDrafts:
         return ShuffledWords(self._header, size, word, numbered=True, order=self._order)
 
     def _costs(self) -> Iterator[int]:
-        """Tokens that each further rare word adds."""
+        """Tokens per additional rare word."""
         place = len(self._gold) * self._often
         for rank in range(self._first_rank, len(self._words)):
             numbering = sum(self._numbering(place + number) for number in range(1, self._rarely + 1))
@@ -204,7 +204,7 @@ class _CommonWordsDrafts:
 class FrequentWordsTask(GeneratedTask):
     """Frequent coded words: random letters whose frequencies fall with the square of their rank; rank 1 is dots.
 
-    What the ranks' rounded counts leave of a length is filled with words of the next ranks, once each.
+    The rest of a length, due to the ranks' rounded counts, is filled with words of the next ranks, once each.
 
     Attributes:
         letters: How long a coded word is.
@@ -245,7 +245,7 @@ class FrequentWordsTask(GeneratedTask):
 
 
 class _FrequentWordsDrafts:
-    """Coded texts for estimated sizes."""
+    """Coded texts of estimated sizes."""
 
     def __init__(self, words: list[str], order: str, settings: TaskSettings) -> None:
         self._words = words
@@ -260,7 +260,7 @@ class _FrequentWordsDrafts:
         return self._tokens(self._least_size)
 
     def draft(self, target: int) -> ShuffledWords | None:
-        """A text of about `target` tokens; None where that is too small."""
+        """A text of about `target` tokens; None if that is too small."""
         if target < self.least:
             return None
         size = bisect_right(range(max(target, 1) * 4), target, lo=1, key=self._tokens) - 1

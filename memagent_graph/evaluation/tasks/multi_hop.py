@@ -1,15 +1,14 @@
 """Multi-hop questions over an entity graph of invented names: "In which town does the owner of the punt live?"
 
-A fact says of one entity (a person, town, company or thing) which other one stands in a relation to it, and there is
-one such at most. A chain of facts, each about whom or what the one before it led to, is planted in prose together with
-distractors. The question names the chain's beginning and the relations, never what lies between; the answer is the
-chain's end. Half of the distractors are chains of the same relations, from a beginning that resembles the asked one;
-the others say something else about the entities of the chain.
+A fact relates one entity (a person, town, company or thing) to another one, and there is at most one for each relation.
+A chain of facts, each about the entity that the previous one led to, is planted in prose together with distractors. The
+question names the chain's beginning and the relations, but not the entities between; the answer is the chain's end.
+Half of the distractors are chains of the same relations, from an entity similar to the asked one; the others are other
+facts about the entities of the chain.
 
-The order in which the facts stand is part of the name. Forward: as they are followed. Backward: the last one first, so
-that what a fact is good for is only known from one that comes later; a reader that overwrites its memory and reads once
-can only keep it by chance, or keep all there is. Shuffled: in any order. Small variants have 4 distractors in place of
-16.
+The order of the facts is part of the name. Forward: in the order of the chain. Backward: the last one first, so that
+only a later fact shows why an earlier one matters; a reader that overwrites its memory and reads once can keep it only
+by chance, or by keeping everything. Shuffled: in any order. Small variants have 4 distractors in place of 16.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from memagent_graph.evaluation.tasks.invented_names import Entity, Kind, Names
 
 
 class HopOrder(StrEnum):
-    """In which order a chain's facts stand in the document."""
+    """The order of a chain's facts in the document."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -39,7 +38,7 @@ class HopOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What one entity can be to another, and how that is said."""
+    """A relation between two entities, and its wordings."""
 
     of: Kind
     to: Kind
@@ -92,7 +91,7 @@ RELATIONS: Final = {
 """Each has one answer at most for one entity."""
 
 _SUGGESTIVE: Final = frozenset({("mayor", "home"), ("director", "employer"), ("director", "home")})
-"""What one would guess without reading on: a mayor lives in the town, a director works for the company."""
+"""Pairs that could be guessed: a mayor lives in the town, a director works for the company."""
 
 MULTI_HOP: Final = {
     f"multi_hop_{hops}" + ("" if order is HopOrder.FORWARD else f"_{order}"): (hops, order)
@@ -105,7 +104,7 @@ _DISTRACTORS, _SMALL_DISTRACTORS = 16, 4
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """That an entity stands in a relation to another."""
+    """A relation between two given entities."""
 
     relation: str
     subject: Entity
@@ -115,14 +114,14 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Facts that lead from the first one's subject to the last one's object, and others that only seem to."""
+    """Facts that lead from the first one's subject to the last one's object, and similar distractors."""
 
     facts: tuple[Fact, ...]
     distractors: tuple[Fact, ...]
 
     @property
     def question(self) -> str:
-        """What asks for the end, from the beginning."""
+        """The question for the end, from the beginning."""
         asked = self.facts[0].subject.name
         for fact in self.facts[:-1]:
             asked = RELATIONS[fact.relation].phrase.format(s=asked)
@@ -131,12 +130,12 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiHopTask(GeneratedTask):
-    """Questions whose answer takes several facts, each of which only makes sense with the one before it.
+    """Questions whose answer needs several facts, each of which makes sense only with the previous one.
 
     Attributes:
         hops: How many facts there are in a chain.
-        order: How they stand in the document.
-        gap: How far apart neighbouring ones stand, as a share of the document; 0 leaves it to chance.
+        order: Their order in the document.
+        gap: The distance between neighbouring ones, as a share of the document; 0 means random.
         distractors: How many other facts there are for each question.
     """
 
@@ -183,7 +182,7 @@ class MultiHopTask(GeneratedTask):
         return self.planned(length, index, questions[member], gold, haystack, insertions, questions)
 
     def _depths(self, chance: random.Random) -> list[float]:
-        """Where the facts of a chain stand, in the order in which they are followed."""
+        """The places of a chain's facts, in the order of the chain."""
         if self.gap:
             first = chance.uniform(0, 1 - self.gap * (self.hops - 1))
             depths = [first + self.gap * hop for hop in range(self.hops)]
@@ -197,7 +196,7 @@ class MultiHopTask(GeneratedTask):
 
 
 def draw_chain(chance: random.Random, names: Names, hops: int, distractors: int) -> Chain:
-    """A new chain of so many facts, and so many others beside it."""
+    """A new chain of facts, and its distractors."""
     relations = _relations(chance, hops)
     facts = _followed(chance, names, names.new(RELATIONS[relations[0]].of), relations)
     other = _others(chance, names, facts)
@@ -222,7 +221,7 @@ def _relations(chance: random.Random, hops: int) -> tuple[str, ...]:
 
 
 def _followed(chance: random.Random, names: Names, start: Entity, relations: tuple[str, ...]) -> tuple[Fact, ...]:
-    """Facts from an entity on, to new ones."""
+    """A chain of facts from an entity to new ones."""
     facts = []
     for relation in relations:
         facts.append(_fact(chance, relation, start, names.new(RELATIONS[relation].to)))
@@ -236,7 +235,7 @@ def _fact(chance: random.Random, relation: str, subject: Entity, to: Entity) -> 
 
 
 def _others(chance: random.Random, names: Names, chain: tuple[Fact, ...]) -> Iterator[Fact]:
-    """Distractors of a chain, without end: no entity has two facts of one relation."""
+    """An endless stream of a chain's distractors: no entity has two facts of one relation."""
     relations = tuple(fact.relation for fact in chain)
     besides = [
         (relation, fact.subject)
@@ -247,7 +246,7 @@ def _others(chance: random.Random, names: Names, chain: tuple[Fact, ...]) -> Ite
     chance.shuffle(besides)
     for place in count():
         start = names.resembling(chain[0].subject)
-        # The last fact first: where only some are wanted, it is those that compete with the asked one's end.
+        # The last fact first: if only some are used, they are those that compete with the asked chain's end.
         yield from reversed(_followed(chance, names, start, relations))
         for relation, subject in besides[place * len(chain) : (place + 1) * len(chain)]:
             yield _fact(chance, relation, subject, names.new(RELATIONS[relation].to))

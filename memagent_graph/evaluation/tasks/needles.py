@@ -1,10 +1,10 @@
 """RULER's eight needle tasks: numbers or UUIDs under keys, hidden in noise, in prose, or among other needles.
 
-The small variants ask what the embedded policy knows: facts as `planted_facts` states and asks for them, with entities
-and values of its held-out split, numbers of four to seven digits. The first five are "special magic numbers" of an
+The small variants ask for facts that the embedded policy was trained for: those of `planted_facts`, with entities and
+values of its held-out split, numbers of four to seven digits. The first five are "special magic numbers" of an
 adjective and a noun; `niah_single_3` and `niah_multikey_3`, which have UUIDs at full size, draw any attribute and
-entity. `niah_multivalue` has two values instead of four, `niah_multiquery` two questions instead of four, each as the
-policy knows it.
+entity. `niah_multivalue` has two values instead of four, `niah_multiquery` two questions instead of four, each in a
+form that the policy knows.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from memagent_graph.evaluation.tasks.vocabulary import pair
 
 
 class Hay(StrEnum):
-    """What surrounds the needles."""
+    """The text around the needles."""
 
     NOISE = "noise"
     PROSE = "prose"
     NEEDLES = "needles"
-    """Lines of the needles' own form, under other keys."""
+    """Lines of the same form as needles, with other keys."""
 
 
 class Kind(StrEnum):
-    """What keys and values are."""
+    """The kinds of keys and values."""
 
     WORDS = "word"
     """An adjective and a noun."""
@@ -51,7 +51,7 @@ class Shape:
 
     hay: Hay
     keys: int = 1
-    """How many keys stand in the text beside the haystack's own."""
+    """How many keys are in the text besides the haystack's own."""
     values: int = 1
     """How many values each of them has."""
     queried: int = 1
@@ -74,12 +74,12 @@ SHAPES = {
 _ANSWER_TOKENS = 128
 _SMALL_MOST = 2
 _SMALL_DRAWS = 5000
-"""How often a key is drawn that is not taken, until it is given up."""
+"""The number of attempts to draw an unused key."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A key, its values, the sentences that state them, and the question that asks for it alone."""
+    """A key, its values, the sentences that state them, and the question for only this key."""
 
     name: str
     values: tuple[str, ...]
@@ -91,7 +91,7 @@ class _Keys(Protocol):
     """Draws keys."""
 
     def key(self, values: int, taken: Container[str]) -> _Key:
-        """A new key with so many values, neither key nor values `taken`."""
+        """A new key with a number of values; neither key nor values are in `taken`."""
         ...
 
 
@@ -128,7 +128,7 @@ class _FullSize:
 
 
 class _Small:
-    """Facts that the embedded policy knows how to read, from the split that it never saw."""
+    """Facts in a form that the embedded policy can read, from the split that it never saw."""
 
     def __init__(self, shape: Shape, chance: random.Random) -> None:
         self._facts = PlantedFacts(chance, held_out=True, number_share=1.0)

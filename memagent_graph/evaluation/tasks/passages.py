@@ -1,13 +1,13 @@
-"""Questions whose paragraphs lie among others: RULER's two QA tasks, by tokens, and RULER-HQA, by passages.
+"""Questions whose paragraphs are among others: RULER's two QA tasks, by tokens, and RULER-HQA, by passages.
 
 Questions and paragraphs come from a data file: SQuAD's for `qa_1`, HotpotQA's for `qa_2` and `ruler_hqa`. The `index`
-names the same question at every length. Beside the gold paragraphs stand the question's own distractors, then
-paragraphs of other questions, all in random order, never a second copy of a gold one.
+is the same question at every length. Besides the gold paragraphs, there are the question's own distractors, then
+paragraphs of other questions, all in random order, without a second copy of a gold one.
 
-`qa_1` and `qa_2` go through the paragraphs again, in another order, where a length needs more than there are, as RULER
-does: SQuAD's small files reach no million tokens otherwise. `ruler_hqa` refuses that: its lengths count passages, and
-are meant to be different ones. Small variants leave out questions and answers that do not fit the embedded policy's
-budgets, 96 and 48 tokens.
+`qa_1` and `qa_2` repeat the paragraphs, in another order, if a length needs more than there are, as RULER does: SQuAD's
+small files are otherwise too short for a million tokens. `ruler_hqa` refuses that: its lengths count different
+passages. Small variants leave out questions and answers that do not fit the embedded policy's budgets, 96 and 48
+tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memagent_graph.evaluation.tasks.generated import SMALL_ANSWER_TOKENS, Gener
 from memagent_graph.evaluation.tasks.seeding import Order, source
 
 PASSAGE_TASKS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}
-"""With the data set that each reads."""
+"""The tasks, with the data set of each."""
 
 _QA_ANSWER_TOKENS, _HQA_ANSWER_TOKENS = 32, 128
 _SMALL_QUESTION_TOKENS = 96
@@ -43,7 +43,7 @@ class Passages:
         return self.texts()
 
     def piece(self, position: int, text: str) -> str:
-        """A paragraph under its number."""
+        """A paragraph with its number."""
         return f"Document {position + 1}:\n{text}\n\n"
 
 
@@ -63,7 +63,7 @@ class PassagesTask(GeneratedTask):
         """The `index`-th sample of a length.
 
         Raises:
-            EvaluationError: The gold paragraphs do not fit, there are not so many questions, or not so many passages.
+            EvaluationError: The gold paragraphs do not fit, or there are not enough questions or passages.
         """
         chance = self.chance(length, index)
         record = self._record(index)
@@ -80,7 +80,7 @@ class PassagesTask(GeneratedTask):
         return self.planned(length, index, record.question, record.answers, haystack, [*gold, *decoys])
 
     def question(self, length: int, index: int) -> str:
-        """The question of a sample, without its document's being planned. Raises EvaluationError as `sample`."""
+        """The question of a sample, without planning its document. Raises EvaluationError like `sample`."""
         return self._record(index).question
 
     def _by_passages(
@@ -124,11 +124,11 @@ class PassagesTask(GeneratedTask):
         return found
 
     def _tokens(self, texts: Sequence[str]) -> int:
-        """Tokens of passages, about: their numbers are not known yet."""
+        """The approximate tokens of passages: their numbers are not known yet."""
         return sum(self.settings.tokenizer.count(f"Document 100:\n{text}\n\n") for text in texts)
 
     def _others(self, length: int, index: int, taken: frozenset[str]) -> Iterator[str]:
-        """All paragraphs but those whose text is taken, over and over, each time in another order."""
+        """All paragraphs except those with a used text, repeated without end, each time in another order."""
         chance = self.chance(length, index, "others")
         none_yet = True
         while True:

@@ -1,13 +1,13 @@
-"""Counting over records: the document is a list of purchases, a line each, and the answer rests on a few of them.
+"""Counting over records: the document is a list of purchases, one per line, and the answer is based on a few of them.
 
-In the manner of OOLONG (Bertsch et al., arXiv 2511.02817): every single record is easy, and the answer takes all of the
+In the manner of OOLONG (Bertsch et al., arXiv 2511.02817): every single record is easy, but the answer needs the whole
 document. `records_count` asks how many purchases of a category were made on a weekday. `records_most_frequent` asks of
-which category a person bought most often; all their purchases are evidence. However long the document, as many records
-as `matching` says answer a question, or fewer; what is missing is made up for by near misses (the same category on
-another weekday, another person of the same surname), so that all samples need the same room. All other records are of
-another weekday or category, or another person's.
+which category a person bought most often; all their purchases are evidence. In a document of any length, at most
+`matching` records answer a question; if there are fewer, near misses (the same category on another weekday, another
+person with the same surname) replace them, so that all samples need the same space. All other records have another
+weekday or category, or another person.
 
-Small variants have up to 5 in place of 12. The document is records alone, unless a haystack is named: then half of the
+Small variants have up to 5 instead of 12. The document has only records, unless a haystack is named: then half of the
 other lines are its sentences.
 """
 
@@ -44,12 +44,13 @@ _LEAST_MATCHING: Final = 2
 _RIVALS: Final = 3
 _PROSE_SHARE: Final = 0.5
 _MOST_QUESTIONS: Final = 12
-"""Of 48 pairs of a category and a weekday: so every asked one keeps near misses that are not asked about."""
+"""The maximum, out of 48 pairs of a category and a weekday: so every asked pair has near misses that are not asked
+about."""
 
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """One record, without what says nothing: when on the day, and what."""
+    """One record, without its filler: the time of day and the item."""
 
     weekday: str
     person: str
@@ -58,23 +59,24 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question, its answer, the purchases that it rests on, and which others would change it."""
+    """A question, its answer, its evidence, and the other purchases that would change the answer."""
 
     question: str
     gold: str
     purchases: tuple[Purchase, ...]
     counts: Callable[[Purchase], bool]
     near_miss: Callable[[random.Random], Purchase]
-    """Draws a purchase that resembles them; it may be one that counts."""
+    """Draws a similar purchase; it may be one that counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsTask(GeneratedTask):
-    """Questions for the number of records, or for what is most frequent in them.
+    """Questions for the number of records, or for the most frequent category.
 
     Attributes:
-        matching: How many records answer a question at most; with the near misses, so many stand there for each.
-        prose_share: Which share of the other lines are sentences of prose, 0 to 1.
+        matching: The maximum number of records that answer a question; with the near misses, there are this many for
+            each.
+        prose_share: The share of the other lines that are sentences of prose, 0 to 1.
     """
 
     whole_document: ClassVar[bool] = True
@@ -132,11 +134,11 @@ class RecordsTask(GeneratedTask):
         return self.planned(length, index, question, gold, haystacks.Lines(others), insertions, beside)
 
     def _told(self, asked: _Asked, purchase: Purchase) -> str:
-        """What a record contributes: its category, or to a number of records the number."""
+        """A record's gold string: its category, or the number if records are counted."""
         return purchase.category if self.most_frequent else asked.gold
 
     def _asked(self, chance: random.Random) -> list[_Asked]:
-        """The questions on a document, none of whose purchases counts for another."""
+        """The questions on a document; the purchases of one do not count for another."""
         number = self.settings.questions_per_document
         if self.most_frequent:
             people = chance.sample([f"{first} {last}" for first in FIRST_NAMES for last in SURNAMES], number)
@@ -182,7 +184,7 @@ def _purchase(
 
 
 def _not_counted(draw: Callable[[], Purchase], asked: Sequence[_Asked]) -> Purchase:
-    """The first purchase drawn that no question counts."""
+    """The first drawn purchase that counts for no question."""
     while True:
         purchase = draw()
         if not any(each.counts(purchase) for each in asked):

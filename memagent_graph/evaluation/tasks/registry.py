@@ -10,7 +10,7 @@ records_most_frequent        which kind is most frequent among those of a person
 english_KIND                 facts in plain English: one (fact), of a kind never trained on (new), one that changes
                              (change), several (list), that lead to each other (hop_2, hop_3), or none (absent)
 
-Some have options, which stand behind the name: "multi_hop_2:gap=0.1:distractors=40", "state_2:facts=0:prose_share=0.8".
+Some have options after the name: "multi_hop_2:gap=0.1:distractors=40", "state_2:facts=0:prose_share=0.8".
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ _PARTS = ("name", "metric", "unit", "answer_tokens", "sample")
 
 
 def task_names() -> tuple[str, ...]:
-    """The names that `load_task` knows, beside users' own tasks."""
+    """The names that `load_task` knows, besides users' own tasks."""
     return (*_GENERATED, *data_task_names())
 
 
 def task_options(name: str) -> tuple[str, ...]:
-    """What can be set behind a task's name."""
+    """The options of a task."""
     return _DIALS.get(name, ())
 
 
 def load_task(name: str, settings: TaskSettings) -> Task:
     """The task of a name, with options if it has some, or a user's own as `path/to/file.py:Name` or `module:Name`.
 
-    A user's `Name` is a class whose constructor takes nothing or the settings, or a task itself. It says
-    `shares_documents = True` where it heeds `TaskSettings.questions_per_document`.
+    A user's `Name` is a class whose constructor takes nothing or the settings, or a task itself. It sets
+    `shares_documents = True` if it uses `TaskSettings.questions_per_document`.
 
     Raises:
         EvaluationError: There is no such task or option, an option has no such value, the data file is missing, or the
@@ -110,10 +110,10 @@ def _loaded(name: str, settings: TaskSettings) -> Task:
 
 
 def data_files(name: str, settings: TaskSettings) -> list[Path]:
-    """The data files, or dataset folders, that the task of a name reads; none for those that generate all they ask.
+    """The data files, or dataset folders, that the task of a name reads; none for generated tasks.
 
     Raises:
-        EvaluationError: There are none where they are looked for.
+        EvaluationError: There are none at the expected place.
     """
     data_set = PASSAGE_TASKS.get(name, name)
     if data_set not in data_task_names():
@@ -129,7 +129,7 @@ def _split_options(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) -> Task:
-    """A generated task with its dials set, under the name that says so."""
+    """A generated task with options, which are part of its name."""
     if not options:
         return task
     if unknown := [option for option in options if option not in task.dials]:
@@ -156,9 +156,9 @@ def _own_task(name: str, settings: TaskSettings) -> Task:
 
 
 def _instance(kind: type, settings: TaskSettings, name: str) -> Any:
-    """A class called with the settings or with nothing, as its constructor asks."""
+    """An instance of a class, made with the settings or without arguments, as its constructor needs."""
     signature = inspect.signature(kind)
-    # One that can do without an argument gets none, unless it asks for the settings by name.
+    # One that needs no argument gets none, unless it has a parameter named settings.
     for arguments in ((settings,), ()) if "settings" in signature.parameters else ((), (settings,)):
         try:
             signature.bind(*arguments)

@@ -1,4 +1,4 @@
-"""Chance that is the same in every process: sources of random numbers by name, and orders that need no memory."""
+"""Random numbers that are the same in every process: generators by name, and orders that need no memory."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from memagent_graph.evaluation.samples import TaskSettings
 
 
 def source(settings: TaskSettings, *names: str | int) -> random.Random:
-    """Random numbers that depend on the seed and on these names alone."""
+    """Random numbers that depend only on the seed and these names."""
     return random.Random("/".join(str(name) for name in (settings.seed, *names)))
 
 
 class Order:
-    """The numbers below `size` in a random order that is computed, not held.
+    """The numbers below `size` in a random order that is computed, not stored.
 
     A number goes through a bijection on the next power of two (multiplications by odd numbers, and exclusive ors with
-    its own upper half), with constants drawn from `chance`, as often as it takes to land below `size`.
+    its own upper half), with constants drawn from `chance`, repeated until the result is below `size`.
     """
 
     def __init__(self, size: int, chance: random.Random) -> None:

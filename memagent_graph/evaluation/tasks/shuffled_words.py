@@ -1,4 +1,4 @@
-"""Texts of many words in random order, as streams, and how many words make a text of so many tokens."""
+"""Texts of many words in random order, as streams, and the number of words for a text of a given number of tokens."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _GOOD_SHARE = 5000
 
 @dataclass(frozen=True, slots=True)
 class ShuffledWords:
-    """A text of words in random order. Which word stands at a place follows from counts; no list is held."""
+    """A text of words in random order. The word at a place is computed from counts; no list is stored."""
 
     header: str
     size: int
-    """How many words follow the header."""
+    """The number of words after the header."""
     word: Callable[[int], str]
     """The word of an entry, 0 to `size` - 1."""
     numbered: bool
     order: str
-    """What seeds the order."""
+    """The seed of the order."""
 
     def entries(self) -> Iterator[tuple[str, str]]:
-        """The words in their order, each as such and as it stands in the text."""
+        """The words in order, each alone and in its form in the text."""
         for place, entry in enumerate(Order(self.size, random.Random(self.order)), 1):
             word = self.word(entry)
             yield word, f"{place}. {word}" if self.numbered else word
@@ -42,7 +42,7 @@ class ShuffledWords:
             gap = " "
 
     def measured(self, tokenizer: Tokenizer, gold: Sequence[str]) -> tuple[int, tuple[Needle, ...]]:
-        """How many tokens the text has, and where each gold word stands first."""
+        """How many tokens the text has, and the first place of each gold word."""
         counter = TokenCounter(tokenizer)
         missing = set(gold)
         found: list[tuple[str, str, int]] = []
@@ -59,10 +59,10 @@ class ShuffledWords:
 def longest(
     room: int, draft: Callable[[int], ShuffledWords | None], tokenizer: Tokenizer, gold: Sequence[str]
 ) -> tuple[ShuffledWords, tuple[Needle, ...]] | None:
-    """The longest text of at most `room` tokens among drafts, with its needles; None where there is none.
+    """The longest text of at most `room` tokens among drafts, with its needles; None if there is none.
 
-    `draft` makes a text that it estimates at so many tokens or slightly fewer. Each one is counted whole, and the next
-    asked for by how far it was off, until one is short by no more than a 5,000th.
+    `draft` makes a text with an estimated number of tokens or slightly fewer. Each is counted as a whole, and the next
+    one is corrected by the difference, until one is short by at most a 5,000th.
     """
     target = room
     best: tuple[int, ShuffledWords, tuple[Needle, ...]] | None = None

@@ -1,13 +1,13 @@
-"""Where someone or something is: sentences about people who walk about and carry things, scattered in prose in order.
+"""Where someone or something is: sentences about people who move and carry things, distributed in prose in order.
 
 In the manner of bAbI's tasks 1 to 3 (Weston et al., arXiv 1502.05698) and of BABILong, which hides these in prose
-(arXiv 2406.10149), with people, places, things and verbs of our own. `state_1` asks where a person is in the end,
-`state_2` where a thing is, which is where its carrier went or laid it aside, and `state_3` where it was before it came
-to a certain place. The answer rests on one sentence, on two, and on three or four. Things that nobody has touched may
-lie anywhere: who finds one shows where it was.
+(arXiv 2406.10149), with people, places, things and verbs of our own. `state_1` asks where a person is at the end,
+`state_2` where a thing is (where its carrier went or put it), and `state_3` where it was before a certain place. The
+evidence is one sentence, two, and three or four. Things that nobody has touched may be anywhere: when someone finds
+one, that shows where it was.
 
-Small variants have 8 sentences, 2 people and 2 things, in place of 20, 4 and 4. Where several questions share a
-document, there are at least as many people and things as questions, and 8 sentences for each question.
+Small variants have 8 sentences, 2 people and 2 things, instead of 20, 4 and 4. If several questions share a document,
+there are at least as many people and things as questions, and 8 sentences for each question.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ANSWER_TOKENS: Final = 32
 _FACTS, _SMALL_FACTS, _OF_EACH, _SMALL_OF_EACH = 20, 8, 4, 2
 _FACTS_PER_QUESTION: Final = 8
 _STORIES: Final = 500
-"""How many stories are made up before it is given up that one has so many questions."""
+"""The number of attempts to make a story with enough questions."""
 _QUESTION_TOKENS: Final = 64
 
 
@@ -57,12 +57,12 @@ class Event:
 
     text: str
     told: str
-    """What it contributes: the place that is walked into, or who has to do with a thing."""
+    """Its gold string: the place that is entered, or the person with a thing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question on a story, its answer, and which of the events show it."""
+    """A question on a story, its answer, and the events that show it."""
 
     question: str
     gold: str
@@ -71,18 +71,18 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """Where someone or something came to, and which events show it."""
+    """The place of a person or thing, and the events that show it."""
 
     place: str
     shown: frozenset[int]
 
 
 class Story:
-    """Events one after the other, and what can be asked once they have happened.
+    """Events one after the other, and the possible questions after them.
 
     Args:
-        chance: what happens.
-        people: who there is.
+        chance: the source of random numbers.
+        people: the persons.
         things: what they can find.
     """
 
@@ -93,15 +93,15 @@ class Story:
         self._used: set[str] = set()
         self._at: dict[str, _Stay] = {}
         self._carried: dict[str, tuple[str, int]] = {}
-        """Who carries a thing, since which event."""
+        """Who carries each thing, since which event."""
         self._been: dict[str, list[_Stay]] = {}
-        """Where each thing has been that somebody has touched."""
+        """The places of each thing that somebody has touched."""
         self._last: dict[str, _Stay] = {}
-        """Where each of these is, with the last events that show it."""
+        """The place of each of these, with the last events that show it."""
         self.events: list[Event] = []
 
     def tell(self) -> Iterator[Event]:
-        """What happens next, without end."""
+        """An endless stream of events."""
         chance = self._chance
         while True:
             within_reach = self._within_reach()
@@ -133,7 +133,7 @@ class Story:
         ]
 
     def _within_reach(self) -> list[tuple[str, str]]:
-        """Who could find what: a thing lies where it was laid aside, and anywhere if nobody has touched it."""
+        """Who could find what: a thing is where it was put, or anywhere if nobody has touched it."""
         return [
             (who, thing)
             for thing in self._things
@@ -162,7 +162,7 @@ class Story:
         self._last[thing] = _Stay(self._at[who].place, self._at[who].shown | {parted})
 
     def _add(self, patterns: Sequence[str], who: str, what: str, told: str) -> int:
-        """Tell an event, in words that have not been used for the same before if there are any; its number."""
+        """Add an event, in a wording that was not used for the same before if possible; return its number."""
         texts = [pattern.format(who=who, what=what) for pattern in patterns]
         text = self._chance.choice([each for each in texts if each not in self._used] or texts)
         self._used.add(text)
@@ -176,14 +176,14 @@ def _in_the_end(whom: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTask(GeneratedTask):
-    """Questions on where someone or something is.
+    """Questions on the place of a person or a thing.
 
     Attributes:
         kind: One of `STATES`.
-        facts: How many sentences tell the story; 0: as many as leave `prose_share` of the document to prose.
+        facts: How many sentences the story has; 0: as many as leave `prose_share` of the document for prose.
         people: How many people it is about.
         things: How many things they can carry; none in `state_1`.
-        prose_share: The share of the document that is prose, 0 to 1, where `facts` is 0.
+        prose_share: The share of the document that is prose, 0 to 1, if `facts` is 0.
     """
 
     shares_documents: ClassVar[bool] = True
@@ -230,7 +230,7 @@ class StateTask(GeneratedTask):
         return self.planned(length, index, asked.question, (asked.gold,), haystack, insertions, beside)
 
     def _story(self, chance: random.Random, length: int, haystack: Haystack) -> tuple[Story, list[Asked]]:
-        """A story, and as many of the questions on it as share the document."""
+        """A story, and the questions on it that share the document."""
         number = self.settings.questions_per_document
         for _ in range(_STORIES):
             story = Story(chance, chance.sample(FIRST_NAMES, self.people), chance.sample(THINGS, self.things))
@@ -246,7 +246,7 @@ class StateTask(GeneratedTask):
         )
 
     def _tell(self, story: Story, length: int, haystack: Haystack) -> None:
-        """Let so many events happen as are asked for, or as there is room for."""
+        """Add the requested number of events, or as many as fit."""
         if self.facts:
             for _ in islice(story.tell(), self.facts):
                 pass

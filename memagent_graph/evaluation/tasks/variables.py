@@ -1,8 +1,8 @@
-"""RULER's variable tracking: a value handed from variable to variable, in noise; the answer is all their names.
+"""RULER's variable tracking: a value assigned from variable to variable, in noise; the answer is all their names.
 
-One chain of four hops: five variables of five capitals, the first with a value of five digits. Before the text stands a
+One chain of four hops: five variables of five capitals, the first with a value of five digits. Before the text is a
 worked example of the same kind, as in RULER: with some 500 tokens, or half as many below 4096 tokens. The small variant
-has two hops, three variables of three capitals, and no example, for which its lengths have no room.
+has two hops, three variables of three capitals, and no example, because its lengths are too small.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class VariablesTask(GeneratedTask):
     """Variable tracking.
 
     Attributes:
-        hops: How often the value is handed on.
+        hops: How often the value is passed on.
         capitals: How long a variable's name is.
     """
 
@@ -45,7 +45,7 @@ class VariablesTask(GeneratedTask):
             Insertion(statement, depth, name) for name, statement, depth in zip(names, statements, depths, strict=True)
         ]
         if not self.settings.small:
-            # Before all that stands at the beginning: insertions of one depth keep their order.
+            # Before everything else at the beginning: insertions of one depth keep their order.
             example = self._example(length, self.chance(length, index, "example"), {*names, value})
             chain.insert(0, Insertion(example, 0.0))
         question = (
@@ -55,7 +55,7 @@ class VariablesTask(GeneratedTask):
         return self.planned(length, index, question, tuple(names), haystacks.noise(), chain)
 
     def _chain(self, chance: random.Random, taken: Container[str] = ()) -> tuple[list[str], str, list[str]]:
-        """Variables, their value, and what states that each has it; nothing of it `taken`."""
+        """Variables, their value, and the sentences that state it; without anything in `taken`."""
         names: list[str] = []
         while len(names) <= self.hops:
             name = "".join(chance.choices(string.ascii_uppercase, k=self.capitals))

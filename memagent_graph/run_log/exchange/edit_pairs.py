@@ -1,7 +1,7 @@
 """What people changed in memories, as preference pairs in TRL's conversational form: prompt, chosen, rejected.
 
-The log has no prompt as text, so a pair's prompt is put together again: the wording and what stood in memory from the
-log, the section from the document store. That is possible for the role "update", with the text of one section.
+The log does not have prompts as text, so a pair's prompt is built again: the wording and the memory come from the log,
+the section from the document store. That is possible for the role "update", with the text of one section.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from memagent_graph.trace import Writes
 _OWN: Final = frozenset({"update", "answer", "answer_format", "empty_memory"})
 
 StoreOf = Callable[[DocumentRef], DocumentStore]
-"""Gives the store that has a run's document."""
+"""Returns the store that has a run's document."""
 
 
 @dataclass(frozen=True, slots=True)
 class EditPair:
-    """A memory that the policy wrote, and what a person made of it."""
+    """A memory that the policy wrote, and a person's version of it."""
 
     prompt: list[dict[str, str]]
-    """What the policy was asked, as messages."""
+    """The policy's prompt, as messages."""
     chosen: list[dict[str, str]]
-    """The person's memory; where it was changed several times, the last."""
+    """The person's memory; the last one if it was changed several times."""
     rejected: list[dict[str, str]]
     """The policy's."""
     run_id: str
     chunk: int
     branch: str
     author: str | None
-    """Who changed it; None where that is not known."""
+    """Who changed it; None if unknown."""
     edited_at: float
     """Seconds since 1970."""
     policy: str
@@ -56,7 +56,7 @@ class EditReport:
 
     pairs: int
     left_out: int
-    """Edits whose prompt cannot be put together again: another role, a document that is gone, a redacted text."""
+    """Edits whose prompt cannot be built again: another role, a deleted document, a redacted text."""
     bytes: int
 
 
@@ -75,9 +75,9 @@ def export_edits(
         log: where the runs are.
         destination: the file.
         store_of: where their documents' texts are.
-        chosen: which runs; all without it.
-        format: Parquet or JSON lines; without it the suffix decides.
-        overwrite: replace a file that is there.
+        chosen: which runs; all if left out.
+        format: Parquet or JSON lines; if left out, the suffix decides.
+        overwrite: replace an existing file.
 
     Raises:
         RunLogError, MissingExtraError: as for `export_runs`.
@@ -100,7 +100,7 @@ def export_edits(
 
 
 def _pairs(log: RunLog, record: RunRecord, store_of: StoreOf) -> Iterator[EditPair | None]:
-    """A run's pairs; None for an edit that none can be made of."""
+    """A run's pairs; None for an edit whose prompt cannot be built."""
     edits: dict[str, list[LoggedEvent]] = {}
     for event in log.events(record.run_id):
         if event.kind == EventKind.MEMORY_EDITED:
@@ -113,14 +113,14 @@ def _pairs(log: RunLog, record: RunRecord, store_of: StoreOf) -> Iterator[EditPa
     run = _Run(record, attempts, edits, log.templates(record.run_id), store_of)
     for step in edits:
         pair = run.pair(step)
-        # A person who put back what the policy had written prefers nothing.
+        # If a person restored what the policy had written, there is no preference.
         if pair is None or pair.chosen != pair.rejected:
             yield pair
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What a run's pairs are made from."""
+    """The data that a run's pairs are made from."""
 
     record: RunRecord
     conversations: Mapping[str, Conversation]
@@ -154,13 +154,13 @@ class _Run:
         )
 
     def _written(self, conversation: Conversation) -> str | None:
-        """The memory after a step as the policy left it; None where it was redacted away."""
+        """The memory that the policy wrote at a step; None if it was redacted."""
         if conversation.outcome is Outcome.ACCEPTED and conversation.writes is Writes.MEMORY:
             return conversation.written
         return conversation.memory if conversation.memory is not None else self._before(conversation)
 
     def _before(self, conversation: Conversation) -> str | None:
-        """The memory that a step began from: what its parents had written by then, or a person in their place."""
+        """The memory that a step started from, written by its parents or edited by a person."""
         memories = []
         for parent in conversation.parents:
             edited = [edit.text for edit in self.edits.get(parent, ()) if edit.time <= conversation.began]
@@ -211,5 +211,5 @@ def _write_lines(pairs: list[EditPair], file: IO[bytes]) -> None:
 
 
 def _storable(text: str) -> str:
-    """Half surrogate pairs, which neither file can hold, become question marks."""
+    """Half surrogate pairs, which neither format can store, become question marks."""
     return text.encode("utf-8", "replace").decode()

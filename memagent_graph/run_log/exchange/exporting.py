@@ -108,7 +108,7 @@ def _counted(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
 
 
 def format_of(destination: Path, given: Literal["parquet", "jsonl"] | None) -> Literal["parquet", "jsonl"]:
-    """How a file is to be written, as it is said or as its suffix tells.
+    """The format of a file: the given one, or that of its suffix.
 
     Raises:
         RunLogError: neither does.
@@ -150,7 +150,7 @@ def _named(run_ids: Sequence[str]) -> str:
 
 @contextmanager
 def published(destination: Path) -> Iterator[IO[bytes]]:
-    """A temporary file beside the destination that gets its name on success and is deleted otherwise."""
+    """A temporary file next to the destination that gets its name on success and is deleted otherwise."""
     temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.partial")
     try:
         with temporary.open("xb") as file:

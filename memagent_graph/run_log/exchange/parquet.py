@@ -27,10 +27,10 @@ escaped                 list<string>        see below
 
 A run without conversations has one row, in which `conversation` and all columns after it are null. The wording of
 prompts by fingerprint, of which there are few for any number of runs, is JSON in the file's key-value metadata
-(`memagent.templates`), beside `memagent.format` and `memagent.format_version`.
+(`memagent.templates`), next to `memagent.format` and `memagent.format_version`.
 
-Half surrogate pairs are not UTF-8. If `text` or `memory` contains one, which happens only in texts that were made by
-hand, the column's name is in `escaped` and its text is written as in a JSON string.
+Half surrogate pairs are not UTF-8. If `text` or `memory` contains one, which happens only in texts that a person or a
+program made, the column's name is in `escaped` and its text is written as in a JSON string.
 """
 
 from __future__ import annotations

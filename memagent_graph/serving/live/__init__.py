@@ -1,10 +1,10 @@
-"""The live page: documents in, questions, and memory as it comes to be, with a person's hand in it.
+"""The live page: documents, questions, and the memory while it is built; people can change it.
 
-page_routes   which path of the page leads where
-live_reads    what a person does with a read: ask, pause, edit, pin, judge
-live_events   how all reads of a key are, and one of them chunk by chunk, as a stream of events
-page_values   what the page is sent, as JSON values
-index.html, live.css, live.js   the page itself, as it is served; nothing is built
+page_routes   the page's routes
+live_reads    a person's actions on a read: ask, pause, edit, pin, judge
+live_events   the states of a key's reads, and one of them chunk by chunk, as a stream of events
+page_values   the data for the page, as JSON values
+index.html, live.css, live.js   the page itself; there is no build step
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""How all reads of a key are, and one of them chunk by chunk: a stream of events that never runs ahead of its client.
+"""The states of a key's reads, and one of them chunk by chunk: a stream of events at the pace of its client.
 
-The stream looks at what changed a few times a second, so that neither a quick policy nor many reads can flood a page,
-and a browser needs one connection for all of them.
+The stream checks for changes a few times per second, so that neither a fast policy nor many reads can flood a page, and
+a browser needs one connection for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from memagent_graph.serving.api_errors import ApiError
@@ -17,16 +17,15 @@ from memagent_graph.serving.ledger import Ledger
 from memagent_graph.serving.live.live_reads import LiveReads
 from memagent_graph.serving.live.page_values import read_value, update_value
 from memagent_graph.serving.reads import Read, ReadManager
-from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
 
 _SECONDS_BETWEEN_LOOKS: Final = 0.2
 _NEWEST_UPDATES: Final = 40
-"""How many of a read's earlier updates the page is sent; its run page has all."""
+"""How many of a read's earlier updates are sent to the page; its run page has all."""
 
 
 class Watch:
-    """What one page has been sent of the read that it looks at."""
+    """What was sent to one page about the read that it shows."""
 
     def __init__(self, reads: LiveReads, manager: ReadManager, owner: Owner, run_id: str) -> None:
         self._reads, self._manager, self._owner, self._run_id = reads, manager, owner, run_id
@@ -38,7 +37,7 @@ class Watch:
         self._state = ""
 
     async def events(self) -> AsyncIterator[dict[str, str]]:
-        """What is new since it was asked last.
+        """The changes since the last call.
 
         Raises:
             ApiError: 404; there is no such read.
@@ -66,21 +65,21 @@ class Watch:
     async def _snapshot(self) -> dict[str, Any]:
         self._memories, self._by_step = {}, {}
         try:
-            view = await self._reads.view(self._owner, self._run_id)
+            updates = await self._reads.updates(self._owner, self._run_id)
         except ApiError:  # it has not begun
             return {"updates": [], "earlier": 0}
-        return await asyncio.to_thread(self._history, view)
+        return await asyncio.to_thread(self._history, updates)
 
-    def _history(self, view: RunView) -> dict[str, Any]:
+    def _history(self, updates: Sequence[MemoryUpdate]) -> dict[str, Any]:
         shown = []
-        # The newest of each branch, wherever it stands: its memory is what can be edited.
-        newest = {update.branch: place for place, update in enumerate(view.updates)}
-        for place, update in enumerate(view.updates):
-            if place >= len(view.updates) - _NEWEST_UPDATES or newest[update.branch] == place:
+        # The newest of each branch, at any place: its memory can be edited.
+        newest = {update.branch: place for place, update in enumerate(updates)}
+        for place, update in enumerate(updates):
+            if place >= len(updates) - _NEWEST_UPDATES or newest[update.branch] == place:
                 shown.append(self._shown(update))
             else:
                 self._take(update)
-        return {"updates": shown, "earlier": len(view.updates) - len(shown)}
+        return {"updates": shown, "earlier": len(updates) - len(shown)}
 
     def _shown(self, update: MemoryUpdate) -> dict[str, Any]:
         sources = dict.fromkeys(self._by_step.get(step, "") for step in update.sources or ())
@@ -110,10 +109,10 @@ class Watch:
 async def events(
     reads: LiveReads, manager: ReadManager, ledger: Ledger, owner: Owner, run_id: str | None
 ) -> AsyncIterator[dict[str, str]]:
-    """What changes among the reads of a key, and, of one of them, every update.
+    """Changes of a key's reads, and every update of one of them.
 
-    Events: "reads", a list of those that changed; of the one looked at "snapshot", "update" and "state"; "gone", where
-    there is no such read.
+    Events: "reads", a list of those that changed; for the shown one "snapshot", "update" and "state"; "gone", if there
+    is no such read.
     """
     known: dict[str, Any] = {}
     watch = Watch(reads, manager, owner, run_id) if run_id else None

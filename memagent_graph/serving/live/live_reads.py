@@ -1,6 +1,6 @@
-"""What a person does with reads: asks, pauses, edits a memory, pins a line, asks before the end, judges an answer.
+"""A person's actions on reads: ask, pause, edit a memory, pin a line, ask before the end, judge an answer.
 
-A read that a person had a hand in is set apart: it no longer answers the request that it was begun for.
+A read that a person changed is separated: it no longer answers the request that started it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from memagent_graph.serving.request_texts import Source, document_of, stored_pie
 from memagent_graph.serving.uploads import UploadedFile, stored
 from memagent_graph.timeline.run_views import view_of_run
 from memagent_graph.timeline.view import RunView
+from memagent_graph.trace import MemoryUpdate
 
 _ASKS_KEPT: Final = 1024
 _FILES_KEPT: Final = 1024
 _PINNED_SHARE: Final = 2
-"""Pinned lines may take one part in so many of a memory."""
+"""Pinned lines may take this fraction (one part in N) of a memory."""
 
 
 class LiveReads:
-    """What the page's requests come to.
+    """The page's actions.
 
     Args:
-        serving: the reader, the manager and the ledger that the API has, too.
+        serving: the reader, the manager and the ledger, shared with the API.
     """
 
     def __init__(self, serving: Serving) -> None:
@@ -46,7 +47,7 @@ class LiveReads:
         self._documents: OrderedDict[tuple[str, str], DocumentRef] = OrderedDict()
         self._changing = asyncio.Lock()
         self.edits: Counter[str] = Counter()
-        """By run: how often its past was changed in this process; who shows it must look again."""
+        """By run: how often its past may have changed in this process; a page that shows it must reload it."""
 
     # Documents and questions
 
@@ -54,7 +55,7 @@ class LiveReads:
         """The text of an uploaded file.
 
         Raises:
-            DocumentError: it has none that can be had.
+            DocumentError: its text cannot be read.
         """
         place = owner.name, file.id
         if place not in self._documents:
@@ -64,7 +65,7 @@ class LiveReads:
         return self._documents[place]
 
     async def take(self, owner: Owner, file: UploadedFile) -> DocumentRef:
-        """The text of a file that was just uploaded; one that has none is not kept."""
+        """The text of a file that was just uploaded; a file without text is not kept."""
         try:
             return await self.document(owner, file)
         except MemAgentError:
@@ -75,7 +76,7 @@ class LiveReads:
         """Read files, in order and as one document, for each of several questions.
 
         Raises:
-            ApiError: a file is not there, a question is empty or too long, or too much is read already.
+            ApiError: a file is missing, a question is empty or too long, or too many reads are running.
         """
         context = await self._reader.aprepare()
         asked = list(dict.fromkeys(question.strip() for question in questions))
@@ -108,7 +109,7 @@ class LiveReads:
         """A read of a key.
 
         Raises:
-            ApiError: 404; there is none of that id, or it is another key's.
+            ApiError: 404; there is none with that id, or it belongs to another key.
         """
         entry = await asyncio.to_thread(self._ledger.get, owner.name, run_id)
         if entry is None:
@@ -116,12 +117,30 @@ class LiveReads:
         return entry
 
     async def view(self, owner: Owner, run_id: str) -> RunView:
-        """A read, as far as it is, to be looked at. Raises as `entry`; also for one that has not begun."""
+        """The present state of a read, for viewing. Raises like `entry`; also for one that has not begun."""
         await self.entry(owner, run_id)
         try:
             return await asyncio.to_thread(view_of_run, self._log, run_id, self._reader.store)
         except RunNotFoundError as error:
             raise not_found("the read has not begun") from error
+
+    async def updates(self, owner: Owner, run_id: str) -> list[MemoryUpdate]:
+        """The memories of a read that count, in order. Raises like `view`.
+
+        The log may be a chunk ahead of the checkpoints if a read was paused or killed between the two. That chunk is
+        read again, so its memory is left out unless the read is running.
+        """
+        view = await self.view(owner, run_id)
+        updates = list(view.updates)
+        if view.stop_reason is not None or self._manager.find(owner, run_id) is not None:
+            return updates
+        try:
+            kept = {update.step for update in await self._reader.ahistory(run_id)}
+        except RunNotFoundError:  # it was killed before its first checkpoint
+            return []
+        except MemAgentError:  # it cannot be continued, so there is only the log
+            return updates
+        return [update for update in updates if update.step in kept]
 
     @property
     def _log(self) -> RunLog:
@@ -132,20 +151,21 @@ class LiveReads:
     # Pausing, and continuing
 
     async def pause(self, owner: Owner, run_id: str, state: ReadState = ReadState.PAUSED) -> None:
-        """Pause a read, or stop it; the chunk that it is at is read again when it continues."""
+        """Pause a read, or stop it; its present chunk is read again when it continues."""
         entry = await self.entry(owner, run_id)
         read = self._manager.find(owner, run_id)
         if read is not None:
             self._remember(read)
             await self._manager.cancel(read, state)
+            self.edits[run_id] += 1
         elif not entry.state.has_ended or entry.state is ReadState.PAUSED:
             await asyncio.to_thread(self._ledger.mark, run_id, state)
 
     async def resume(self, owner: Owner, run_id: str) -> None:
-        """Continue a read where it was left.
+        """Continue a read where it stopped.
 
         Raises:
-            ApiError: 409, it has ended; 404, its document is not known any more; 429, too much is read already.
+            ApiError: 409, it has ended; 404, its document is no longer known; 429, too many reads are running.
         """
         async with self._changing:
             entry = await self.entry(owner, run_id)
@@ -154,7 +174,7 @@ class LiveReads:
             self._remember(await self._manager.resume(await self._ask_of(owner, entry), entry))
 
     async def _ask_of(self, owner: Owner, entry: Entry) -> Ask:
-        """What a read was begun for: as it was asked, or, after the server was started again, by the run's log."""
+        """The request of a read: the original one, or, after a restart of the server, from the run's log."""
         if (read := self._manager.find(owner, entry.run_id)) is not None:
             return read.ask
         if entry.run_id in self._asks:
@@ -169,26 +189,27 @@ class LiveReads:
     # A person's hand
 
     async def edit(self, owner: Owner, run_id: str, chunk: int, branch: str, before: str, text: str) -> None:
-        """Put a text in the place of the memory that a branch has, and take back what came of it.
+        """Replace a branch's memory by a text, and withdraw everything that is based on it.
 
         Args:
-            owner: who does it.
-            run_id: the read; it must not be at work.
-            chunk: the chunk behind which the memory stands.
+            owner: the person.
+            run_id: the read; it must not be running.
+            chunk: the chunk of the memory.
             branch: the branch, "" for the trunk.
             before: the memory as the person saw it.
-            text: the memory in its place.
+            text: the new memory.
 
         Raises:
-            ApiError: 409, it is at work, or the memory is another by now; 400, the text is too long.
+            ApiError: 409, it is running, or the memory has changed; 400, the text is too long.
         """
         async with self._changing:
             entry = await self.entry(owner, run_id)
             if self._manager.find(owner, run_id) is not None:
                 raise ApiError(409, "the read is at work; pause it first", code="read_at_work")
-            view = await self.view(owner, run_id)
-            newest = next((each for each in reversed(view.updates) if each.branch == branch), None)
+            updates = await self.updates(owner, run_id)
+            newest = next((each for each in reversed(updates) if each.branch == branch), None)
             if newest is None or newest.chunk_index != chunk or newest.memory != before:
+                self.edits[run_id] += 1
                 raise ApiError(409, "the memory has changed meanwhile; look at it again", code="memory_changed")
             lines = text.splitlines()
             pins = {name: [pin for pin in held if name != branch or pin in lines] for name, held in entry.pins.items()}
@@ -201,7 +222,7 @@ class LiveReads:
             self.edits[run_id] += 1
 
     async def pin(self, owner: Owner, run_id: str, branch: str, line: str, *, pinned: bool) -> None:
-        """Pin a line of a branch's memory, or let it go. It holds from the next memory that is written.
+        """Pin or unpin a line of a branch's memory. It takes effect at the next memory that is written.
 
         Raises:
             ApiError: 400; pinned lines would take more than half of a memory.
@@ -221,7 +242,7 @@ class LiveReads:
             await asyncio.to_thread(self._ledger.set_apart, run_id, pins)
 
     async def answer(self, owner: Owner, run_id: str, question: str | None) -> AnswerSoFar:
-        """Ask from the memory as it stands; the read continues as if nothing had been asked."""
+        """Ask from the present memory; the read continues as if nothing had been asked."""
         entry = await self.entry(owner, run_id)
         reader = await self._manager.reader_for(await self._ask_of(owner, entry))
         try:
@@ -233,7 +254,7 @@ class LiveReads:
         return said
 
     async def judge(self, owner: Owner, run_id: str, *, up: bool, note: str | None) -> None:
-        """Give a read a thumb, under the name of the key."""
+        """Give a read a thumb up or down, with the key's name as source."""
         await self.entry(owner, run_id)
         try:
             await asyncio.to_thread(

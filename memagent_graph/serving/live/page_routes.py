@@ -1,4 +1,4 @@
-"""The paths of the live page. All but the page itself and the sign-in need the cookie of `page_sessions`."""
+"""The routes of the live page. All except the page itself and the sign-in need the cookie of `page_sessions`."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _POLICY: Final = (
 )
 _HEADERS: Final = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
 _SEEN_BY_ITSELF: Final = {**_HEADERS, "Content-Security-Policy": "frame-ancestors 'none'"}
-"""For run pages, which bring a policy of their own."""
+"""For run pages, which have their own policy."""
 
 T = TypeVar("T")
 
 
 class SignIn(msgspec.Struct, forbid_unknown_fields=True):
-    """To show the token of the start-up line, or a key."""
+    """Sign in with the token of the start-up line, or with a key."""
 
     token: str
 
 
 class NewReads(msgspec.Struct, forbid_unknown_fields=True):
-    """To read files for each of several questions."""
+    """Read files for each of several questions."""
 
     files: list[str]
     questions: list[str]
@@ -58,7 +58,7 @@ class NewReads(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Edit(msgspec.Struct, forbid_unknown_fields=True):
-    """To replace a memory."""
+    """Replace a memory."""
 
     chunk: int
     before: str
@@ -67,7 +67,7 @@ class Edit(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Pin(msgspec.Struct, forbid_unknown_fields=True):
-    """To pin a line, or let it go."""
+    """Pin or unpin a line."""
 
     line: str
     pinned: bool
@@ -75,13 +75,13 @@ class Pin(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AskNow(msgspec.Struct, forbid_unknown_fields=True):
-    """To ask from the memory as it stands; the read's own question where none is given."""
+    """Ask from the present memory; by default the read's own question."""
 
     question: str | None = None
 
 
 class Thumb(msgspec.Struct, forbid_unknown_fields=True):
-    """To judge an answer."""
+    """Judge an answer."""
 
     up: bool
     note: str | None = None
@@ -91,7 +91,7 @@ class LivePage:
     """The page's routes.
 
     Args:
-        serving: what the API works with, too.
+        serving: the resources, shared with the API.
         sessions: who may use the page.
     """
 
@@ -255,10 +255,10 @@ def _place(request: Request) -> tuple[Owner, str]:
 
 
 async def _body(serving: Serving, request: Request, kind: type[T]) -> T:
-    """What a small request says.
+    """The content of a small request.
 
     Raises:
-        ApiError: it is too long, does not come, or does not say that.
+        ApiError: it is too long, does not arrive, or has another form.
     """
     require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
     whole = Request(request.scope, bounded(request.receive, _BODY_BYTES, serving.settings.idle_seconds))
@@ -269,7 +269,7 @@ async def _body(serving: Serving, request: Request, kind: type[T]) -> T:
 
 
 def _json(value: Any) -> Response:
-    """A value as JSON in ASCII, which half surrogate pairs survive, too."""
+    """A value as ASCII JSON, which also preserves half surrogate pairs."""
     return Response(json.dumps(value), media_type="application/json", headers=_HEADERS)
 
 
@@ -296,4 +296,4 @@ _FILES: Final = {
     "live.css": (__package__, "text/css"),
     "page.css": ("memagent_graph.timeline", "text/css"),
 }
-"""The page's files, by name. The looks are those of run pages."""
+"""The page's files, by name. The style is that of run pages."""

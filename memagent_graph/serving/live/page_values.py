@@ -1,6 +1,6 @@
-"""What the live page is sent of reads, updates, sources and comparisons, as JSON values.
+"""Data on reads, updates, sources and comparisons for the live page, as JSON values.
 
-Texts of documents, policies and people go out as they are; the page shows them as text and nothing else.
+Texts of documents, policies and people are sent unchanged; the page shows them only as text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_QUOTES: Final = 4
 
 
 def read_value(entry: Entry, read: Read | None) -> dict[str, Any]:
-    """A read as the list shows it; one that no process is at, though it has not ended, was interrupted."""
+    """A read in the list; one that has not ended and is in no process was interrupted."""
     state = read.state if read is not None else entry.state
     return {
         "id": entry.run_id,
@@ -40,7 +40,7 @@ def read_value(entry: Entry, read: Read | None) -> dict[str, Any]:
 
 
 def update_value(update: MemoryUpdate, before: str) -> dict[str, Any]:
-    """A memory update, with what it changed in the memory that it began from."""
+    """A memory update, with its changes to the memory that it started from."""
     name = "merge" if update.chunk_index is None else f"chunk {update.chunk_index}"
     return {
         "chunk": update.chunk_index,
@@ -59,12 +59,12 @@ def update_value(update: MemoryUpdate, before: str) -> dict[str, Any]:
 
 
 def diff_value(changes: Sequence[Change]) -> list[tuple[str, str]]:
-    """A difference: each stretch with what became of it: equal, insert or delete."""
+    """A difference: each part with its kind: equal, insert or delete."""
     return [(change.op.value, change.text) for change in changes]
 
 
 def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
-    """The lines of the newest memory, each with where it came from and what it quotes."""
+    """The lines of the newest memory, each with its origin and quotes."""
     return [
         {
             "line": line.line,
@@ -80,7 +80,7 @@ def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def comparison_value(comparison: RunComparison) -> dict[str, Any]:
-    """Two runs side by side."""
+    """A comparison of two runs."""
     return {
         "a": comparison.a.view.run_id,
         "b": comparison.b.view.run_id,
@@ -95,17 +95,17 @@ def _said(value: str | None) -> str:
 
 
 def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> Mapping[str, Any]:
-    """A passage of a run's document, with some thousand characters on either side.
+    """A passage of a run's document, with some thousand characters on each side.
 
     Args:
-        view: the run; its updates say where characters lie in bytes.
-        store: where the document's text is.
+        view: the run; its updates have the byte positions of characters.
+        store: the store with the document's text.
         start: the passage's first character.
-        end: the one behind its last.
+        end: the one after its last.
 
     Raises:
         ApiError: 404; the run has not read that far.
-        DocumentError: the text is gone.
+        DocumentError: the text is no longer stored.
     """
     update = next(
         (each for each in view.updates if each.chunk_index is not None and each.start_char <= start < each.end_char),

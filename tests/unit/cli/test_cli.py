@@ -306,7 +306,7 @@ def test_an_empty_or_overlong_reply_is_an_event_not_an_end(book) -> None:
 def test_an_unknown_run_is_named_with_those_that_exist(book) -> None:
     nothing = memagent("resume", "nope")
     assert nothing.returncode == 6
-    assert "holds no runs yet" in nothing.stderr
+    assert "no runs in it yet" in nothing.stderr
     with FakeServer() as server:
         memagent("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--run-id", "mine")
     done = memagent("resume", "nope")

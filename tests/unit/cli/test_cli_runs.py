@@ -303,7 +303,7 @@ def test_an_export_is_imported_into_another_log(tmp_path, log, kind) -> None:
     assert json.loads(memagent("import", file, "--log", there, "--json").stdout) == {
         "runs": 1, "conversations": 2, "rewards": 0, "skipped": 0,
     }  # fmt: skip
-    assert "1 run there already" in memagent("import", file, "--log", there).stderr
+    assert "1 run already there" in memagent("import", file, "--log", there).stderr
     other = RunLog(there)
     assert [run.run_id for run in other.runs()] == ["a"]
     memagent("reward", "a", 1, "--log", there)

@@ -96,7 +96,9 @@ def test_systems_are_ranked_pair_by_pair_though_one_was_not_asked_long_documents
     rows += [replace(each, system="short", outcome=Outcome.DOES_NOT_FIT, lenient=0.0) for each in rows[40:80]]
     ranking = comparison_parts(results(*rows))[-1]
     assert "on the 40 to 80 questions" in ranking
-    assert "- 1. to 3. bad, memagent, short (not told apart as a group, but memagent is better than bad)" in ranking
+    assert (
+        "- 1. to 3. bad, memagent, short (not distinguishable as a group, but memagent is better than bad)" in ranking
+    )
 
 
 def test_what_did_not_fit_is_wrong_in_the_accuracy_over_all_and_in_no_difference() -> None:

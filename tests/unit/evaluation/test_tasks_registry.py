@@ -23,7 +23,7 @@ OUR_OWN = (
     *("state_1", "state_2", "state_3", "kth_of_2", "kth_of_4", "kth_of_8", "records_count", "records_most_frequent"),
     *(f"english_{kind}" for kind in ("fact", "new", "change", "list", "hop_2", "hop_3", "absent")),
 )
-DATA_TASKS = ("hotpotqa", "squad", "longbench", "mrcr", "ruler_files", "ruler_hqa_files")
+DATA_TASKS = ("hotpotqa", "squad", "longbench", "mrcr", "ruler_files", "ruler_hqa_files", "qa_files")
 
 
 def test_all_of_ruler_our_own_and_the_data_files_have_names():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -23,17 +24,10 @@ QUESTION = "What is the key of harbor?"
 
 
 class Upstream(FakeServer):
-    """A fake server that keeps the bytes and headers of every request."""
+    """A policy server with a small window."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, window=1000, **options)
-        self.bodies: list[bytes] = []
-        self.headers: list[dict[str, str]] = []
-
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        self.bodies.append(await request.read())
-        self.headers.append(dict(request.headers))
-        return await super()._complete(request)
 
 
 def say(body: dict[str, Any], number: int) -> str:
@@ -101,6 +95,17 @@ def test_a_stream_of_the_policy_server_is_relayed_as_it_is(tmp_path: Path) -> No
         with openai.OpenAI(base_url=server.api, api_key="x") as client:
             chunks = list(ask(client, user("hello"), stream=True))
         assert chunks[0].choices[0].delta.content == "a"
+
+
+async def test_short_requests_are_not_bounded_by_what_reads_may_have_in_flight(tmp_path: Path) -> None:
+    body = {"model": "fake", "messages": [user("hello")]}
+    with FakeServer(say, window=1000, delay=2.0) as upstream, served(upstream.base_url, tmp_path) as server:
+        bound = server.serving.reader.policy.max_concurrency
+        async with httpx2.AsyncClient(limits=httpx2.Limits(max_connections=None), timeout=60) as client:
+            asked = [client.post(f"{server.api}/chat/completions", json=body) for _ in range(bound + 40)]
+            replies = await asyncio.gather(*asked)
+    assert {reply.status_code for reply in replies} == {200}
+    assert upstream.most_at_once > bound
 
 
 def test_a_refusal_of_the_policy_server_is_relayed(server: Served) -> None:
@@ -315,9 +320,10 @@ def test_malformed_json_is_refused(server: Served, body: bytes) -> None:
 
 
 def test_what_is_not_served_says_so(server: Served) -> None:
-    reply = httpx2.post(f"{server.api}/responses", json={})
-    assert reply.status_code == 404
-    assert "Responses API is not served here" in reply.json()["error"]["message"]
+    for method, path in (("POST", "responses"), ("GET", "responses/resp_1"), ("POST", "responses/resp_1/cancel")):
+        reply = httpx2.request(method, f"{server.api}/{path}")
+        assert reply.status_code == 404
+        assert "Responses API is not served here" in reply.json()["error"]["message"]
     assert httpx2.get(f"{server.url}/v1/engines").json()["error"]["code"] == "not_found"
     assert httpx2.delete(f"{server.api}/chat/completions").json()["error"]["code"] == "method_not_allowed"
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def paused(browser: Browser, run_id: str, chunks: int = 2) -> dict[str, Any]:
     assert browser.post(f"reads/{run_id}/pause").status_code == 204
     with browser.events(run_id) as wait_for:
         newest: dict[str, Any] = wait_for("snapshot")["updates"][-1]
-        assert newest["chunk"] >= update["chunk"]
+        assert newest["chunk"] >= update["chunk"] - 1  # the pause may fall before the newest is in the checkpoints
         return newest
 
 
@@ -218,13 +219,38 @@ def test_an_edited_memory_is_what_is_read_on_from_and_says_who_did_it(server: Se
     (run_id,) = browser.begin()
     newest = paused(browser, run_id, 8)
     edit = {"chunk": newest["chunk"], "before": newest["memory"], "text": "harbor 99"}
-    assert browser.post(f"reads/{run_id}/memory", **edit).status_code == 204
+    reply = browser.post(f"reads/{run_id}/memory", **edit)
+    assert reply.status_code == 204, reply.text
     assert browser.read(run_id)["edited"]
     browser.post(f"reads/{run_id}/continue")
     assert finished(browser, run_id)["answer"] == "99"
     log = server.serving.reader.run_log
     (event,) = log.events(run_id)
     assert (author_of(event.detail), event.text) == ("local", "harbor 99")
+
+
+def test_a_chunk_that_was_logged_but_is_in_no_checkpoint_is_not_shown_and_cannot_be_edited(
+    browser: Browser, tmp_path: Path
+) -> None:
+    (run_id,) = browser.begin()
+    ahead = paused(browser, run_id, 5)
+    with closing(sqlite3.connect(tmp_path / "checkpoints.sqlite", timeout=30, isolation_level=None)) as checkpoints:
+        for table in ("writes", "checkpoints"):  # as if the pause had come just before the newest was written
+            checkpoints.execute(
+                f"DELETE FROM {table} WHERE thread_id = ?1 AND checkpoint_id = "
+                "(SELECT max(checkpoint_id) FROM checkpoints WHERE thread_id = ?1)",
+                [run_id],
+            )
+    edit = {"chunk": ahead["chunk"], "before": ahead["memory"], "text": "harbor 99"}
+    with browser.events(run_id) as wait_for:
+        newest = wait_for("snapshot")["updates"][-1]
+        assert newest["chunk"] == ahead["chunk"] - 1
+        assert browser.post(f"reads/{run_id}/memory", **edit).status_code == 409
+        assert wait_for("snapshot")["updates"][-1] == newest, "the page looks again"
+    edit |= {"chunk": newest["chunk"], "before": newest["memory"]}
+    assert browser.post(f"reads/{run_id}/memory", **edit).status_code == 204
+    browser.post(f"reads/{run_id}/continue")
+    assert finished(browser, run_id)["answer"] == "99"
 
 
 def test_an_edited_read_answers_no_request_of_the_api(server: Served, browser: Browser) -> None:

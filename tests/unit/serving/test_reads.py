@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
-from support.serving import ALICE, BOB, KEYS, ServingProcess, served
+from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, ServingProcess, served
 
 from memagent_graph.reading.state import Limits
 from memagent_graph.serving.keys import Keys, Owner
@@ -291,12 +291,10 @@ KILLS = 3
 
 
 def test_a_killed_server_resumes_its_reads_and_reads_no_chunk_twice(tmp_path: Path) -> None:
-    options = ("--context-window", "1000", "--question-tokens", "50", "--memory-tokens", "60", "--chunk-tokens", "100",
-               "--answer-tokens", "60", "--retries", "0")  # fmt: skip
     text = document_with({0.3: "The key of harbor is 4711.", 0.6: "The key of harbor is 4711."}, words=3000)
     with FakeServer(delay=0.05, window=1000) as upstream:
         with ServingProcess(
-            upstream.base_url, tmp_path, *options, environment={"MEMAGENT_KEYS": f"alice:{ALICE}"}
+            upstream.base_url, tmp_path, *SMALL_OPTIONS, environment={"MEMAGENT_KEYS": f"alice:{ALICE}"}
         ) as server:
             ids = set()
             for _ in range(KILLS):

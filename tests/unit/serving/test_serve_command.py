@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from memagent_graph.cli import app
 from memagent_graph.cli.serve import Serve
 from memagent_graph.errors import MemAgentError
-from memagent_graph.serving.addresses import AllowedNames
+from memagent_graph.serving.addresses import AllowedNames, listen
 from memagent_graph.serving.keys import LOCAL, Keys, Owner
 
+ROOT = Path(__file__).parents[3]
 KEY, ANOTHER = "a-key-that-is-long-enough", "another-key-that-is-too"
 
 
@@ -58,6 +63,22 @@ def test_a_setting_that_there_is_not_is_refused(tmp_path: Path) -> None:
     assert "cannot be read" in serve("--config", file).stderr
     file.write_text('max_reads = "many"\n')
     assert serve("--config", file).exit_code == 2
+
+
+def test_the_services_in_the_docs_and_the_container_file_start_the_server(asked: list[Serve]) -> None:
+    page = (ROOT / "docs" / "serve.md").read_text("utf-8")
+    compose = yaml.safe_load(page.partition("```yaml\n# compose")[2].partition("\n")[2].partition("```")[0])
+    unit = page.partition("```ini\n")[2].partition("```")[0]
+    container = (ROOT / "Dockerfile").read_text("utf-8")
+    (command,) = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("ExecStart=")]
+    (entry,) = [line.partition(" ")[2] for line in container.splitlines() if line.startswith("ENTRYPOINT ")]
+    assert shlex.split(command)[1:2] == ["serve"]
+    assert shlex.split(command)[2:3] == ["--config"]
+    name, *options = [*json.loads(entry)[1:], *shlex.split(compose["services"]["memagent"]["command"])]
+    assert name == "serve"
+    assert serve(*options).exit_code == 0
+    assert asked[0].host == "0.0.0.0"
+    assert asked[0].server_name == ["memagent", "localhost"]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +134,13 @@ def test_a_keys_file_that_cannot_be_right_is_refused(tmp_path: Path, text: str) 
     assert KEY not in str(caught.value)
     with pytest.raises(MemAgentError, match="without a name"):
         Keys.load(None, KEY)
+
+
+def test_no_reply_waits_for_more_to_fill_a_packet() -> None:
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_names_that_are_answered() -> None:

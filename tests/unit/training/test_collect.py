@@ -154,7 +154,7 @@ async def test_a_reward_that_is_no_number_is_refused_with_its_run(tmp_path: Path
 
 async def test_a_reward_that_cannot_be_told_is_refused_with_its_run(tmp_path: Path) -> None:
     wanted = CollectSettings(rollouts=2, groups=1, max_questions=1)
-    with pytest.raises(TrainingError, match=r"'unsure' cannot tell") as raised:
+    with pytest.raises(TrainingError, match=r"'unsure' returned no reward") as raised:
         await collect(reader(tmp_path, half), questions(1), wanted, name="x", reward=unsure)
     assert raised.value.run_id == "x-0-0"
 

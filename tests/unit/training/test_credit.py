@@ -143,13 +143,13 @@ def test_who_reads_again_and_finds_nothing_more_has_lost_nothing(read, strategy:
 def test_what_is_read_in_several_lines_has_no_one_end(read, strategy: str) -> None:
     run = read(reads_perfectly, strategy)
     assert ExitInTime()(run) is None
-    assert "several lines" in ExitInTime().why_unknown(run)
+    assert "several branches" in ExitInTime().why_unknown(run)
 
 
 def test_a_run_that_a_limit_ended_did_not_end_too_early(read) -> None:
     run = read(limits=Limits(max_chunks=1))
     assert ExitInTime()(run) is None
-    assert ExitInTime().why_unknown(run) == "it did not come to an answer"
+    assert ExitInTime().why_unknown(run) == "it has no answer"
     assert LongRLVR()(run) is None
     assert LongRLVR().why_unknown(run) == "it has no answer"
 
@@ -160,7 +160,7 @@ def test_what_is_not_known_says_why(read) -> None:
         (run, "no gold evidence is known"),
         (replace(run, gold=Gold(("4711",))), "no gold evidence is known"),
         (replace(run, gold=GOLD, store=None), "its document is not kept"),
-        (replace(run, gold=Gold(("x",), evidence=(FACT, "not there"))), "'not there' does not stand in the document"),
+        (replace(run, gold=Gold(("x",), evidence=(FACT, "not there"))), "'not there' is not in the document"),
     ]
     for each, why in cases:
         for function in (EvidenceF2(), EvidenceF2Gain(), GateRight(), ExitInTime(), LongRLVR()):
@@ -221,13 +221,13 @@ def test_terms_that_cannot_be(entry: Any, message: str, tmp_path: Path) -> None:
 
 
 def test_terms_and_a_share_of_step_rewards_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="beside credit terms"):
+    with pytest.raises(TrainingError, match="there are credit terms"):
         load_preset("rememr1", output_dir=str(tmp_path), step_reward_share=0.2, use_cpu=True, bf16=False)
 
 
 def test_a_penalty_that_no_term_takes_in_is_refused(tmp_path: Path) -> None:
     penalty = {"overlong_max_length": 8, "overlong_cache_length": 4, "use_cpu": True, "bf16": False}
-    with pytest.raises(TrainingError, match="about which there is no credit term"):
+    with pytest.raises(TrainingError, match="no credit term is about the outcome"):
         load_preset("longrlvr", output_dir=str(tmp_path), **penalty)
     assert load_preset("gru-mem", output_dir=str(tmp_path), **penalty).advantage_settings.overlong_penalty
 

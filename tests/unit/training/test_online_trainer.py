@@ -215,7 +215,7 @@ def test_a_checkpoint_within_an_iteration_is_refused(
 ) -> None:
     """It was saved by a loop of fewer steps an iteration."""
     training = online_world.make_training(world[0], tmp_path, 3)
-    with pytest.raises(TrainingError, match=r"checkpoint-2 was saved within an iteration of 3.*settings"):
+    with pytest.raises(TrainingError, match=r"checkpoint-2 was saved inside an iteration of 3.*settings"):
         training.trainer.train(resume_from_checkpoint=str(trained[1][1] / "checkpoint-2"))
 
 

@@ -469,7 +469,7 @@ def test_rows_in_one_sequence_are_refused_where_they_could_see_each_other(layout
         completion_logprobs(capped, batch)
     recurrent = make_model("Llama")
     recurrent.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ValueError, match=f"the {layout} layout cannot serve layers of .*: use the padded layout"):
+    with pytest.raises(ValueError, match=f"the {layout} layout does not work with layers of .*: use the padded layout"):
         completion_logprobs(recurrent, batch)
 
 

@@ -456,7 +456,7 @@ async def test_another_model_is_refused(fake, base, tmp_path) -> None:
 
 async def test_a_folder_without_a_policy_or_with_half_a_file_is_refused(fake, base, tmp_path) -> None:
     sync = own(fake, base)
-    with pytest.raises(TrainingError, match="holds no policy"):
+    with pytest.raises(TrainingError, match="has no policy"):
         await sync.sync(tmp_path / "nowhere", "1")
     cut = write_policy(tmp_path / "cut", 0.5)
     content = (cut / "model.safetensors").read_bytes()
@@ -508,7 +508,9 @@ async def test_a_restart_wants_a_tokenizer(fake, base, tmp_path) -> None:
 
 
 async def test_ways_that_cannot_serve_a_folder_are_told(fake, base, tmp_path) -> None:
-    with pytest.raises(TrainingError, match=r"only adapters, which none of the chosen ways.*reload"):
+    with pytest.raises(
+        TrainingError, match=r"only adapters, which cannot be loaded into this server in any of the chosen ways.*reload"
+    ):
         await own(fake, base, How.RELOAD).sync(write_adapter(tmp_path / "1", base, 0.1), "1")
 
 

@@ -284,7 +284,7 @@ def test_a_run_that_the_groups_name_and_the_log_lacks_breaks_its_group(log) -> N
     assert members(replay.groups) == [["b", "d"]]
     assert replay.report.refused == {Refusal.INCOMPLETE_GROUP: ("a", "c")}
     assert replay.report.missing == ("gone",)
-    assert "named in the groups, and not there: 1 run (gone)" in replay.report.summary()
+    assert "named in the groups, but missing: 1 run (gone)" in replay.report.summary()
     assert members(load_groups(log, groups=named, whole_groups=False).groups) == [["a", "c"], ["b", "d"]]
 
 

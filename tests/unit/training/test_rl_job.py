@@ -229,7 +229,7 @@ def test_iterations_may_grow_where_the_learning_rate_does_not_depend_on_them(
 
 def test_a_folder_with_a_loop_is_refused_without_resume(tmp_path: Path) -> None:
     job = begun(tmp_path)
-    with pytest.raises(TrainingError, match=r"already holds a loop.*--resume.*--out"):
+    with pytest.raises(TrainingError, match=r"already has a loop.*--resume.*--out"):
         prepare(job)
     prepare(dataclasses.replace(job, resume=True))
 
@@ -243,7 +243,7 @@ def test_so_is_one_that_was_killed_before_its_first_collection_was_whole(tmp_pat
     document: Any = {"key": "sha256:" + "0" * 64, "name": "book", "size": 10, "media_type": "text/plain"}
     log.wait(log.begin("collection-0-0-0", "What?", document, {}))
     log.close()
-    with pytest.raises(TrainingError, match="already holds a loop"):
+    with pytest.raises(TrainingError, match="already has a loop"):
         prepare(job)
     with pytest.raises(TrainingError, match="lengths was"):
         prepare(dataclasses.replace(job, resume=True, lengths=(600,)))

@@ -141,5 +141,5 @@ def test_a_loop_takes_each_preset(
 def test_a_policy_without_words_for_a_strategy_is_refused_before_anything_is_served(
     preset: str, strategy: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(MemAgentError, match=r"no words for the role .* templates/.*follows instructions"):
+    with pytest.raises(MemAgentError, match=r"no prompt for the role .* templates/.*follows instructions"):
         prepare(small_job(tmp_path / "rl", preset=preset, strategy=strategy, model="embedded"))

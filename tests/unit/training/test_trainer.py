@@ -97,7 +97,7 @@ def test_half_a_checkpoint_is_refused(damage: str, world: tuple[Path, list[Rollo
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(TrainingError, match=r"not a whole checkpoint.*Resume from an earlier checkpoint"):
+    with pytest.raises(TrainingError, match=r"not a complete checkpoint.*Resume from an earlier checkpoint"):
         trainer_of(world, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 

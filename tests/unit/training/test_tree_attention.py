@@ -237,7 +237,7 @@ def test_a_mask_has_a_shape_and_nothing_else_to_compute_with() -> None:
         lambda: ~mask,
         mask.tolist,
     ):
-        with pytest.raises(ValueError, match=r"does not leave its mask to SDPA.*: use the padded layout"):
+        with pytest.raises(ValueError, match=r"does not pass its mask to SDPA.*: use the padded layout"):
             use()
 
 

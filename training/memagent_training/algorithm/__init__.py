@@ -1,1 +1,3 @@
-"""Multi-Conv DAPO: from rewards to advantages, loss and optimizer steps. Nothing here knows of a model or a trainer."""
+"""Multi-Conv DAPO: from rewards to advantages, loss and optimizer steps. Nothing here depends on a model or a
+trainer.
+"""

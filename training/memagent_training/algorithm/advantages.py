@@ -1,7 +1,7 @@
 """The algorithm: what each conversation learns, from the rewards of whole rollouts compared within their group.
 
-An advantage is a sum of terms (`credit`). Each compares a reward R within a group of G rollouts, and what comes of it
-is the advantage of each learned token of the conversations that it credits: all K of a rollout, or those of some roles.
+An advantage is a sum of terms (`credit`). Each compares a reward R within a group of G rollouts; the result is the
+advantage of each learned token of the conversations that the term credits: all K of a rollout, or those of some roles.
 
     A_ik  = sum over terms of weight * A_term, where the term credits conversation k of rollout i
     A     = R - mean(R), or R - mean(R without itself), over what it is compared with; optionally over std(R) + epsilon
@@ -9,12 +9,12 @@ is the advantage of each learned token of the conversations that it credits: all
 Rewards of runs are compared over rollouts, the outcome's after penalty(longest completion of the rollout). Rewards of
 conversations are compared with those at the same place of the group's other rollouts, which is role, branch and slot:
 the k-th memory update with their k-th, an answer with the answers to the same question, a branch's note with the notes
-of that branch. What stands alone at its place has nothing to be compared with, and its A is 0. std is the sample's
-(G - 1), as in TRL and verl. Without terms of its own, a training has the outcome's with a weight of 1 - alpha, and the
-step rewards' with alpha.
+of that branch. A conversation that is alone at its place has nothing to be compared with, and its A is 0. std is the
+sample's (G - 1), as in TRL and verl. If no terms are given, the outcome has a weight of 1 - alpha, and the step rewards
+have alpha.
 
-The loss of a step is sum(weight * token loss) over its learned tokens, where the weights sum to 1 whatever the
-micro-batches and ranks. With N rollouts, C conversations and T tokens, counting only what is kept and learned from:
+The loss of a step is sum(weight * token loss) over its learned tokens, where the weights sum to 1 for any micro-batches
+and ranks. With N rollouts, C conversations and T tokens, counting only those that are kept and learned from:
 
     token_mean         weight = 1 / T of the step                each token weighs the same
     rollout_mean       weight = 1 / (N * T of its rollout)       each rollout weighs the same
@@ -39,14 +39,14 @@ class Baseline(StrEnum):
     """What a rollout's reward is compared with."""
 
     GROUP_MEAN = "group_mean"
-    """The mean of its group, itself included (GRPO, DAPO, MemAgent)."""
+    """The mean of its group, including itself (GRPO, DAPO, MemAgent)."""
 
     LEAVE_ONE_OUT = "leave_one_out"
-    """The mean of the group's other rollouts (RLOO): G / (G - 1) times the former."""
+    """The mean of the group's other rollouts (RLOO): the advantage is G / (G - 1) times that of GROUP_MEAN."""
 
 
 class LossWeights(StrEnum):
-    """Over what the loss of a step is a mean."""
+    """What the loss of a step is a mean over."""
 
     TOKEN_MEAN = "token_mean"  # noqa: S105 - not a password
     """Over all learned tokens of the step (DAPO)."""
@@ -65,10 +65,10 @@ class DropReason(StrEnum):
     """Fewer than two rollouts: nothing to compare with."""
 
     EQUAL_REWARDS = "equal_rewards"
-    """All rollouts earned the same."""
+    """All rollouts have the same reward."""
 
     NOTHING_LEARNED = "nothing_learned"
-    """No completion token is learned from: all are masked or belong to truncated completions that are left out."""
+    """No completion token is learned: all are masked or belong to truncated completions that are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class OverlongPenalty:
             raise TrainingError(f"The overlong penalty has {given}", hint="Give 0 < cache_length <= max_length.")
 
     def of(self, rollout: Rollout) -> float:
-        """The penalty of a rollout, by the longest completion of any of its conversations, learned from or not."""
+        """The penalty of a rollout, by the longest completion of any of its conversations, whether learned or not."""
         longest = max(len(conversation.completion_ids_T) for conversation in rollout.conversations_K)
         excess = longest - (self.max_length - self.cache_length)
         return -min(max(excess / self.cache_length, 0.0), 1.0)
@@ -97,28 +97,28 @@ class AdvantageSettings:
     baseline: Baseline = Baseline.GROUP_MEAN
     divide_by_std: bool = False
     epsilon: float = 1e-6
-    """What is added to std, so that rewards that hardly differ are not blown up."""
+    """Added to std, so that rewards that hardly differ do not give large advantages."""
     step_reward_share: float = 0.0
-    """alpha: 0 for the outcome alone, 1 for the step rewards alone. Short for two terms of `credit`."""
+    """alpha: 0 for the outcome alone, 1 for the step rewards alone. A short form of two terms of `credit`."""
     overlong_penalty: OverlongPenalty | None = None
     mask_truncated: bool = False
-    """Whether a completion that was cut off is left out of the loss (DAPO's overlong filtering). Its rollout's other
-    conversations stay, and so does its reward in the group's mean."""
+    """Whether a completion that was cut off is left out of the loss (DAPO's overlong filtering). The rollout's other
+    conversations stay, and its reward stays in the group's mean."""
     drop_zero_variance: bool = False
-    """Whether groups whose rewards are all equal before any penalty leave the batch, and with it every mean."""
+    """Whether groups whose rewards are all equal before any penalty are removed from the batch, and from every mean."""
     loss_weights: LossWeights = LossWeights.TOKEN_MEAN
     credit: tuple[CreditTerm, ...] = field(default=(), repr=False)
-    """The terms of the advantage, in place of what `step_reward_share` is short for."""
+    """The terms of the advantage, instead of `step_reward_share`."""
 
     def __post_init__(self) -> None:
         if self.credit and self.step_reward_share:
             raise TrainingError(
-                f"step_reward_share is {self.step_reward_share} beside credit terms, which have weights of their own",
+                f"step_reward_share is {self.step_reward_share} but there are credit terms, with their own weights",
                 hint="Make it one of them: {reward: step, weight: 0.2, scope: conversation}.",
             )
         if self.credit and self.overlong_penalty and not any(term.reward == OUTCOME for term in self.credit):
             raise TrainingError(
-                "An overlong penalty is part of the outcome, about which there is no credit term",
+                "An overlong penalty is part of the outcome, but no credit term is about the outcome",
                 hint="Leave the penalty out, or add a term {reward: outcome, weight: 0.2}.",
             )
         if not 0.0 <= self.step_reward_share <= 1.0:
@@ -128,7 +128,7 @@ class AdvantageSettings:
 
     @property
     def terms(self) -> tuple[CreditTerm, ...]:
-        """The terms that are added up."""
+        """The terms that are summed."""
         alpha = self.step_reward_share
         if self.credit or alpha == 0:
             return self.credit or OUTCOME_ALONE
@@ -138,38 +138,38 @@ class AdvantageSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """A conversation that is learned from: one row of the loss, whose learned tokens share advantage and weight."""
+    """A conversation to learn from: one row of the loss, whose learned tokens share advantage and weight."""
 
     conversation: TrainingConversation
     advantage: float
     weight: float
-    """What each learned token's loss is multiplied with before the sum over the step."""
+    """The factor of each learned token's loss before the sum over the step."""
     run_id: str
     group_index: int
-    """Its group's place among those given, dropped ones included."""
+    """Its group's index among those given, including dropped ones."""
     rollout_index: int
     conversation_index: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """What became of the groups of a step; rewards are of all rollouts given, before any penalty."""
+    """The outcome for the groups of a step; rewards are those of all given rollouts, before any penalty."""
 
     groups: int
     dropped: Mapping[str, DropReason]
     """The dropped groups' ids, each with its reason."""
     rollouts: int
-    """Rollouts that are learned from, N."""
+    """Rollouts to learn from, N."""
     conversations: int
-    """Conversations that are learned from, C."""
+    """Conversations to learn from, C."""
     learned_tokens: int
-    """Completion tokens that are learned from, T."""
+    """Completion tokens to learn from, T."""
     silent_conversations: int
     """Conversations of kept groups of which nothing is learned, because of masks or truncation."""
     reward_mean: float
     reward_std: float
     penalised_rollouts: int
-    """Rollouts that the overlong penalty took something from."""
+    """Rollouts that got an overlong penalty."""
 
     @property
     def dropped_fraction(self) -> float:
@@ -179,14 +179,14 @@ class BatchReport:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageBatch:
-    """The rows of one optimizer step, and the report; without rows there is nothing to step on."""
+    """The rows of one optimizer step, and the report; without rows there is no step."""
 
     rows: tuple[TrainingRow, ...] = field(repr=False)
     report: BatchReport
 
 
 def advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[float]:
-    """A_i = R_i - baseline, over std if wanted; exact zeros where there is nothing to compare.
+    """A_i = R_i - baseline, divided by std if set; exact zeros where there is nothing to compare.
 
     The sums are correctly rounded (`fsum`), so that the order of the rollouts changes no bit.
     """
@@ -201,7 +201,7 @@ def advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[
 
 
 def reason_to_drop(group: RolloutGroup, settings: AdvantageSettings) -> DropReason | None:
-    """Why a group teaches nothing, or None; for filling optimizer steps with groups that do."""
+    """Why a group teaches nothing, or None; used to fill optimizer steps with groups that do."""
     if len(group.rollouts_G) < 2:
         return DropReason.ALONE
     if not any(_learned_tokens(c, settings) for rollout in group.rollouts_G for c in rollout.conversations_K):
@@ -217,11 +217,11 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
     """The rows of one optimizer step over these groups, with advantages and loss weights.
 
     Args:
-        groups: All groups of the step, over all ranks: the weights' denominators are counted here and nowhere else.
+        groups: All groups of the step, over all ranks: the weights' denominators are counted only here.
         settings: How rewards become advantages and weights.
 
     Raises:
-        TrainingError: A reward is not a finite number, or step rewards are wanted and a run has none.
+        TrainingError: A reward is not a finite number, or step rewards are needed and a run has none.
     """
     _check_rewards(groups, settings)
     dropped: dict[str, DropReason] = {}
@@ -306,7 +306,7 @@ def _penalty(rollout: Rollout, settings: AdvantageSettings) -> float:
 
 
 def _all_equal(rewards: Sequence[float]) -> bool:
-    """Whether rewards are the same but for rounding, as 0.1 + 0.2 and 0.3 are."""
+    """Whether rewards are the same except for rounding, such as 0.1 + 0.2 and 0.3."""
     return len(rewards) < 2 or math.isclose(min(rewards), max(rewards), rel_tol=1e-9, abs_tol=1e-12)
 
 

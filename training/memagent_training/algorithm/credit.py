@@ -1,8 +1,8 @@
-"""The terms of an advantage: which reward counts how much, with what it is compared, and whose tokens it credits.
+"""The terms of an advantage: which reward has which weight, what it is compared with, and whose tokens it credits.
 
-A term's rewards are compared within a group, with what `Scope` says. So each scope has its group key: (question) over
-runs, (question, place) over conversations, where a place is role, branch and slot. What is compared with nothing has an
-advantage of 0. Terms are added up; an advantage from the outcome alone is the sum of one term.
+A term's rewards are compared within a group, as `Scope` says. So each scope has its group key: (question) over runs,
+(question, place) over conversations, where a place is role, branch and slot. A reward with nothing to compare has an
+advantage of 0. Terms are summed; an advantage from the outcome alone is a sum of one term.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ _LARGEST_REWARD: Final = 3.4028234663852886e38
 
 
 class Scope(StrEnum):
-    """What a reward is of, and with what it is compared."""
+    """What a reward belongs to, and what it is compared with."""
 
     RUN = "run"
-    """Of a whole run, compared with the group's other runs; of a reward of single conversations, their mean."""
+    """Of a whole run, compared with the group's other runs; for a reward of single conversations, their mean."""
     ROLE = "role"
-    """The mean over one role's conversations, compared with that of the group's other runs that have such."""
+    """The mean over one role's conversations, compared with that of the group's other runs that have such
+    conversations."""
     CONVERSATION = "conversation"
     """Of a conversation, compared with those at the same place of the group's other runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """A reward that is compared with others, and what its advantage is that of."""
+    """A reward that is compared with others, and the conversations that get its advantage."""
 
     rollout: int
     reward: float
@@ -53,11 +54,11 @@ class CreditTerm:
     weight: float = 1.0
     scope: Scope = Scope.RUN
     of: str | None = None
-    """The role whose conversations are rewarded, where the scope is one role."""
+    """The role whose conversations are rewarded, if the scope is one role."""
     roles: tuple[str, ...] = ()
-    """Whose tokens are credited; all without it."""
+    """Whose tokens are credited; all if left out."""
     divide_by_std: bool | None = None
-    """Whether its advantages are divided by the standard deviation; as the other settings say without it."""
+    """Whether its advantages are divided by the standard deviation; if left out, as in the other settings."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight) or not self.weight:
@@ -81,10 +82,10 @@ class CreditTerm:
         return not self.roles or any(fnmatchcase(role, each) for each in self.roles)
 
     def compared(self, group: RolloutGroup) -> list[list[Credited]]:
-        """The group's rewards, in the sets within which they are compared.
+        """The group's rewards, in the sets in which they are compared.
 
         Raises:
-            TrainingError: a run has no reward for each conversation, where such are compared.
+            TrainingError: a run does not have a reward for each conversation, but these are compared.
         """
         if self.scope is not Scope.CONVERSATION:
             earned_G = [self._of_run(rollout) for rollout in group.rollouts_G]
@@ -108,7 +109,7 @@ class CreditTerm:
         return list(at.values())
 
     def check(self, rollout: Rollout) -> None:
-        """Refuse a rollout that lacks this reward, or has it in another scope, or has a number that is not finite.
+        """Refuse a rollout without this reward, with it in another scope, or with a number that is not finite.
 
         Raises:
             TrainingError: with the run's id.
@@ -130,12 +131,12 @@ class CreditTerm:
             if not abs(value) <= _LARGEST_REWARD:
                 raise TrainingError(
                     f"A reward is {value}, which is not a finite number of 32 bits",
-                    hint="Mend the reward function and relabel the runs, or leave this one's group out.",
+                    hint="Correct the reward function and relabel the runs, or leave this one's group out.",
                     run_id=rollout.run_id,
                 )
 
     def _of_run(self, rollout: Rollout) -> float | None:
-        """The reward of the run, or of a role's conversations in it; None where it has none of that role."""
+        """The reward of the run, or of a role's conversations in it; None if it has none of that role."""
         earned = rollout.earned(self.reward)
         if not isinstance(earned, tuple):
             return earned
@@ -145,10 +146,10 @@ class CreditTerm:
 
 
 def terms_of(entries: Sequence[Mapping[str, Any]]) -> tuple[CreditTerm, ...]:
-    """Terms from a list of mappings, as YAML, TOML and JSON have it.
+    """Terms from a list of mappings, as in YAML, TOML and JSON.
 
     Raises:
-        TrainingError: an entry is not a mapping with a reward, has an unknown key, or a value that cannot be.
+        TrainingError: an entry is not a mapping with a reward, has an unknown key or an invalid value.
     """
     return tuple(map(_term, entries))
 
@@ -157,7 +158,7 @@ def check_roles(terms: Sequence[CreditTerm], roles: Collection[str]) -> None:
     """Refuse terms about roles that the runs do not have: they would credit nothing.
 
     Raises:
-        TrainingError: says which roles there are.
+        TrainingError: the message lists the existing roles.
     """
     for term in terms:
         for role in (*term.roles, *(() if term.of is None else (term.of,))):

@@ -1,11 +1,11 @@
-"""The loss of a token in Multi-Conv DAPO, as the recipe has it that MemAgent was released with.
+"""The loss of a token in Multi-Conv DAPO, as in MemAgent's released recipe.
 
     r    = p(t) / p_old(t); or one for all tokens of a conversation, their geometric mean (GSPO)
     L    = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), where A < 0 at most dual_clip |A|
     loss = min(p_old(t) / p_logged(t), importance_cap) L + kl_coef KL, with Schulman's k3, at most kl_clamp, for KL
 
 A step's loss is the sum of these times the weights of `advantages.prepare_batch`. Tensors are (B, T): a row for each
-conversation, a column for each completion token. What is not learned from has a ratio of 1 and needs a weight of 0.
+conversation, a column for each completion token. A token that is not learned has a ratio of 1 and needs a weight of 0.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 LOG_BOUND: Final = 20.0
-"""Log ratios are cut off here, as in verl: far beyond any clip, where the exponential would become infinite, and its
-gradient, times the clip's 0, no number."""
+"""Log ratios are clamped here, as in verl: far beyond any clip, where the exponential would become infinite, and its
+gradient, times the clip's 0, NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """The loss and its settings, of which None leaves a part out."""
+    """The loss and its settings; None leaves a part out."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -37,7 +37,7 @@ class TokenLoss:
         self, logprobs_BT: Tensor, old_BT: Tensor, logged_BT: Tensor, reference_BT: Tensor | None,
         advantages_BT: Tensor, learned_BT: Tensor,
     ) -> Tensor:  # fmt: skip
-        """(B, T), in nats, differentiable with respect to `logprobs_BT`; `reference_BT` is of use with KL alone."""
+        """(B, T), in nats, differentiable with respect to `logprobs_BT`; `reference_BT` is used only for KL."""
         r_BT, A_BT = self.ratio(logprobs_BT, old_BT, learned_BT), advantages_BT
         loss_BT = -torch.min(r_BT * A_BT, r_BT.clamp(1 - self.clip_low, 1 + self.clip_high) * A_BT)
         if self.dual_clip is not None:
@@ -54,7 +54,7 @@ class TokenLoss:
         return log_r_BT.exp()
 
     def importance(self, old_BT: Tensor, logged_BT: Tensor) -> Tensor:
-        """What the clipped loss is weighed with, where the sampler's probabilities were not p_old."""
+        """The weight of the clipped loss if the sampler's probabilities were not p_old."""
         return (old_BT - logged_BT).exp().clamp(max=self.importance_cap)
 
     def kl(self, logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Muon for the layers' matrices and AdamW for the rest, as one optimizer that schedulers and checkpoints know.
+"""Muon for the layers' matrices and AdamW for the rest, as one optimizer for schedulers and checkpoints.
 
-Muon (https://kellerjordan.github.io/posts/muon/) orthogonalises each matrix's momentum, so that every direction of it
-moves equally far.
+Muon (https://kellerjordan.github.io/posts/muon/) orthogonalises each matrix's momentum, so that all its directions move
+equally far.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from torch import Tensor, nn
 NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 STEPS: Final = 5
 BATCH_NUMBERS: Final = 1 << 22
-"""How many numbers are orthogonalised at once: batches save small matrices' overhead, and large ones' memory counts."""
+"""How many numbers are orthogonalised at once: batches reduce the overhead of small matrices; large ones take
+memory."""
 
 
 class Muon(torch.optim.Optimizer):
     """The steps of `torch.optim.Muon`, the matrices of one shape as one batch.
 
-    torch's own computes in bfloat16 everywhere, which processors without such arithmetic emulate some 40 times slower
-    than float32; this one does where it is fast.
+    torch's own computes in bfloat16 everywhere, which processors without bfloat16 emulate about 40 times slower than
+    float32; this one uses it only where it is fast.
 
     Args:
         parameters: matrices.
@@ -60,9 +61,9 @@ class Muon(torch.optim.Optimizer):
             matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(move.to(matrix.dtype), alpha=rate)
 
     def _direction(self, matrix: nn.Parameter, gradient: Tensor, momentum: float) -> Tensor:
-        """Nesterov's, after the momentum has taken up the gradient."""
+        """Nesterov's, after the gradient was added to the momentum."""
         state = self.state[matrix]
-        if "momentum_buffer" not in state:  # as in checkpoints of torch's own
+        if "momentum_buffer" not in state:  # as in torch's own checkpoints
             state["momentum_buffer"] = torch.zeros_like(matrix)
         buffer: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
         return gradient.lerp(buffer, momentum)
@@ -86,10 +87,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """Two optimizers that step together; groups of AdamW come first.
 
     Args:
-        model: whose parameters are trained, but for those without a gradient.
+        model: its parameters are trained, except those without a gradient.
         lr: AdamW's learning rate, for embeddings, head, norms, biases, and adapters' vectors.
         muon_lr: Muon's, per unit of spectral norm, for matrices between embedding and head.
-        weight_decay: of all that is a matrix.
+        weight_decay: for all matrices.
         betas, eps: AdamW's.
     """
 
@@ -107,7 +108,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         decayed, plain = {"params": tables, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}
         rest = [group for group in (decayed, plain) if group["params"]]
         self._parts: list[torch.optim.Optimizer] = []
-        if rest:  # adapters are matrices alone
+        if rest:  # adapters have only matrices
             self._parts.append(torch.optim.AdamW(rest, lr=lr, betas=betas, eps=eps))
         if matrices:
             self._parts.append(Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
@@ -125,7 +126,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Both states, as `state_dict` gave them."""
+        """Load both states from `state_dict`."""
         for part, state in zip(self._parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
         self._share_groups()
@@ -151,9 +152,9 @@ def _sorted(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], l
 
 
 def bfloat16_is_fast(device: torch.device) -> bool:
-    """Whether bfloat16 is taken to be no slower than float32.
+    """Whether bfloat16 is assumed to be as fast as float32.
 
-    Of processors those with AVX-512 or SVE, for which oneDNN has kernels. On one with AVX2 alone a product took 45
-    times as long as in float32; the others were not compared.
+    True for processors with AVX-512 or SVE, for which oneDNN has kernels. On one with only AVX2, a product took 45
+    times as long as in float32; others were not compared.
     """
     return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith(("AVX512", "SVE"))

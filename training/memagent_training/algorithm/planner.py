@@ -1,9 +1,9 @@
 """One optimizer step as a plan: which rows each rank forwards together, within a budget of tokens.
 
-The plan is made from the whole step, the same on every rank; it is a function of what the rows hold, never of the
-order in which they come. At every position all ranks have a micro-batch with equally many rows, because the ranks meet
-there (sharded weights and metrics are gathered) and what they gather must be of equal shape. What is missing is filled
-with inert rows of one prompt and one completion token, whose loss weight is 0. No row is left out, and none is cut.
+The plan is made from the whole step, the same on every rank; it depends on the rows' content, not on their order. At
+every position all ranks have a micro-batch with the same number of rows, because the ranks synchronise there (sharded
+weights and metrics are gathered) and need equal shapes. Inert rows of one prompt and one completion token, with a loss
+weight of 0, fill the gaps. No row is left out, and none is cut.
 
 Splitting a step this way changes no number: the loss weights (`advantages.py`) are already those of the whole step.
 """
@@ -28,13 +28,13 @@ INERT_TOKENS = 2
 """Tokens of an inert row: one of prompt and one of completion, the least that a loss can be computed from."""
 
 _SLACK = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
-"""How much fuller than ideal micro-batches are tried: rows do not divide evenly, and inert ones take room."""
+"""How much fuller than ideal a micro-batch may be: rows do not divide evenly, and inert ones take space."""
 _NEAR = 1.01
-"""Plans this near the best differ by less than one micro-batch more or less costs."""
+"""Plans within this share of the best are considered equal: one micro-batch more or less costs more."""
 
 
 class Layout(StrEnum):
-    """How the rows of a micro-batch are forwarded, and so how many tokens they cost."""
+    """How the rows of a micro-batch are forwarded, which determines how many tokens they cost."""
 
     PADDED = "padded"
     """A rectangle: rows * (longest prompt + longest completion), as TRL pads the two apart."""
@@ -43,12 +43,12 @@ class Layout(StrEnum):
     """Rows end to end: the sum of their lengths."""
 
     PREFIX_TREE = "prefix_tree"
-    """What rows begin with in common is forwarded once: the tokens of their trie, inert rows being one row."""
+    """Common prefixes are forwarded once: the tokens of the rows' trie, with all inert rows as one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedMicroBatch:
-    """What one rank forwards at once: rows, by their index among those planned, and inert ones after them."""
+    """What one rank forwards at once: rows, by their index, and inert ones after them."""
 
     rows: tuple[int, ...]
     inert: int
@@ -58,13 +58,13 @@ class PlannedMicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One optimizer step: for each rank its micro-batches, equally many on every rank, the heaviest first."""
+    """One optimizer step: for each rank its micro-batches, the same number on every rank, the heaviest first."""
 
     layout: Layout
     token_budget: int
     micro_batches: tuple[tuple[PlannedMicroBatch, ...], ...] = field(repr=False)
     row_tokens: int
-    """Tokens of all rows, what they share counted for each."""
+    """Tokens of all rows; shared ones count for each row."""
 
     @property
     def forwarded_tokens(self) -> int:
@@ -73,7 +73,7 @@ class StepPlan:
 
     @property
     def critical_tokens(self) -> int:
-        """What the step takes: at each position, the tokens of the rank that the others wait for."""
+        """The step's time in tokens: at each position, those of the rank that the others wait for."""
         return sum(max(batch.tokens for batch in position) for position in zip(*self.micro_batches, strict=True))
 
     @property
@@ -93,7 +93,7 @@ class StepPlan:
 
     @classmethod
     def of_all(cls, plans: Sequence[StepPlan]) -> StepPlan:
-        """Several steps, at least one, as if they were one, each after the one before."""
+        """Several steps, at least one, combined into one, one after the other."""
         ranks = zip(*(plan.micro_batches for plan in plans), strict=True)
         micro_batches = tuple(tuple(chain.from_iterable(rank)) for rank in ranks)
         return replace(plans[0], micro_batches=micro_batches, row_tokens=sum(plan.row_tokens for plan in plans))
@@ -109,10 +109,10 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
         layout: How a micro-batch is forwarded.
 
     Returns:
-        Of the splits tried that take the ranks the shortest, to 1 %, the one of the fewest micro-batches.
+        Among the splits within 1 % of the shortest time, the one with the fewest micro-batches.
 
     Raises:
-        TrainingError: A row alone exceeds the budget, which names its run, or there is no rank.
+        TrainingError: A single row exceeds the budget (the message names its run), or there is no rank.
     """
     if ranks < 1:
         raise TrainingError(f"A step is planned for {ranks} ranks", hint="Give at least one.")
@@ -136,13 +136,13 @@ def optimizer_steps(
 ) -> list[tuple[RolloutGroup, ...]]:
     """Split groups into optimizer steps, whole groups only, each group in exactly one.
 
-    The shuffle depends on the seed and the groups' ids alone. What is left over makes a last, smaller step, whose loss
-    is a mean over fewer tokens; nothing is dropped. For steps of equally many groups that teach something, leave out
-    those with a `reason_to_drop` before. With `steps`, there are so many, of as equally many groups as can be, whatever
-    `groups_per_step`.
+    The shuffle depends only on the seed and the groups' ids. The remaining groups make a last, smaller step, whose loss
+    is a mean over fewer tokens; nothing is dropped. To get steps with equal numbers of useful groups, leave out those
+    with a `reason_to_drop` first. With `steps`, there are that many, with numbers of groups as equal as possible, and
+    `groups_per_step` is ignored.
 
     Raises:
-        TrainingError: Steps of no groups, or two groups of one id.
+        TrainingError: Steps without groups, or two groups with the same id.
     """
     if groups_per_step < 1:
         raise TrainingError(f"A step of {groups_per_step} groups", hint="Give groups_per_step of at least 1.")
@@ -176,7 +176,7 @@ class _Step:
         self.completions = [len(row.conversation.completion_ids_T) for row in rows]
         self.lengths = [sum(parts) for parts in zip(self.prompts, self.completions, strict=True)]
         self.shared = [0] * len(rows)
-        """What each row begins with that the row before it has too; in sorted order, all that a trie shares."""
+        """How many tokens each row shares with the previous row; in sorted order, everything that a trie shares."""
         if layout is Layout.PREFIX_TREE and rows:
             previous = _ids(rows[0])
             for place, row in enumerate(rows[1:], start=1):
@@ -185,7 +185,7 @@ class _Step:
                 previous = current
 
     def tokens(self, batch: Sequence[int], inert: int = 0) -> int:
-        """What a micro-batch costs; rows of a prefix tree must be neighbours."""
+        """The cost of a micro-batch; rows of a prefix tree must be neighbours."""
         if self.layout is Layout.PADDED:
             longest = [max((of[place] for place in batch), default=1) for of in (self.prompts, self.completions)]
             return (len(batch) + inert) * sum(longest)
@@ -193,7 +193,7 @@ class _Step:
         return real + _inert_tokens(self.layout, inert)
 
     def critical_tokens(self, position: Sequence[_Batch]) -> int:
-        """What the slowest rank forwards at one position, its batches filled up to equally many rows."""
+        """What the slowest rank forwards at one position, with its batches filled up to the same number of rows."""
         rows = max(map(len, position))
         return max(self.tokens(batch, rows - len(batch)) for batch in position)
 
@@ -207,17 +207,20 @@ def _ids(row: TrainingRow) -> array[int]:
 
 
 def _sort_key(row: TrainingRow, layout: Layout) -> tuple[object, ...]:
-    """The canonical order: a trie's own or the longest first, and then by run, so that the order given is nothing."""
+    """The canonical order: that of a trie, or the longest first, and then by run, so that the given order does not
+    matter.
+    """
     prompt, completion = len(row.conversation.prompt_ids_P), len(row.conversation.completion_ids_T)
     identity = (row.run_id, row.conversation_index, row.advantage, row.weight)
     return (_ids(row), *identity) if layout is Layout.PREFIX_TREE else (-prompt - completion, -prompt, *identity)
 
 
 def check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
-    """Refuse rows that a rank cannot forward even alone.
+    """Refuse rows that are too long for a rank even as the only row.
 
     Raises:
-        TrainingError: A row exceeds the budget, which names its run, or the budget is too small for an inert one.
+        TrainingError: A row exceeds the budget (the message names its run), or the budget is too small for an inert
+            one.
     """
     if token_budget < INERT_TOKENS:
         given = f"The budget is {token_budget} tokens per micro-batch"
@@ -234,12 +237,12 @@ def check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
 
 
 def _padded_positions(step: _Step, ranks: int, budget: int) -> list[list[_Batch]]:
-    """Neighbours in the order of length, as many at once as the budget takes on every rank."""
+    """Neighbours in the order of length, as many at once as the budget allows on every rank."""
     positions: list[list[_Batch]] = []
     start = 0
     while start < len(step.lengths):
         remaining = range(start, len(step.lengths))
-        # One row each always fits. More rows cost more, but for where the shares' bounds fall.
+        # One row each always fits. More rows cost more, except at the bounds of the shares.
         most, too_many = 1, -(-len(remaining) // ranks) + 1
         while most + 1 < too_many:
             middle = (most + too_many) // 2
@@ -258,7 +261,7 @@ def _shares(places: range, ranks: int) -> list[_Batch]:
 
 
 def _packed_batches(step: _Step, capacity: int) -> list[_Batch]:
-    """Each row, the longest first, where the least room is left that it fits into (best fit decreasing)."""
+    """Each row, the longest first, goes where it leaves the least space (best fit decreasing)."""
     batches: list[_Batch] = []
     rooms: list[tuple[int, int]] = []
     for place, length in enumerate(step.lengths):
@@ -274,11 +277,11 @@ def _packed_batches(step: _Step, capacity: int) -> list[_Batch]:
 
 
 def _tree_batches(step: _Step, capacity: int) -> list[_Batch]:
-    """Runs of neighbours in the trie's order, cut where the least is shared, then into the fewest.
+    """Sequences of neighbours in the trie's order, cut where the fewest tokens are shared, into as few as possible.
 
-    A cut before a row forwards again what that row shares with the one before. With `added[p]` tokens of the trie of
-    the first p rows, the rows from i to p cost shared[i] + added[p] - added[i]; the least loss up to p is the least
-    over the starts i that still fit, which a queue with its best in front gives in one pass.
+    With a cut before a row, the tokens that it shares with the previous row are forwarded again. With `added[p]` tokens
+    of the trie of the first p rows, the rows from i to p cost shared[i] + added[p] - added[i]; the smallest cost up to
+    p is the minimum over the starts i that still fit; a monotonic queue finds it in one pass.
     """
     added = [0]
     for length, shared in zip(step.lengths, step.shared, strict=True):
@@ -310,7 +313,7 @@ _Split = Callable[[_Step, int], list[_Batch]]
 
 
 def _capacities(step: _Step, split: _Split, ranks: int, budget: int) -> list[int]:
-    """How full micro-batches may be: the budget, and less of it where that gives the ranks more equal shares."""
+    """How full micro-batches may be: the budget, or less if that gives the ranks more equal shares."""
     if ranks == 1 or not step.lengths:
         return [budget]
     fullest = split(step, budget)
@@ -322,9 +325,9 @@ def _capacities(step: _Step, split: _Split, ranks: int, budget: int) -> list[int
 
 
 def _positions(step: _Step, batches: list[_Batch], ranks: int, budget: int) -> list[list[_Batch]]:
-    """Micro-batches of about equally many rows side by side, one per rank.
+    """Micro-batches with similar numbers of rows at the same position, one per rank.
 
-    Where inert rows would exceed the budget, the batches that have the most rows are halved until they do not.
+    If inert rows would exceed the budget, the batches with the most rows are halved until they do not.
     """
     sized = [(step.tokens(batch), batch) for batch in batches]
     while True:
@@ -348,7 +351,7 @@ def _dealt(
 ) -> tuple[tuple[PlannedMicroBatch, ...], ...]:
     """Positions to ranks, the largest batch to the rank with the least so far.
 
-    The heaviest position comes first, so that a budget that the device cannot hold fails at once.
+    The heaviest position is first, so that a budget that is too large for the device fails at once.
     """
     dealt: list[list[PlannedMicroBatch]] = [[] for _ in range(ranks)]
     loads = [0] * ranks

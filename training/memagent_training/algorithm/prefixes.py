@@ -1,15 +1,15 @@
-"""How many tokens sequences share at their beginnings, which is what a prefix tree saves."""
+"""How many tokens sequences share at their beginning; a prefix tree saves these."""
 
 from __future__ import annotations
 
 from array import array
 
 _BLOCK = 512
-"""Compared at C speed."""
+"""The comparison runs in C."""
 
 
 def shared_prefix(left: array[int], right: array[int]) -> int:
-    """How many tokens two sequences begin with in common."""
+    """The length of the common prefix of two sequences."""
     shorter = min(len(left), len(right))
     for start in range(0, shorter, _BLOCK):
         end = min(start + _BLOCK, shorter)

@@ -1,4 +1,4 @@
-"""Which groups each optimizer step of a training run is made of: the same on every rank and after every resume."""
+"""Which groups are in each optimizer step of a training: the same on every rank and after every resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.training_errors import TrainingError
 
 _STRIDE = 1_000_003
-"""Between the seeds of two passes, so that neighbouring seeds have none in common."""
+"""The distance between the seeds of two passes, so that neighbouring seeds share none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +29,30 @@ class ScheduledStep:
     groups: tuple[RolloutGroup, ...] = field(repr=False)
     batch: AdvantageBatch
     rows: tuple[TrainingRow, ...] = field(repr=False)
-    """The rows that are forwarded, which the plan's numbers mean: those of the batch that have a gradient."""
+    """The forwarded rows, which the plan's numbers refer to: those of the batch that have a gradient."""
     plan: StepPlan
 
 
 @dataclass
 class Schedule:
-    """The optimizer steps over some groups, pass after pass, each pass in an order of its own.
+    """The optimizer steps over some groups, pass after pass, each pass in its own order.
 
     Args:
         groups: All groups; those that teach nothing are dropped before steps are filled.
         settings: How rewards become advantages.
-        groups_per_step: Groups of a step.
-        seed: Of the passes' orders.
+        groups_per_step: Groups per step.
+        seed: Seed of the passes' orders.
         layout: How micro-batches are forwarded.
         token_budget: The most tokens that a rank forwards at once.
         ranks: Processes that train together.
-        all_rows: Whether rows are forwarded whose advantage is 0. They count in the means in any case, but where the
-            loss is the policy gradient alone, without KL and entropy, they have no gradient.
-        steps: Optimizer steps of a pass, in place of `groups_per_step`.
-        skip_certain: With `all_rows` off, rows are not forwarded either whose completion the sampler gave a probability
-            above 1 minus this.
+        all_rows: Whether rows with an advantage of 0 are forwarded. They count in the means in any case, but if the
+            loss has only the policy gradient, without KL and entropy, they have no gradient.
+        steps: Optimizer steps of a pass, instead of `groups_per_step`.
+        skip_certain: If `all_rows` is off, rows whose completion had a probability above 1 minus this at the sampler
+            are not forwarded either.
 
     Raises:
-        TrainingError: No group is left, a reward is not a number, or groups share an id.
+        TrainingError: No group is left, a reward is not a number, or two groups have the same id.
     """
 
     groups: Sequence[RolloutGroup]
@@ -66,7 +66,7 @@ class Schedule:
     steps: int | None = None
     skip_certain: float = 0.0
     batch: AdvantageBatch = field(init=False, repr=False)
-    """All groups as if they were one step's."""
+    """All groups as if they were one step."""
     kept: tuple[RolloutGroup, ...] = field(init=False)
     dropped: Mapping[str, DropReason] = field(init=False)
     """The dropped groups' ids, each with its reason."""
@@ -81,7 +81,7 @@ class Schedule:
             found = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if count)
             raise TrainingError(
                 f"None of the {len(self.groups)} groups teaches anything ({found or 'there are none'})",
-                hint="Roll out each question several times, and choose questions that are answered only sometimes.",
+                hint="Read each question several times, and choose questions that are answered right only sometimes.",
             )
         self.pass_order(0)
 
@@ -92,7 +92,9 @@ class Schedule:
 
     @property
     def fingerprint(self) -> str:
-        """Of all that decides the steps, but for what only distributes them (ranks, layout, token budget)."""
+        """Hash of everything that determines the steps, except what only distributes them (ranks, layout, token
+        budget).
+        """
         decisive = (self.settings, self.steps or self.groups_per_step, self.seed, self.skip_certain)
         digest = hashlib.sha256(repr((*decisive, *self.settings.credit)).encode())
         for group in sorted(self.kept, key=lambda each: each.group_id):
@@ -113,7 +115,7 @@ class Schedule:
         return self._newest[1]
 
     def everything(self) -> ScheduledStep:
-        """All kept groups as if they were one step: for what is computed once about every row."""
+        """All kept groups as if they were one step: for values that are computed once for every row."""
         return self._scheduled(self.kept)
 
     def pass_order(self, which_pass: int) -> list[tuple[RolloutGroup, ...]]:

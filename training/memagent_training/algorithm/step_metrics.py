@@ -1,4 +1,4 @@
-"""What the training log says of a step: of its rollouts, and of its loss as exact means over learned tokens."""
+"""The metrics of a step for the training log: its rollouts, and its loss as exact means over learned tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TokenMetrics:
         self, logprobs_BT: Tensor, old_BT: Tensor, logged_BT: Tensor | None, reference_BT: Tensor | None,
         advantages_BT: Tensor, learned_BT: Tensor, entropies_BT: Tensor,
     ) -> None:  # fmt: skip
-        """Add a micro-batch, from what its loss was made of; `logged_BT` where it is comparable with the others."""
+        """Add a micro-batch, from the parts of its loss; `logged_BT` if it is comparable with the others."""
         loss = self.loss
         ratio_BT = loss.ratio(logprobs_BT, old_BT, learned_BT)
         gains_BT, losses_BT = advantages_BT > 0, advantages_BT < 0
@@ -55,7 +55,7 @@ class TokenMetrics:
             self._largest[name] = torch.maximum(self._largest[name], largest) if name in self._largest else largest
 
     def reduced(self, accelerator: Accelerator) -> dict[str, float]:
-        """Means and maxima over all ranks; every rank must ask."""
+        """Means and maxima over all ranks; every rank must call this."""
         names, largest = list(self._sums), list(self._largest)
         sums = accelerator.reduce(torch.stack([self._sums[name] for name in names]), reduction="sum")
         gathered = accelerator.gather(torch.stack([self._largest[name] for name in largest])[None])
@@ -78,8 +78,8 @@ def row_metrics(
 
     Args:
         groups: The step's groups.
-        batch: What is learned from them.
-        policy_versions: Names of weights, oldest first; staleness is how many lie after the one that wrote a row.
+        batch: The rows that are learned.
+        policy_versions: Names of weights, oldest first; staleness is how many are newer than the one that wrote a row.
     """
     report, rows = batch.report, batch.rows
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]

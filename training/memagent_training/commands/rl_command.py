@@ -51,7 +51,7 @@ _CODES: Final = {
     "VLLMServerError": ExitCode.POLICY,
 }
 _WARNING: Final = r"(transformers|trl|torch|accelerate|peft|datasets|huggingface_hub)\b"
-"""Modules about whose warnings a user can do nothing: they are about how trainer and libraries call each other."""
+"""Modules whose warnings do not concern users: they are about how trainer and libraries call each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +66,14 @@ class RL(ReadingOptions):
         "memagent rl --task niah_multikey_2 --small --lengths 500,1000,2000 --out rl-policy",
         "memagent rl --task niah_multikey_2 --small --lengths 500,1000,2000 --out rl-policy --resume",
     )
-    task: Annotated[list[str], typer.Option(help="An evaluation task whose questions are asked. Repeatable.")]
+    task: Annotated[list[str], typer.Option(help="An evaluation task to take questions from. Repeatable.")]
     lengths: Annotated[str, typer.Option(help="The documents' lengths, shortest first, as in 500,1000,2000 or 8k.")]
     policy: PolicyName = None
     model: Annotated[
         str | None,
-        typer.Option(help='The policy to begin with: a folder, a hub id, or "embedded".', show_default="embedded"),
+        typer.Option(help='The policy to start from: a folder, a hub id, or "embedded".', show_default="embedded"),
     ] = None
-    out: Annotated[Path, typer.Option(help="Folder for all that the loop keeps, and the policy.")] = Path("rl-policy")
+    out: Annotated[Path, typer.Option(help="Folder for the loop's files and the policy.")] = Path("rl-policy")
     preset: Annotated[str, typer.Option(help=PRESETS)] = "dapo"
     settings: Settings = None
     iterations: Annotated[int, typer.Option(min=1, help="How often to collect and to train.")] = 100
@@ -153,10 +153,10 @@ class RL(ReadingOptions):
 
 
 def _job(request: RL) -> RLJob:
-    """The loop that was asked for.
+    """The loop with the given options.
 
     Raises:
-        TrainingError, EvaluationError, PolicyError: a value that cannot be read, or a policy that cannot be had.
+        TrainingError, EvaluationError, PolicyError: a value cannot be parsed, or a policy cannot be loaded.
     """
     from memagent_graph.evaluation.planning import parse_lengths  # noqa: PLC0415
     from memagent_training.job.collect import CollectSettings  # noqa: PLC0415
@@ -165,8 +165,8 @@ def _job(request: RL) -> RLJob:
     from memagent_training.rl.reading_settings import ReadingSettings  # noqa: PLC0415
     from memagent_training.rl.rl_job import MeasureSettings, RLJob  # noqa: PLC0415
 
-    reward: Any = chosen_reward(request.reward)  # a user's own takes a Sample and its ReadResult here
-    # The environment's key is for somebody else's server alone.
+    reward: Any = chosen_reward(request.reward)  # here a user's own function takes a Sample and its ReadResult
+    # The environment's key is only for a server that the loop did not start.
     key = request.api_key if request.base_url is None else request.api_key or os.environ.get("OPENAI_API_KEY")
     measure = MeasureSettings(
         every=request.measure_every,
@@ -192,7 +192,7 @@ def _job(request: RL) -> RLJob:
 
 
 def _model(request: RL) -> str:
-    """The folder or hub id of the weights to begin with; for a policy that was named, those that it runs on."""
+    """The folder or hub id of the weights to start from; for a named policy, those that it runs on."""
     if request.policy is None:
         return request.model or "embedded"
     from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
@@ -201,8 +201,8 @@ def _model(request: RL) -> str:
     policy = make_policy(request.policy, PolicyRequest(model=request.model))
     if not isinstance(policy, LocalPolicy):
         raise TrainingError(
-            f"the policy {request.policy!r} has no weights in this process to begin with",
-            hint="Name one that runs on weights of its own, or a folder or hub id with --model.",
+            f"the policy {request.policy!r} has no weights in this process to start from",
+            hint="Name one that has its own weights, or a folder or hub id with --model.",
         )
     return policy.name
 
@@ -220,17 +220,17 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 
 def _words(options: Sequence[str]) -> tuple[str, ...]:
-    """The server's options one by one, as a shell would take them apart."""
+    """The server's options, split as in a shell."""
     try:
         return tuple(word for each in options for word in shlex.split(each))
     except ValueError as error:
         raise TrainingError(
-            f"the options of the server cannot be taken apart: {error}", hint="Close the quotes in --server-option."
+            f"the options of the server cannot be parsed: {error}", hint="Close the quotes in --server-option."
         ) from error
 
 
 def _finished(job: RLJob, *, quiet: bool) -> Finished:
-    """Run the loop, and say what is left of one that ends early."""
+    """Run the loop; if it ends early, report what was kept."""
     from memagent_training.rl import run  # noqa: PLC0415
     from memagent_training.rl.collapse import CollapsedError  # noqa: PLC0415
     from memagent_training.rl.dashboard import Dashboard  # noqa: PLC0415
@@ -243,7 +243,7 @@ def _finished(job: RLJob, *, quiet: bool) -> Finished:
     except CollapsedError:
         if is_main_process() and (job.out / BEST).is_dir():
             best = job.out / BEST
-            typer.echo(f"the policy that was measured best is in {best}; begin from it: --model {best}", err=True)
+            typer.echo(f"the policy that was measured best is in {best}; start from it: --model {best}", err=True)
         raise
     except (PolicyError, VLLMServerError):
         if is_main_process() and (job.out / JOURNAL).exists():
@@ -252,19 +252,19 @@ def _finished(job: RLJob, *, quiet: bool) -> Finished:
 
 
 def _go_on(out: Path) -> str:
-    return f"continue from what {out} keeps with the same command and --resume"
+    return f"continue with what {out} keeps with the same command and --resume"
 
 
 @contextlib.contextmanager
 def _calm_libraries() -> Iterator[None]:
-    """No progress bars, notes, or warnings of libraries on the screen while it lasts."""
+    """Turn off progress bars, notes and warnings of libraries while the loop runs."""
     import transformers.utils.logging as transformers_log  # noqa: PLC0415
 
     had_bars, verbosity = transformers_log.is_progress_bar_enabled(), transformers_log.get_verbosity()
     disabled = logging.root.manager.disable
     transformers_log.disable_progress_bar()
     transformers_log.set_verbosity_error()
-    logging.disable(logging.INFO)  # it says nothing that the dashboard does not
+    logging.disable(logging.INFO)  # the dashboard shows the same
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=_WARNING)

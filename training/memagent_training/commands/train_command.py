@@ -86,28 +86,26 @@ class Train:
         typer.Option(help="JSON object or CSV: the group of each run.", show_default="by question and document"),
     ] = None
     partial_groups: Annotated[
-        bool, typer.Option("--partial-groups", help="Keep the rest of a group of which a run is refused.")
+        bool, typer.Option("--partial-groups", help="Keep the rest of a group if one of its runs is refused.")
     ] = False
     policy_versions: Annotated[
         str | None, typer.Option(help="Weights that may have written the runs, oldest first, with commas between.")
     ] = None
     max_staleness: Annotated[
-        int | None, typer.Option(min=0, help="How many of those versions a run may lie behind the last.")
+        int | None, typer.Option(min=0, help="How many of those versions a run may be behind the last.")
     ] = None
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Leave out runs with a longer conversation.", show_default="the window")
     ] = None
-    tokenizer: Annotated[str | None, typer.Option(help="The fingerprint to train on, where the runs have several.")] = (
-        None
-    )
+    tokenizer: Annotated[str | None, typer.Option(help="The fingerprint to train on, if the runs have several.")] = None
     template: Annotated[
-        str | None, typer.Option(help="The prompts' fingerprint to train on, where the runs have several.")
+        str | None, typer.Option(help="The prompts' fingerprint to train on, if the runs have several.")
     ] = None
     trust_tokenizer: Annotated[
-        bool, typer.Option("--trust-tokenizer", help="The runs are this model's though its tokenizer is another.")
+        bool, typer.Option("--trust-tokenizer", help="The runs are this model's although the tokenizer differs.")
     ] = False
     lora: LoRARank = None
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest whole checkpoint in --out.")] = (
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest complete checkpoint in --out.")] = (
         False
     )
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no weights, write nothing.")] = False
@@ -135,7 +133,7 @@ def _job(request: Train) -> TrainingJob:
     gold = None if request.gold is None else GoldAnswers.load(request.gold)
     versions, step_reward = request.policy_versions, request.step_reward
     settings = parse_settings(request.settings or ())
-    # Gold answers may be there for the other rewards alone, beside a logged one.
+    # Gold answers may be only for other rewards, next to a logged one.
     has_others = step_reward is not None or settings.get("credit", read_preset(request.preset).get("credit"))
     is_default = request.reward == "reward" and has_others
     return from_options(
@@ -174,7 +172,7 @@ def _prepared(request: Train) -> PreparedJob:
 def _trained(prepared: PreparedJob) -> TrainedPolicy:
     from memagent_training.job.training_job import train as train_job  # noqa: PLC0415
 
-    # The trainer prints its progress, and standard output is for results alone.
+    # The trainer prints its progress, but standard output is only for results.
     with contextlib.redirect_stdout(sys.stderr):
         policy = train_job(prepared)
     leave_the_others()
@@ -204,7 +202,7 @@ def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
             {"folder": str(policy.folder), "adapter": adapter, "steps": policy.steps, "metrics": dict(policy.metrics)}
         )
         return
-    beside = "its adapters by themselves, to serve beside the base model, are in"
+    beside = "its separate adapters, to serve with the base model, are in"
     show_policy(policy.folder, policy.steps, *(() if policy.adapter is None else (f"{beside} {policy.adapter}",)))
 
 

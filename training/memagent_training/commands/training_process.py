@@ -1,4 +1,4 @@
-"""What the commands that train have in common: how they refuse, how they fail, and which process speaks."""
+"""What the training commands have in common: refusals, errors, and which process prints."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from memagent_graph.errors import MemAgentError, MissingExtraError
 Made = TypeVar("Made")
 
 PATIENCE: Final = 15.0
-"""Seconds that a machine's other processes wait with a failure. Nearly always the first one has failed, too, and says
-so; the launcher then ends the others, and would end the first one just as well if they were quicker."""
+"""Seconds that a machine's other processes wait before they fail. Nearly always the first one has failed too, and
+reports it; the launcher then ends the others, but would also end the first one if the others were quicker."""
 
 OptionNames: TypeAlias = Sequence[tuple[re.Pattern[str], str]]
-"""What a hint calls by the name of a function's argument, and the option that it is on the command line."""
+"""Names of function arguments in hints, and the command-line options for them."""
 
 PRESETS: Final = (
     "memagent-paper, dapo, gru-mem (GRU-Mem, arXiv 2602.10560: gate and exit; constants ours), rememr1 (ReMemR1, arXiv "
@@ -34,19 +34,19 @@ PRESETS: Final = (
 )
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting in place of the preset's. Repeatable."),
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting that replaces the preset's. Repeatable."),
 ]
 LoRARank = Annotated[int | None, typer.Option(min=1, help="Train adapters of this rank, not all weights.")]
 
 
 def from_options(kind: Callable[..., Made], options: Any, **others: Any) -> Made:
-    """Make a dataclass of a command's options of the same names, and of `others` where they are not its values."""
+    """Make a dataclass from a command's options with the same names, and from `others` for the rest."""
     names = inspect.signature(kind).parameters.keys() - others.keys()
     return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **others)
 
 
 def show_policy(folder: Path, steps: int, *more: str, why: str = "") -> None:
-    """Say where a trained policy is and how to read with it; its folder alone is on standard output."""
+    """Report where a trained policy is and how to read with it; standard output has only its folder."""
     number = f"{steps:,} step{'' if steps == 1 else 's'}"
     first = f"{why}trained for {number}; the policy is in {folder}"
     for line in (first, *more, f'read with it: memagent read DOCUMENT --question "..." --model {folder}'):
@@ -70,9 +70,9 @@ def is_main_process() -> bool:
 
 
 def leave_the_others() -> None:
-    """End this process' part in `accelerate launch`'s group, once its work is done.
+    """End this process's part in `accelerate launch`'s group when its work is done.
 
-    One that ends with the group's threads running may abort, and a finished training be taken for a failed one.
+    If the group's threads still run when it ends, it may abort, and a finished training would look like a failed one.
     """
     from accelerate import PartialState  # noqa: PLC0415  heavy
 
@@ -87,17 +87,17 @@ def failures_told(
     option_names: OptionNames = (),
     codes: Mapping[str, ExitCode] | None = None,
 ) -> Iterator[None]:
-    """Say what goes wrong within, once per machine, and leave with its exit code.
+    """Report an error inside the block, once per machine, and exit with its code.
 
     Args:
-        as_json: whether standard output carries a JSON object.
+        as_json: whether standard output has a JSON object.
         interrupted: what to say after Ctrl-C.
-        option_names: how messages and hints are put into the command line's words.
-        codes: of errors, by their class's name, that `exit_code` does not know: importing them is slow.
+        option_names: how names in messages and hints become the command line's.
+        codes: exit codes of errors, by class name, that `exit_code` does not know: importing them is slow.
     """
     try:
         with warnings.catch_warnings():
-            # Names that transformers gives up and TRL still uses; the user can do nothing about them.
+            # Names that are deprecated in transformers and still used in TRL; the user cannot change that.
             warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
             yield
     except MemAgentError as error:
@@ -117,7 +117,7 @@ def failures_told(
 
 
 def as_options(text: str, option_names: OptionNames) -> str:
-    """A message or hint in the command line's words."""
+    """A message or hint with the command line's names."""
     for pattern, option in option_names:
         text = pattern.sub(option, text)
     return text

@@ -1,1 +1,1 @@
-"""Logged runs as training sees them: read from a log or an export, refused or grouped, as token ids."""
+"""Logged runs for training: read from a log or an export, refused or grouped, as token ids."""

@@ -1,9 +1,9 @@
-"""Logged runs as groups of rollouts to train on: whole runs and whole groups, each refused one with its reason.
+"""Makes groups of rollouts from logged runs: whole runs and whole groups; each refused one has a reason.
 
-Nothing is tokenised here: a rollout is the token ids and log-probs that the log holds, one `TrainingConversation` for
-each prompt and completion. An update whose text did not become the memory (it was empty, say) was sampled like any
-other and stays in. An attempt that was thrown away and asked for again is left out by default: neither memory nor
-answer came of it, so the run's reward says nothing of it.
+Nothing is tokenised here: a rollout has the logged token ids and log-probs, one `TrainingConversation` for each prompt
+and completion. An update whose text did not become the memory (for example because it was empty) was sampled like any
+other and is kept. An attempt that was discarded and retried is left out by default: it led to neither memory nor
+answer, so the run's reward is not about it.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ Groups: TypeAlias = Mapping[str, str] | Callable[[TrainingRun], str | None]
 
 _TRAINABLE: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
 _HIGHEST_LOGPROB: Final = 1e-3
-"""Above 0 by rounding only."""
+"""Values that are above 0 only by rounding."""
 _IMMATERIAL_SETTINGS: Final = frozenset(
     {"model", "base_url", "tokenizer", "seed", "logprobs", "concurrency", "timeout", "retries"}
 )
-"""Settings in which rollouts of one group may differ. The model's name changes with its weights where adapters are
-loaded under a name of their own; tokenizers are compared by fingerprint."""
+"""Settings in which rollouts of one group may differ. The model's name changes with its weights if adapters have their
+own names; tokenizers are compared by fingerprint."""
 _IMMATERIAL_SAMPLING: Final = frozenset({"seed", "logprobs"})
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Groups to train on, and what became of all runs."""
+    """Groups to train on, and a report on all runs."""
 
     groups: list[RolloutGroup]
     """In the order of their oldest runs."""
     report: ReplayReport
 
     def require_groups(self) -> list[RolloutGroup]:
-        """The groups, of which there must be one at least.
+        """The groups; there must be at least one.
 
         Raises:
-            ReplayError: every run was refused; names all reasons, those that others follow from first.
+            ReplayError: every run was refused; the message names all reasons, causes first.
         """
         report = self.report
         if self.groups:
             return self.groups
         if not report.refused:
-            raise ReplayError(f"there are no runs in {report.source}", hint="Roll some out first.")
+            raise ReplayError(f"there are no runs in {report.source}", hint="Collect some first.")
         order = sorted(report.refused, key=lambda reason: reason is Refusal.INCOMPLETE_GROUP)
         told = "; ".join(
             [
@@ -101,30 +101,31 @@ def load_groups(
     template: str | None = None,
     keep_discarded: bool = False,
 ) -> Replay:
-    """The groups that a run log, or an export of one, holds.
+    """The groups in a run log, or in an export of one.
 
     Args:
         source: the log or its path, or an export's path (Parquet or JSON lines).
         reward: the name of a logged reward, whose newest value counts, or a function that scores the runs now.
-        step_reward: the same for single conversations; none without it.
-        term_rewards: further rewards, by the names that terms of the advantage have for them.
-        gold_of: what each run's answer should be, for rewards that have no gold answers of their own.
+        step_reward: the same for single conversations; none if left out.
+        term_rewards: more rewards, by their names in the terms of the advantage.
+        gold_of: the correct answer of each run, for rewards without their own gold answers.
         chosen: which of a log's runs.
         groups: the group of each run. Without it, runs of one question on one document form a group if they began
             with the same chunk, and with the same sampling and settings but for the seed and where the model is. Runs
             of different policy versions are in different groups, unless `policy_versions` allows several.
-        whole_groups: refuse all rollouts of a group of which one is refused. Runs by weights, a tokenizer or prompts
-            that were not chosen do not count as part of it. Otherwise the rest of the group is compared.
-        min_group: with fewer rollouts a group is refused.
+        whole_groups: refuse all rollouts of a group if one is refused. Runs by weights, a tokenizer or prompts that
+            were not chosen do not count as part of it. Otherwise the rest of the group is compared.
+        min_group: a group with fewer rollouts is refused.
         max_tokens: the model's window, for prompt and completion together.
         policy_versions: the versions that may have written a run, oldest first.
-        max_staleness: how many versions a run may lie behind the last of `policy_versions`; needs them.
-        tokenizer: the fingerprint to train on, where the runs have several.
-        template: the prompts' fingerprint to train on, where the runs have several.
-        keep_discarded: train on attempts that were thrown away, too.
+        max_staleness: how many versions a run may be behind the last of `policy_versions`, which is then required.
+        tokenizer: the fingerprint to train on, if the runs have several.
+        template: the prompts' fingerprint to train on, if the runs have several.
+        keep_discarded: train on discarded attempts too.
 
     Raises:
-        ReplayError: runs of several tokenizers or prompts and no choice; or a source that cannot be replayed.
+        ReplayError: there are runs of several tokenizers or prompts and none was chosen; or the source cannot be
+            replayed.
         RewardError: a reward function failed.
         RunLogError, MissingExtraError: the source cannot be read.
     """
@@ -137,7 +138,10 @@ def load_groups(
             run, kept.conversations_K,
             versions=versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
         )  # fmt: skip
-        ledger.enter(kept, _group_of(run, groups, by_version=versions is None), next(refusals, None))
+        group = _group_of(run, groups)
+        if groups is None and versions is None:
+            group = ledger.group_of_version(group, run)
+        ledger.enter(kept, group, next(refusals, None))
     missing = (
         {} if groups is None or callable(groups) else {k: v for k, v in groups.items() if k not in ledger.group_of}
     )
@@ -175,7 +179,7 @@ def load_groups(
 
 @dataclass
 class _Ledger:
-    """The runs still thought of, and those refused. Runs go by id, oldest first."""
+    """The candidate runs, and the refused ones; by id, oldest first."""
 
     candidates: dict[str, TrainingRun] = field(default_factory=dict)
     refused: dict[str, Refusal] = field(default_factory=dict)
@@ -183,16 +187,25 @@ class _Ledger:
     broken: set[str] = field(default_factory=set)
     """Groups of which a member was refused."""
     unknown: Counter[str] = field(default_factory=Counter)
-    """Runs by the reward that was not known, and why."""
+    """Runs by the unknown reward, and why it is unknown."""
+    version_of: dict[str, str] = field(default_factory=dict)
+    """The policy version of a group's first run."""
+
+    def group_of_version(self, group: str | None, run: TrainingRun) -> str | None:
+        """A group has runs of one policy version: what another policy earned is not what this one would have."""
+        if group is None:
+            return None
+        version = run.conversations_K[0].policy_version
+        return group if self.version_of.setdefault(group, version) == version else f"{group}-{version}"
 
     def enter(self, run: TrainingRun, group: str | None, refusal: Refusal | None) -> None:
-        """Enter the next run."""
+        """Add the next run."""
         self.group_of[run.run_id], self.candidates[run.run_id] = group, run
         if refusal is not None or group is None:
             self.refuse(run.run_id, refusal or Refusal.NOT_GROUPED)
 
     def refuse(self, run_id: str, reason: Refusal) -> None:
-        """Strike a run out."""
+        """Refuse a run."""
         self.candidates.pop(run_id, None)
         self.refused[run_id] = reason
         group = self.group_of[run_id]
@@ -200,7 +213,7 @@ class _Ledger:
             self.broken.add(group)
 
     def by_reason(self) -> dict[Refusal, tuple[str, ...]]:
-        """The refused, each reason's oldest first."""
+        """The refused runs, the oldest of each reason first."""
         ids = [run_id for run_id in self.group_of if run_id in self.refused]
         found = {reason: tuple(each for each in ids if self.refused[each] is reason) for reason in Refusal}
         return {reason: run_ids for reason, run_ids in found.items() if run_ids}
@@ -215,9 +228,9 @@ def _refusals(
     tokenizer: str | None,
     template: str | None,
 ) -> Iterator[Refusal]:
-    """Why a run by itself cannot be trained on, of which `kept` are the conversations to train on.
+    """Why a single run cannot be trained on; `kept` are its conversations to train on.
 
-    What makes it a stranger to its group comes first: it must not count as a gap there.
+    Reasons why it does not belong to its group come first: it must not count as a gap there.
     """
     if versions is not None and any(each.policy_version not in versions for each in kept):
         yield Refusal.STALE
@@ -245,7 +258,7 @@ def _allowed(policy_versions: Sequence[str] | None, max_staleness: int | None) -
         if max_staleness is not None:
             raise ReplayError(
                 "max_staleness was given without policy_versions",
-                hint="Give the versions in order, oldest first: their names do not say it.",
+                hint="Give the versions in order, oldest first: their names do not say the order.",
             )
         return None
     if not policy_versions or (max_staleness is not None and max_staleness < 0):
@@ -253,26 +266,24 @@ def _allowed(policy_versions: Sequence[str] | None, max_staleness: int | None) -
     return frozenset(policy_versions if max_staleness is None else policy_versions[-1 - max_staleness :])
 
 
-def _group_of(run: TrainingRun, groups: Groups | None, *, by_version: bool) -> str | None:
+def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
     if groups is not None:
         return groups(run) if callable(groups) else groups.get(run.run_id)
     if not run.conversations_K:
-        return None  # nothing was sampled that could be missed
-    # Only the first conversation: also a run that was killed later must be known for a member of its group.
+        return None  # nothing was sampled that could be missing
+    # Only the first conversation: a run that was killed later must still count as a member of its group.
     first, record = run.conversations_K[0], run.record
     settings = {name: value for name, value in record.settings.items() if name not in _IMMATERIAL_SETTINGS}
     sampling = {name: value for name, value in first.sampling.items() if name not in _IMMATERIAL_SAMPLING}
     span = (None, None) if first.span is None else (first.span.start_byte, first.span.end_byte)
     same = [record.question, record.document["key"], first.role, *span, settings, sampling]
-    if by_version:  # what another policy earned is not what this one would have
-        same.append(first.policy_version)
-    if record.strategy_fingerprint:  # logs of the former version, which knew one way of reading, have none
+    if record.strategy_fingerprint:  # logs of the previous version, which had one way of reading, have none
         same += [record.strategy, record.strategy_fingerprint]
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _unbroken(run: TrainingRun) -> bool:
-    """Whether every step is there with all its attempts, whatever else stood in its prompt, and an answer."""
+    """Whether every step with all its attempts is there, and an answer."""
     steps: dict[str, list[Conversation]] = {}
     for each in run.conversations_K:
         steps.setdefault(each.step, []).append(each)
@@ -288,7 +299,7 @@ def _unbroken(run: TrainingRun) -> bool:
     places = [(each[0].role, each[0].branch, each[0].slot) for each in steps.values()]
     if len(set(places)) < len(places) or not any(each[0].writes is Writes.ANSWER for each in steps.values()):
         return False
-    # Logs of the former version do not name parents: there, chunks were read one after the other.
+    # Logs of the previous version do not name parents: chunks were read one after the other.
     updates = sorted(slot for role, _, slot in places if role == "update")
     return bool(run.record.strategy_fingerprint) or updates == list(range(len(places) - 1))
 
@@ -307,7 +318,7 @@ def _tokens(conversation: Conversation) -> int:
 
 
 def _only(what: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
-    """The one fingerprint that runs have; None where there are no runs."""
+    """The only fingerprint of the runs; None if there are no runs."""
     run_ids: dict[str, list[str]] = {}
     for run in runs:
         for fingerprint in {getattr(each, what) for each in run.conversations_K}:

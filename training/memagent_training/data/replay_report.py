@@ -1,4 +1,4 @@
-"""What replay took of logged runs and what it refused: by reason, by run, and as text."""
+"""Which logged runs replay took and which it refused: by reason, by run, and as text."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ class Refusal(StrEnum):
     UNFINISHED = "unfinished", "resume them, or delete them from the log"
     """It was killed, failed, or stopped at a limit: there is no answer that a reward could be for."""
     EDITED = "edited", "read the document again without an edit"
-    """A person replaced its memory, or pinned a line of it, so what it earned is not the policy's doing alone."""
+    """A person replaced its memory, or pinned a line of it, so its reward is not only the policy's."""
     LOST_CONVERSATIONS = "lost_conversations", "read the document again; these runs cannot be mended"
-    """The log has holes: a position, an attempt or the answer is missing."""
+    """The log is incomplete: a position, an attempt or the answer is missing."""
     NO_TOKEN_IDS = (
         "no_token_ids",
         "read with a policy that reports them (vLLM, or a local one), with log-probs and no redaction",
     )
     """A conversation has no token ids or log-probs: the policy reports none, or a redaction hook dropped them."""
     DAMAGED_TOKENS = "damaged_tokens", "read again; if it recurs, the policy reports its tokens wrongly"
-    """A conversation has an empty prompt, or log-probs that are not as many as its tokens, or impossible."""
-    OTHER_TOKENIZER = "other_tokenizer", "train on them apart, with tokenizer=..."
+    """A conversation has an empty prompt, or log-probs that are impossible or whose number differs from that of its
+    tokens."""
+    OTHER_TOKENIZER = "other_tokenizer", "train on them separately, with tokenizer=..."
     """It was made with another tokenizer than the one chosen."""
-    OTHER_TEMPLATE = "other_template", "train on them apart, with template=..."
+    OTHER_TEMPLATE = "other_template", "train on them separately, with template=..."
     """It was made with other prompts than those chosen."""
     STALE = "stale", "roll out with the newest weights, or allow older ones"
     """A conversation was written by weights that are too old, or not among those allowed."""
@@ -39,21 +40,21 @@ class Refusal(StrEnum):
         "no_reward",
         "give them one (memagent_training.rewards.relabel), gold answers to compare with, or name another",
     )
-    """It has no reward of that name, or the reward function cannot tell its worth."""
-    NON_FINITE_REWARD = "non_finite_reward", "mend the reward function and score them again"
+    """It has no reward of that name, or the reward function cannot judge it."""
+    NON_FINITE_REWARD = "non_finite_reward", "correct the reward function and score them again"
     """Its reward is NaN, infinite, or larger than 32 bits can hold."""
     NOT_GROUPED = "not_grouped", "name their groups"
     """The groups were given, and it is in none of them."""
     INCOMPLETE_GROUP = (
         "incomplete_group",
-        "mend the others of the group, or take groups as they are with whole_groups=False",
+        "correct the others of the group, or take incomplete groups with whole_groups=False",
     )
-    """Another rollout of its group was refused; the rest alone would be compared with a mean that is not theirs."""
-    GROUP_TOO_SMALL = "group_too_small", "roll the question out more often"
+    """Another rollout of its group was refused; the rest would be compared with a wrong mean."""
+    GROUP_TOO_SMALL = "group_too_small", "read the question more often"
     """Its group has too few rollouts to compare them with each other."""
 
     remedy: str
-    """What to do about it."""
+    """The remedy."""
 
     def __new__(cls, value: str, remedy: str) -> Self:
         """A reason with its remedy."""
@@ -63,19 +64,19 @@ class Refusal(StrEnum):
 
     @property
     def leaves_group_whole(self) -> bool:
-        """Whether such a run does not count as part of its group: it is not of the policy or choice trained on."""
+        """Whether such a run does not belong to its group: it has another policy, tokenizer or prompts."""
         return self in {Refusal.OTHER_TOKENIZER, Refusal.OTHER_TEMPLATE, Refusal.STALE, Refusal.NOT_GROUPED}
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What became of the runs of one source. Counts are of what was taken, unless they say otherwise."""
+    """A report on the runs of one source. Counts are of runs that were taken, unless stated otherwise."""
 
     source: str
     runs: int
-    """How many there were, refused ones included."""
+    """How many there were, including refused ones."""
     refused: Mapping[Refusal, tuple[str, ...]]
-    """The ids of refused runs, oldest first; each stands under the first reason found."""
+    """The ids of refused runs, oldest first; each under the first reason found."""
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Runs by which reward was not known, and why."""
     groups: int = 0
@@ -86,17 +87,17 @@ class ReplayReport:
     longest: int = 0
     """Tokens of the longest conversation, prompt and completion together."""
     equal_rewards: int = 0
-    """Groups whose rollouts all earned the same, of every reward that was asked for; nothing is taught there."""
+    """Groups whose rollouts have the same value of every requested reward; they teach nothing."""
     tokenizer: str | None = None
-    """The tokenizer's fingerprint; None where nothing was taken."""
+    """The tokenizer's fingerprint; None if nothing was taken."""
     template: str | None = None
     """The prompts' fingerprint."""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Conversations by the policy version that wrote them; "" where the policy did not report it."""
+    """Conversations by the policy version that wrote them; "" if the policy did not report it."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Rollouts by how many versions behind the newest their oldest conversation is; empty without an order."""
     missing: tuple[str, ...] = ()
-    """Runs that the given groups name and the source does not hold: their groups are not whole."""
+    """Runs that the given groups name but the source does not have: their groups are incomplete."""
     temperatures: Mapping[float, int] = field(default_factory=dict)
     """Conversations by the temperature that they were sampled at."""
     reshaped: tuple[str, ...] = ()
@@ -104,7 +105,7 @@ class ReplayReport:
     so importance weights from them are approximate."""
 
     def summary(self) -> list[str]:
-        """It as lines of text."""
+        """The report as lines of text."""
         lines = [
             f"{self.source}: {_count(self.rollouts, 'rollout')} in {_count(self.groups, 'group')} "
             f"of {_count(self.runs, 'run')}"
@@ -120,7 +121,7 @@ class ReplayReport:
         if self.equal_rewards:
             lines.append(f"{_count(self.equal_rewards, 'group')} with all rewards equal")
         if self.missing:
-            lines.append(f"named in the groups, and not there: {_runs(self.missing)}")
+            lines.append(f"named in the groups, but missing: {_runs(self.missing)}")
         if self.reshaped:
             lines.append(f"{_runs(self.reshaped)} sampled with a temperature or top_p other than 1")
         lines += [
@@ -131,7 +132,7 @@ class ReplayReport:
 
 
 def named(names: Sequence[str]) -> str:
-    """The first of these names, and how many more there are."""
+    """The first names, and how many more there are."""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
 
 

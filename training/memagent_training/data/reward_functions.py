@@ -1,14 +1,14 @@
-"""What a reward function is: a number for a logged run, the same for training, the closed loop and old runs.
+"""Reward functions: a number for a logged run, the same for training, the closed loop and old runs.
 
-Any callable will do. It takes a `TrainingRun` and gives a number, or None where it cannot tell (no gold answer, a text
-that was redacted away):
+Any callable works. It takes a `TrainingRun` and returns a number, or None if it cannot judge the run (no gold answer,
+or a redacted text):
 
     def short_and_right(run: TrainingRun) -> float | None:
         if run.answer is None:
             return None
         return float("4711" in run.answer) - 0.001 * len(run.answer)
 
-Those here only look up what the log holds. The package's own are in `memagent_training.rewards`.
+Those here only look up logged values. The package's own are in `memagent_training.rewards`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import RewardError
 
 LARGEST_REWARD: Final = 3.4028234663852886e38
-"""The largest number of 32 bits, in which losses are computed."""
+"""The largest 32-bit number; losses are computed in 32 bits."""
 
 
 class RewardFunction(Protocol):
-    """What a run is worth."""
+    """Scores a run."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """The run's reward, a finite number; None where it cannot be told."""
+        """The run's reward, a finite number; None if it cannot be judged."""
         ...
 
 
 class StepRewardFunction(Protocol):
-    """What each conversation of a run is worth by itself."""
+    """Scores each conversation of a run."""
 
     def __call__(self, run: TrainingRun, /) -> Sequence[float] | None:
-        """One finite number for each of `run.conversations_K`; None where they cannot be told."""
+        """One finite number for each of `run.conversations_K`; None if they cannot be judged."""
         ...
 
 
@@ -51,21 +51,21 @@ class SaysWhyUnknown(Protocol):
 
 
 def why_unknown(function: object, run: TrainingRun) -> str:
-    """Why a function gave None for a run, as far as it says."""
-    return function.why_unknown(run) if isinstance(function, SaysWhyUnknown) else "the function cannot tell"
+    """Why a function returned None for a run, if it says why."""
+    return function.why_unknown(run) if isinstance(function, SaysWhyUnknown) else "the function returned None"
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedReward:
-    """The newest reward of a name that the log holds for the run: a person's feedback, or an earlier function's."""
+    """The run's newest logged reward of a name: a person's feedback, or an earlier function's."""
 
     name: str | None = "reward"
-    """None takes any."""
+    """None accepts any."""
     source: str | None = None
-    """Only rewards that it gave; None takes anyone's."""
+    """Only rewards from this source; None accepts any."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """The value as logged; None where there is none."""
+        """The logged value; None if there is none."""
         return _newest(run, self.name, self.source).get(None)
 
     def why_unknown(self, run: TrainingRun, /) -> str:
@@ -76,32 +76,32 @@ class LoggedReward:
 
 @dataclass(frozen=True, slots=True)
 class LoggedStepReward:
-    """The newest reward of a name that the log holds for each conversation."""
+    """Each conversation's newest logged reward of a name."""
 
     name: str
     source: str | None = None
-    """Only rewards that it gave; None takes anyone's."""
+    """Only rewards from this source; None accepts any."""
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
-        """The values as logged; None where a conversation has none."""
+        """The logged values; None if a conversation has none."""
         newest = _newest(run, self.name, self.source)
         rows = [each.id for each in run.conversations_K]
         return [newest[row] for row in rows] if all(row in newest for row in rows) else None
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """Some conversation has none in the log."""
+        """A conversation has none in the log."""
         del run
         return "the log holds no such reward for each conversation"
 
 
 def _newest(run: TrainingRun, name: str | None, source: str | None) -> dict[int | None, float]:
-    """The newest logged value of each conversation, and of the run itself by None."""
+    """The newest logged value by conversation; None is the run itself."""
     found = (each for each in run.rewards if name in {None, each.name} and source in {None, each.source})
     return {each.conversation: each.value for each in found}
 
 
 def not_usable(value: float) -> str:
-    """What is wrong with a reward beyond `LARGEST_REWARD`, in words."""
+    """A description of what is wrong with a reward beyond `LARGEST_REWARD`."""
     return "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"
 
 
@@ -115,7 +115,7 @@ def checked(value: float, run: TrainingRun, name: str) -> float:
         raise RewardError(
             f"the reward {name!r} is {value}, which is {not_usable(value)}",
             run_id=run.run_id,
-            hint="Mend the reward function; None says that it cannot tell.",
+            hint="Correct the reward function; return None if it cannot judge a run.",
         )
     return float(value)
 
@@ -124,7 +124,7 @@ def checked_steps(values_K: Sequence[float], run: TrainingRun, name: str) -> tup
     """The values, if there is a finite number for each of the run's conversations.
 
     Raises:
-        RewardError: there is not.
+        RewardError: there is no such number for each.
     """
     if len(values_K) != len(run.conversations_K):
         raise RewardError(
@@ -136,6 +136,6 @@ def checked_steps(values_K: Sequence[float], run: TrainingRun, name: str) -> tup
 
 
 def name_of(function: object) -> str:
-    """What a function or a class of them is called."""
+    """The name of a function, or of its class."""
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__

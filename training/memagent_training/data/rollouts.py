@@ -1,4 +1,4 @@
-"""What training sees of logged runs: token ids, log-probs and rewards, in whole rollouts and whole groups.
+"""Logged runs as training data: token ids, log-probs and rewards, in whole rollouts and whole groups.
 
 Letters in names and docstrings give shapes: G rollouts of a group, K conversations of a rollout (K varies), P tokens of
 a prompt, T tokens of a completion.
@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 OUTCOME: Final = "outcome"
 STEP: Final = "step"
-"""What terms of an advantage call a rollout's `reward` and its `step_rewards_K`."""
+"""The names of a rollout's `reward` and its `step_rewards_K` in terms of an advantage."""
 Earned: TypeAlias = float | tuple[float, ...]
 """A reward of a whole run, or one for each of its K conversations."""
 
@@ -22,22 +22,22 @@ Earned: TypeAlias = float | tuple[float, ...]
 class TrainingConversation:
     """One prompt and the completion that the policy sampled, exactly as logged.
 
-    A completion token is learned from where `loss_mask_T` is true, or everywhere where it is None.
+    A completion token is learned if its `loss_mask_T` is true, or if that is None.
     """
 
     prompt_ids_P: array[int] = field(repr=False)
     completion_ids_T: array[int] = field(repr=False)
     logprobs_T: array[float] = field(repr=False)
     """Natural log of the probability that the sampling policy gave each completion token: before temperature, unless
-    the server tells it otherwise (`MultiConvDAPOConfig.logged_after_temperature`)."""
+    the server reports it otherwise (`MultiConvDAPOConfig.logged_after_temperature`)."""
     role: str
-    """What the policy was asked as: "update", "answer", or what else a way of reading has."""
+    """The role: "update", "answer", or another one of the strategy."""
     branch: str
-    """Where in the run's graph; "" is the trunk."""
+    """The branch in the run's graph; "" is the trunk."""
     slot: int
     """Its number among the conversations of that role and branch, from 0."""
     truncated: bool
-    """Whether the output bound cut it off."""
+    """Whether it was cut off at the maximum output length."""
     policy_version: str
     loss_mask_T: Sequence[bool] | None = field(default=None, repr=False)
 
@@ -51,31 +51,31 @@ class TrainingConversation:
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """What it is compared at: with the conversations of the group's rollouts that have the same place."""
+        """Its place: it is compared with conversations of the group's rollouts at the same place."""
         return self.role, self.branch, self.slot
 
     @property
     def chunk_index(self) -> int | None:
-        """The chunk that it read, where that is known: an update's of the trunk."""
+        """The chunk that it read, if known: for an update of the trunk."""
         return self.slot if self.role == "update" and not self.branch else None
 
     @property
     def learned_tokens(self) -> int:
-        """How many completion tokens are learned from."""
+        """How many completion tokens are learned."""
         return len(self.completion_ids_T) if self.loss_mask_T is None else sum(self.loss_mask_T)
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One run: its conversations in the order of the log, and what it earned."""
+    """One run: its conversations in the order of the log, and its reward."""
 
     run_id: str
     conversations_K: tuple[TrainingConversation, ...]
     reward: float
     step_rewards_K: tuple[float, ...] | None = None
-    """A reward for each conversation by itself, where there are such."""
+    """A reward for each single conversation, if there are any."""
     term_rewards: Mapping[str, Earned] = field(default_factory=dict)
-    """Further rewards by name, of the run or of each of its K conversations: those that terms of the advantage name."""
+    """More rewards by name, of the run or of each of its K conversations: those in the terms of the advantage."""
 
     def __post_init__(self) -> None:
         if not self.conversations_K:
@@ -86,7 +86,7 @@ class Rollout:
                 raise ValueError(f"run {self.run_id} has {given}")
 
     def earned(self, name: str) -> Earned | None:
-        """The reward of that name; None where it has none."""
+        """The reward of that name; None if there is none."""
         if name == OUTCOME:
             return self.reward
         return self.step_rewards_K if name == STEP else self.term_rewards.get(name)
@@ -94,7 +94,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """The rollouts of one question over one document, which are compared with each other."""
+    """The rollouts of one question on one document, which are compared with each other."""
 
     group_id: str
     rollouts_G: tuple[Rollout, ...]

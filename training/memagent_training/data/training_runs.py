@@ -1,4 +1,4 @@
-"""Logged runs as reward functions and replay see them, read one at a time from a run log or an export of one."""
+"""Logged runs for reward functions and replay, read one at a time from a run log or an export of one."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ _PARQUET_MAGIC: Final = b"PAR1"
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """What a run's answer should be."""
+    """The correct answer of a run."""
 
     answers: tuple[str, ...]
     metric: Metric | None = None
-    """Whether all of them are asked for or they are wordings of one; None where nobody says."""
+    """Whether all of them are required, or they are wordings of one answer; None if unknown."""
     own_score: Callable[[str], float] | None = None
-    """0 to 1 for an answer, by a rule of the task's own."""
+    """0 to 1 for an answer, by the task's own rule."""
     evidence: tuple[str, ...] | None = None
-    """The texts that the answer rests on, each as it stands in the document; None where nobody says."""
+    """The texts that the answer is based on, each exactly as in the document; None if unknown."""
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A logged run. What a resume or an edit superseded is not in it."""
+    """A logged run, without what a resume or an edit superseded."""
 
     record: RunRecord
     conversations_K: tuple[Conversation, ...]
     """In order of position and attempt. Token ids and log-probs are arrays."""
     events: tuple[LoggedEvent, ...] = ()
-    """What no conversation caused."""
+    """Events of no conversation."""
     rewards: tuple[Reward, ...] = ()
     """Of the run and its conversations (by their `id`), oldest first."""
     gold: Gold | None = None
-    """What the answer should be, where whoever had the run made knows; logs do not hold it."""
+    """The correct answer, if the caller knows it; it is not in logs."""
     store: DocumentStore | None = None
-    """Where the document's text is, if it is kept."""
+    """The store of the document's text, if it is kept."""
 
     @property
     def run_id(self) -> str:
@@ -61,38 +61,38 @@ class TrainingRun:
 
     @property
     def question(self) -> str:
-        """What was asked."""
+        """The question."""
         return self.record.question
 
     @property
     def answer(self) -> str | None:
-        """The answer in the form asked for; "" where the policy gave none, None where the log does not say."""
+        """The answer in the requested form; "" if the policy gave none, None if it is not in the log."""
         if self.record.answer is None and self.record.stop_reason == "no_answer":
             return ""
         return self.record.answer
 
     @property
     def raw_answer(self) -> str | None:
-        """The whole answer completion, reasoning included; None where the run has none or it was redacted away."""
+        """The whole answer completion, including reasoning; None if the run has none or it was redacted."""
         answers = [each.text for each in self.conversations_K if each.writes is Writes.ANSWER]
         return answers[-1] if answers else None
 
     @cached_property
     def trace(self) -> Trace:
-        """The run as a graph of steps, edits made."""
+        """The run as a graph of steps, with edits applied."""
         return trace_of(self.conversations_K, self.events, document_bytes=self.record.document.get("size"))
 
     @property
     def memories(self) -> list[str | None]:
-        """The memory after each conversation, on its branch; None where it was redacted away."""
+        """The memory after each conversation, on its branch; None if it was redacted."""
         return [after for _, after in self.memories_around]
 
     @property
     def memories_around(self) -> list[tuple[str | None, str | None]]:
-        """The memory before and after each conversation, on its branch; None where it was redacted away.
+        """The memory before and after each conversation, on its branch; None if it was redacted.
 
-        An attempt that was thrown away leaves the memory as it was. A branch that begins to read has none, whatever was
-        found before it: otherwise one that finds nothing more would count as having lost all of that.
+        A discarded attempt leaves the memory unchanged. A branch that begins to read has none, whatever was found
+        before it: otherwise a branch that finds nothing more would seem to have lost all of that.
         """
         trace = self.trace
         unknown: dict[str, bool] = {}
@@ -111,15 +111,16 @@ class TrainingRun:
         return found
 
     def without_discarded(self) -> TrainingRun:
-        """The same run without the attempts that were thrown away and asked for again."""
+        """The same run without discarded attempts."""
         return replace(
             self, conversations_K=tuple(each for each in self.conversations_K if each.outcome is not Outcome.DISCARDED)
         )
 
     def without_greedy(self) -> TrainingRun:
-        """The same run without what was asked at temperature 0, where its first conversation was sampled at another.
+        """The same run without conversations at temperature 0, if its first one had another temperature.
 
-        Such a one is a probe of the answer, say: it was not drawn, so nothing can be learnt from how it turned out.
+        Such a conversation is, for example, a probe of the answer: it was not sampled, so nothing can be learned from
+        its result.
         """
         if not self.conversations_K or not self.conversations_K[0].sampling.get("temperature", 1.0):
             return self
@@ -130,7 +131,7 @@ class TrainingRun:
 def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> Iterator[TrainingRun]:
     """The runs of a run log, or of a file that `memagent export` wrote, oldest first.
 
-    An export is read as it is, without a log in between. One run at a time is held in memory.
+    An export is read directly, without a log. One run at a time is in memory.
 
     Args:
         source: the log or its path, or an export's path (Parquet or JSON lines).
@@ -178,7 +179,8 @@ def _logged(log: RunLog, chosen: RunFilter | None) -> Iterator[TrainingRun]:
 def _exported(path: Path, file: IO[bytes], magic: bytes, chosen: RunFilter | None) -> Iterator[TrainingRun]:
     if chosen is not None:
         raise ReplayError(
-            f"{path} is an export, of which no runs can be chosen", hint="Choose them when exporting, or give the log."
+            f"{path} is an export, and runs of an export cannot be chosen",
+            hint="Choose them when exporting, or pass the log.",
         )
     seen: set[str] = set()
     is_parquet = magic.startswith(_PARQUET_MAGIC) or path.suffix.lower() == ".parquet"
@@ -186,9 +188,9 @@ def _exported(path: Path, file: IO[bytes], magic: bytes, chosen: RunFilter | Non
     for run in runs:
         if run.record.run_id in seen:
             raise ReplayError(
-                f"{path} does not hold the run in one piece",
+                f"{path} does not have the run in one piece",
                 run_id=run.record.run_id,
-                hint="Was it sorted or shuffled? Give the file that was exported.",
+                hint="Was it sorted or shuffled? Pass the file that was exported.",
             )
         seen.add(run.record.run_id)
         yield _training_run(path, run.record, run.conversations, run.events, run.rewards)
@@ -201,7 +203,7 @@ def _training_run(
     events: Sequence[LoggedEvent],
     rewards: Sequence[Reward],
 ) -> TrainingRun:
-    # Arrays take a tenth of what lists of numbers do, and the garbage collector does not look into them.
+    # Arrays take a tenth of the memory of lists of numbers, and the garbage collector does not scan them.
     kept = tuple(
         replace(
             each,

@@ -1,4 +1,4 @@
-"""The prose that facts are planted in: English text found on any machine, cleaned and split by file.
+"""Makes the prose that facts are planted in: English text found on any machine, cleaned and split by file.
 
 Sources are folders: Python sources (docstrings and comments), manual pages (troff stripped), POD, and plain, Markdown
 or reStructuredText documents, gzipped or not. `pydoc_data/topics.py` is never read: it is the evaluation's prose.
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SEPARATOR = "\x00"
-"""Stands between two documents of a corpus file."""
+"""The separator of two documents in a corpus file."""
 
 HELD_OUT_SHARE = 0.05
 """Share of the files, chosen by a hash of their name, that training never sees."""
@@ -94,7 +94,7 @@ def pod_prose(source: str) -> str:
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text, gunzipped where needed; None where it is not UTF-8 text."""
+    """The file's text, gunzipped if necessary; None if it is not UTF-8 text."""
     try:
         data = path.read_bytes()
         if path.suffix == ".gz":
@@ -106,7 +106,7 @@ def read_text(path: Path) -> str | None:
 
 
 def is_english(text: str) -> bool:
-    """A crude test: enough of the commonest English words."""
+    """A rough test: enough of the most common English words."""
     words = re.findall(r"[a-z]+", text.lower())
     if len(words) < 40:
         return False

@@ -1,9 +1,9 @@
 """Documents to measure on: held-out prose cut into chunks, with planted facts and the questions about them.
 
-Two settings. *Foreign*: on average one fact per chunk, half of them asked for, and beside each asked one a foreign
-fact, half of these near misses. *Alone*: the asked fact is the only one. Depths are uniform, and the reader's own
-chunker cuts, so an edge can cut a fact; such questions are counted and marked. A fact that the document's end cuts off
-is not asked for.
+Two settings. *Foreign*: on average one fact per chunk, half of them asked for, and next to each of these a foreign
+fact, half of which are near misses. *Alone*: the asked fact is the only one. Depths are uniform, and the reader's own
+chunker is used, so the end of a chunk can cut a fact; such questions are counted and marked. A fact that the document's
+end cuts off is not asked for.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from memagent_graph.evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph.tokenizers import Tokenizer
 
 _LONGEST_STATEMENT = 90
-"""Characters, about; one statement a chunk is planted."""
+"""Approximate number of characters; one statement per chunk is planted."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question on a document: the chunks that its reader sees, and the fact asked for (None: it is absent)."""
+    """A question on a document: the chunks that its reader sees, and the fact that is asked for (None if absent)."""
 
     problem: str
     value: str | None
@@ -56,7 +56,7 @@ def cut(tokenizer: Tokenizer, text: str, setting: Setting) -> tuple[str, ...]:
 
 
 def prose_from(text: str, rng: random.Random, characters: int) -> str:
-    """A stretch of this length that starts anywhere and wraps around."""
+    """A piece of this length from a random place; at the end it continues from the beginning."""
     start = rng.randrange(len(text))
     doubled = text[start : start + characters]
     while len(doubled) < characters:
@@ -67,7 +67,7 @@ def prose_from(text: str, rng: random.Random, characters: int) -> str:
 def questions_with_foreign_facts(
     tokenizer: Tokenizer, prose: str, setting: Setting, facts: PlantedFacts, absent: int
 ) -> list[Question]:
-    """One document's questions; every other fact is asked for, and `absent` questions ask for what is not there."""
+    """One document's questions; every second fact is asked for, and `absent` questions ask for missing facts."""
     rng = facts.random
     text = prose_from(prose, rng, setting.chunks * setting.chunk_tokens * 5)
     ends = _ends_of(r"[.!?:]\s+", text) or _ends_of(r"\s+", text)
@@ -107,7 +107,7 @@ def questions_alone(
 ) -> list[Question]:
     """`count` questions, each with its own fact planted in the same prose, and so in a document of its own.
 
-    They differ in the chunk where the fact was planted, and in the next one, into which it pushes what follows.
+    They differ in the chunk where the fact was planted, and in the next one, because it moves the text after it.
     """
     rng = facts.random
     text = prose_from(prose, rng, setting.chunks * setting.chunk_tokens * 5)
@@ -120,7 +120,7 @@ def questions_alone(
         place = rng.choice(_ends_of(r"\s+", first) or [0])
         planted = f"{first[:place]}{fact.statement} {first[place:]}{rest}"
         anew = cut(tokenizer, planted, replace(setting, chunks=2 if rest else 1))
-        if fact.statement in "".join(anew):  # else the document ended before it
+        if fact.statement in "".join(anew):  # otherwise the document ended before it
             questions.append(_about(fact, (*chunks[:where], *anew, *chunks[where + len(anew) :])))
     return questions
 

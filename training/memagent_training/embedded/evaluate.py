@@ -2,11 +2,11 @@
 
     python -m memagent_training.embedded.evaluate --model memagent_graph/embedded --chunks 4 16 64 256
 
-All questions on a document are read in lockstep: a chunk's section is computed once, and each reader is a branch of
-it, in float32 and without approximation. A reply is first scored against the one expected; only where the
-policy's choice differs from it is the rest generated token by token, with a cache of keys and values. A reader whose
-memory has lost the value, or has grown further digits on it, is not read on: the fact stands in one chunk, so it is
-wrong. Prose, entities and values are held out.
+All questions on a document are read at the same pace: a chunk's section is computed once, and each reader is a branch
+of it, in float32 and without approximation. A reply is first compared with the expected one; only from the token where
+the policy's choice differs is the rest generated, with a cache of keys and values. A reader whose memory has lost the
+value, or has added digits to it, stops: the fact is in only one chunk, so its answer is wrong. Prose, entities and
+values are held out.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ MOST_BRANCHES = 48
 
 @dataclass
 class Outcome:
-    """How one question's reading goes, and in the end went."""
+    """The state of reading for one question, and its result."""
 
     question: Question
     temperature: float
     memory: str = EMPTY
     answer: str = ""
-    """Empty where the value was lost on the way."""
+    """Empty if the value was lost."""
     false_records: int = 0
     empty_steps: int = 0
     overwrites: int = 0
-    """Steps that began with the value in memory."""
+    """The number of steps that began with the value in memory."""
     risk: float = 0.0
     """Summed over these, the probability that sampling at the reader's temperature (1 if it is greedy) writes
-    something else; over their number, the expected loss per overwrite."""
+    something else; divided by their number, the expected loss per overwrite."""
     lost_at: int | None = None
     """The step after which the value was no longer in memory."""
 
@@ -65,12 +65,12 @@ class Outcome:
         return self.answer == (self.question.value or EMPTY)
 
     def expected_at(self, step: int) -> str:
-        """What the memory should become."""
+        """The expected memory."""
         found = self.question.value if step == self.question.fact_chunk else None
         return self.memory if self.memory != EMPTY else found or EMPTY
 
     def overwrite(self, step: int, reply: str, score: float) -> None:
-        """Enter a reply, `score` being the log of the probability to sample the one expected."""
+        """Add a reply; `score` is the log of the probability to sample the expected one."""
         question = self.question
         if self.memory == EMPTY and step != question.fact_chunk:
             self.empty_steps += 1
@@ -86,7 +86,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A prompt's end, the reply expected, and how the reply is chosen."""
+    """The end of a prompt, the expected reply, and how the reply is chosen."""
 
     prompt: list[int]
     expected: list[int]
@@ -121,12 +121,12 @@ class Reader:
         return cast("list[int]", torch.multinomial(chances, 1, generator=self.noise)[:, 0].tolist())
 
     def complete(self, trunk: list[int], asked: Sequence[Asked]) -> list[tuple[str, float]]:
-        """The policy's replies to prompts that share a trunk (which may be empty: then they stand alone).
+        """The policy's replies to prompts that share a trunk (which may be empty).
 
-        With each the log of the probability that sampling gives the expected one.
+        Each with the log of the probability that sampling gives the expected one.
         """
         sharing: dict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
-        """Who reads the same prompt, but for those of one temperature: their samples are their own."""
+        """Readers with the same prompt; those of the same temperature each have their own samples."""
         alike: Counter[tuple[tuple[int, ...], float]] = Counter()
         for number, each in enumerate(asked):
             prompt = tuple(each.prompt)
@@ -152,7 +152,7 @@ class Reader:
         return [(self._text(begun[number]), scores[number]) for number in range(len(asked))]
 
     def _agreed(self, asked: Asked, logits: torch.Tensor) -> list[int]:
-        """What the policy chooses, up to where that is not the expected reply any more."""
+        """The policy's choices up to the first token that differs from the expected reply."""
         chosen, expected = self.choose(logits, asked.temperature), asked.expected
         agreed = next((i for i, (a, b) in enumerate(zip(chosen, expected, strict=True)) if a != b), len(expected))
         return chosen[: min(agreed + 1, LONGEST_REPLY)]
@@ -189,7 +189,7 @@ class Reader:
     ) -> list[list[Outcome]]:
         """Read every question's document to its end and answer: the outcomes at each temperature.
 
-        Guarded, a memory with a word from nowhere is not kept (`UpdateRules.invented`).
+        With `guarded`, a memory with an invented word is not kept (`UpdateRules.invented`).
         """
         ways = [[Outcome(question, temperature) for question in questions] for temperature in temperatures]
         readers = [reader for way in ways for reader in way]
@@ -216,7 +216,7 @@ class Reader:
         return ways
 
     def _is_shown(self, reply: str, chunk: str, reader: Outcome) -> bool:
-        """Whether every word of a reply stands in the reader's prompt."""
+        """Whether every word of a reply is in the reader's prompt."""
         if reply == reader.memory:
             return True
         prompt = (self.form.literal, chunk, reader.memory, reader.question.problem)
@@ -224,13 +224,13 @@ class Reader:
 
 
 def _log_probability(logits: torch.Tensor, tokens: list[int], temperature: float) -> float:
-    """Of sampling these tokens, at temperature 1 where the choice is greedy."""
+    """The log-probability of sampling these tokens, at temperature 1 if the choice is greedy."""
     scores = (logits / (temperature or 1)).log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])
     return math.fsum(scores[:, 0].tolist())
 
 
 def _stands_in(value: str, memory: str) -> bool:
-    """Whether the value can be told from what is around it: further digits make another number of it."""
+    """Whether the value is there as a whole number: with more digits next to it, it is another number."""
     return re.search(rf"(?<!\d){re.escape(value)}(?!\d)", memory) is not None
 
 

@@ -1,9 +1,9 @@
-"""The decoder that is trained here: a Llama of transformers with an attention that knows trunks and branches.
+"""The decoder that is trained here: transformers' Llama with an attention for trunks and branches.
 
-Tokens of a batch lie end to end without padding; attention alone sees rows. It runs in two parts, as half of a
-CPU's time went there under one dense mask: the trunks (causal), and the branches over their trunk and themselves.
-The architecture is Qwen2's, but ships as a Llama with attention biases, which computes the same: for the model type
-"qwen2" transformers and vLLM put Qwen2's own pre-tokenizer in the place of tokenizer.json's.
+Tokens of a batch lie end to end without padding; only attention depends on rows. It runs in two parts, because one
+dense mask took half of a CPU's time: the trunks (causal), and the branches over their trunk and themselves. The
+architecture is Qwen2's, but ships as a Llama with attention biases, which computes the same: for the model type "qwen2"
+transformers and vLLM use Qwen2's own pre-tokenizer instead of the one in tokenizer.json.
 
 Shapes: N tokens of a batch, M of them learned, R rows, S tokens of a trunk, K branches of a row, T tokens of a branch,
 H heads, D head width.
@@ -35,7 +35,7 @@ class Batch:
 
     `trunks` (R, S) and `branches` (R, K, T) hold token indices, padded with 0; `seen` (R*K, 1, T, S+T) is true where a
     branch's token sees a token of the trunk or of its own branch; `places` (N,) finds each token among the padded
-    trunks followed by the padded branches. `wanted` are the indices of what is learned.
+    trunks followed by the padded branches. `wanted` are the indices of learned tokens.
     """
 
     tokens: Tensor
@@ -61,7 +61,7 @@ class Policy(LlamaForCausalLM):
         super().__init__(config)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits (M, V) at what the batch wants; the last MLP and the head run nowhere else."""
+        """Logits (M, V) at the `wanted` tokens; the last MLP and the head run only there."""
         x = self.model.embed_tokens(batch.tokens)[None]
         rope = self.model.rotary_emb(x, batch.positions[None])
         *layers, last = self.model.layers
@@ -76,7 +76,7 @@ class Policy(LlamaForCausalLM):
 
 @torch.no_grad()
 def new_policy(width: int = 256, inner: int = 512, layers: int = 4) -> Policy:
-    """A policy of random weights; what is added to the residual stream is smaller, the more layers there are."""
+    """A policy with random weights; with more layers, each adds less to the residual stream."""
     heads = width // HEAD_WIDTH
     config = LlamaConfig(
         architectures=["LlamaForCausalLM"],

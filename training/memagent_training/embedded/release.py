@@ -1,11 +1,11 @@
-"""Weights as the model folder that ships: in bfloat16, with the configuration that transformers and vLLM read.
+"""Writes the model folder that ships: weights in bfloat16, with the configuration for transformers and vLLM.
 
 python -m memagent_training.embedded.release --edition 1 --checkpoint last.pt --out memagent_graph/embedded
 python -m memagent_training.embedded.release --edition 2 --policy rl-policy --out memagent_graph/embedded
 python -m memagent_training.embedded.release --edition 2 --policy rl-policy --toward $FIRST --out ...
 
-The last goes back a part of the way to the policy that a loop began with, in weights: what reinforcement learning
-taught stays, and much of what it broke elsewhere heals (linear interpolation towards initialization, arXiv 2406.16768).
+The last one interpolates the weights towards the policy that a loop began with: it keeps what reinforcement learning
+taught, and repairs much of what it damaged elsewhere (linear interpolation towards initialization, arXiv 2406.16768).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def release(policy: Policy, out: Path, edition: str = "1", memory_tokens: int = 
     partial.replace(out / "model.safetensors")
     config = json.loads(policy.config.to_json_string())
     named_before = {"rope_theta": config["rope_parameters"]["rope_theta"], "torch_dtype": "bfloat16"}
-    write_json(out / "config.json", {**config, "dtype": "bfloat16", **named_before})  # as older versions read them
+    write_json(out / "config.json", {**config, "dtype": "bfloat16", **named_before})  # for older versions
     generation = {"do_sample": False, "eos_token_id": special_id("<|end|>"), "pad_token_id": special_id("<|pad|>")}
     write_json(out / "generation_config.json", generation)
     write_json(out / "memagent.json", {**BUDGETS, "memory_tokens": memory_tokens, "edition": edition})
@@ -57,7 +57,7 @@ def release(policy: Policy, out: Path, edition: str = "1", memory_tokens: int = 
 
 @torch.no_grad()
 def between(policy: Policy, toward: Policy, share: float) -> Policy:
-    """The policy, its weights now (1 - share) times its own and share times those of another of the same shape."""
+    """The policy with weights of (1 - share) times its own and share times those of another of the same shape."""
     end = toward.state_dict()
     if {name: tensor.shape for name, tensor in end.items()} != {n: t.shape for n, t in policy.state_dict().items()}:
         raise SystemExit("the two policies have no weights between them; name policies of one shape")
@@ -74,7 +74,7 @@ def main() -> None:
     sources.add_argument("--policy", type=Path, help="a policy's folder, as reinforcement learning leaves it")
     parser.add_argument("--toward", type=Path, help="with --policy: a policy's folder to go back to by --share")
     parser.add_argument("--share", type=float, default=0.3, help="0: not at all; 1: all the way")
-    parser.add_argument("--edition", required=True, help="what memagent.json calls it")
+    parser.add_argument("--edition", required=True, help="its name in memagent.json")
     parser.add_argument("--memory-tokens", type=int, default=MEMORY_TOKENS)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()

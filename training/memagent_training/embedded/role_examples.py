@@ -1,9 +1,9 @@
 """Training rows for more roles than update and answer: the scripted reader also keeps, stops, extracts and asks.
 
-What it knows is a list of entries, one a line: the value of a planted fact, or what the facts of a chain lead to, one
+Its knowledge is a list of entries, one per line: the value of a planted fact, or what the facts of a chain lead to, one
 after the other ("Oddo Ludrey", then "Bramthorpe", where the question is in which town the owner of the punt lives). At
-a section it adds each next entry whose fact stands there, so that a second hop is found only once the first is known.
-Each role then writes what its grammar says of the same step:
+a section it adds each next entry whose fact is there, so that a second hop is found only when the first is known. Each
+role then writes the same step in its own grammar:
 
     update                 all entries, or "none"
     gated_update           KEEP where nothing was added, else REWRITE and all entries
@@ -13,8 +13,8 @@ Each role then writes what its grammar says of the same step:
     integrate              all entries, the new one from a reread
     answer                 the last entry
 
-Three rows in ten have the sections of `training_examples`, so that needles are not unlearnt, the others chains of two
-facts, whose names are drawn from the lists that the multi-hop tasks draw from.
+Three rows in ten have the sections of `training_examples`, so that needles are not forgotten, the others chains of two
+facts, with names from the lists of the multi-hop tasks.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from memagent_training.embedded.training_examples import (
 _CHAINS = 0.7
 """The share of rows about chains."""
 _UPDATES = (("update", 45), ("gated_update", 20), ("gated_update_or_stop", 15), ("extract", 20))
-"""Roles that read a section, and how often each is asked."""
+"""Roles that read a section, with the frequency of each."""
 _OTHERS = (("answer", 3), ("decompose", 4), ("integrate", 3))
-"""Roles that read none, and how often each is asked."""
+"""Roles that read none, with the frequency of each."""
 _UNREAD = 3
-"""How many of them a row has."""
+"""The number of these in a row."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Problem:
     chain: tuple[Fact, ...]
 
     def after(self, entries: Sequence[str], present: Iterable[Fact]) -> list[str]:
-        """What is known once these facts were read: each next hop, as far as they lead."""
+        """What is known after these facts were read: each next hop, as far as they lead."""
         known, there = list(entries), set(present)
         while len(known) < len(self.chain) and self.chain[len(known)] in there:
             known.append(self.chain[len(known)].object.bare)
         return known
 
     def next_question(self, entries: Sequence[str]) -> str | None:
-        """What asks for the next hop alone; None where the chain has not begun, or is at its end."""
+        """The question for the next hop; None if the chain has not begun, or is at its end."""
         if not 0 < len(entries) < len(self.chain):
             return None
         return asked_alone(self.chain[len(entries)])
@@ -83,7 +83,7 @@ class Turn:
         return self.after[len(self.before) :]
 
     def reply(self, role: str) -> str:
-        """What the scripted reader says in a role."""
+        """The scripted reader's reply in a role."""
         memory = lines(self.after)
         is_enough = len(self.after) >= self.hops
         if role == "extract":
@@ -95,12 +95,12 @@ class Turn:
 
 
 def lines(entries: Sequence[str], separator: str = "\n ") -> str:
-    """Entries below each other; "none" if there are none. Of each the first token is that of the text."""
+    """Entries on separate lines; "none" if there are none. The first token of each is that of the text."""
     return separator.join(entries) or EMPTY
 
 
 def drawn(rng: random.Random, roles: Sequence[tuple[str, int]], count: int) -> list[str]:
-    """So many roles, each as often as its weight says."""
+    """A number of roles, each as often as its weight says."""
     return rng.choices([role for role, _ in roles], [weight for _, weight in roles], k=count)
 
 
@@ -114,8 +114,8 @@ class RoleRowBuilder(RowBuilder):
 
     Args:
         form, prose, held_out: as for `RowBuilder`; the format has the words of all roles.
-        gate_noise: the share of steps without news at which the scripted gate rewrites what is known in place of KEEP:
-            an imperfect teacher, for a gate that is to be learnt from rewards.
+        gate_noise: the share of steps without news at which the scripted gate rewrites the known entries instead of
+        KEEP: an imperfect teacher, so that a gate can be learned from rewards.
     """
 
     def __init__(self, form: PromptFormat, prose: Prose, *, held_out: bool = False, gate_noise: float = 0.0) -> None:
@@ -190,7 +190,7 @@ class RoleRowBuilder(RowBuilder):
         return self._weighted(Branch.of(prompt, self.form.reply(reply), shares, kind, FIRST_WEIGHT))
 
     def _weighted(self, branch: Branch) -> Branch:
-        """The first token of every entry counts as the first of a reply does: it decides which one is written."""
+        """The first token of every entry has the weight of a reply's first token: it decides which entry is written."""
         (line_end,) = self.form.encoding.encode_ordinary("\n")
         before = [None, *(token for _, token, _ in branch.learned)]
         weighed = [
@@ -213,7 +213,7 @@ class RoleRowBuilder(RowBuilder):
         return self._answer(rng, problem, held)
 
     def _unread_of_chain(self, rng: random.Random, role: str, problem: Problem, depth: int) -> Branch:
-        """A step without a section, about a chain of which `depth` entries are known."""
+        """A step without a section, about a chain with `depth` known entries."""
         known = tuple(fact.object.bare for fact in problem.chain)[:depth]
         memory = lines(known, rng.choice(("\n ", "\n")))
         if role == "decompose":
@@ -238,5 +238,5 @@ class RoleRowBuilder(RowBuilder):
 
 
 def entries(memory: str) -> tuple[str, ...]:
-    """A memory's entries, one a line."""
+    """A memory's entries, one per line."""
     return () if memory == EMPTY else tuple(line.strip() for line in memory.splitlines())

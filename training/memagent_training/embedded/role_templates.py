@@ -1,11 +1,11 @@
-"""The words of the roles that a small policy learns beside update and answer, and a folder that has them.
+"""Templates of the roles that a small policy learns besides update and answer, and a folder with them.
 
     python -m memagent_training.embedded.role_templates --out work/roles
 
 writes a copy of the embedded policy with a template for each role, ready for `embedded.train --roles` and
-`embedded.release`. A template is the policy's own update prompt and what tells the role from it: as little as that, for
-each token is read at each chunk. Where the section comes first, all of them share what a server computed of it. A word
-that a reply may have and the document does not, such as KEEP, stands in the template: readers refuse invented words.
+`embedded.release`. A template is the policy's own update prompt plus what distinguishes the role: not more, because
+each token is read at each chunk. If the section is first, a server computes it once for all roles. A word that a reply
+may have and the document does not, such as KEEP, is in the template, because readers refuse invented words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
 MEMORY_TOKENS: Final = 96
-"""Room for the names of two hops, and for several findings: merging them is not taught."""
+"""Enough for the names of two hops, and for several findings: merging them is not taught."""
 
 _CARRIED: Final = "<memory> {memory} </memory>\n"
 _SECTION: Final = "<section> {chunk} </section>\n"
@@ -32,11 +32,11 @@ ROLE_TEMPLATES: Final = {
     "decompose": _CARRIED + _PROBLEM + "ANSWER or ASK:",
     "integrate": "<question> {subquestion} </question>\n<found> {chunk} </found>\n" + _CARRIED + _PROBLEM + "Memory:",
 }
-"""By role, as `templates/ROLE.txt` of a policy's folder has them."""
+"""By role, as in `templates/ROLE.txt` of a policy's folder."""
 
 
 def write_role_folder(source: Path, out: Path) -> None:
-    """Copy a small policy and add the words of all roles, and the room that they need."""
+    """Copy a small policy and add the words of all roles, and the budgets that they need."""
     shutil.copytree(source, out, dirs_exist_ok=True)
     for role, text in ROLE_TEMPLATES.items():
         (out / "templates" / f"{role}.txt").write_text(text + "\n", encoding="utf-8")
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     write_role_folder(given.source, given.out)
-    print(f"{len(ROLE_TEMPLATES)} roles beside update and answer: {given.out}")
+    print(f"{len(ROLE_TEMPLATES)} roles besides update and answer: {given.out}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""A start from which reading a fact is quickly learned: the parts of the circuit are there, training joins them.
+"""An initialization from which reading a fact is learned quickly: the parts of the circuit exist, training connects
+them.
 
-Training from plain noise spends most of a CPU budget before the first attention head looks one token back. So the
-width is divided into four equal parts: the token's code (C), its predecessor's (P), a blend of what the last tokens
-are about (W) and the output (R). In layer 0, heads that attend by position alone fill P and W; Qwen2's query and key
-biases suffice for that. In the last layer but one, heads that match W with W (a fact's words with the question's), C
-with P (what followed this token before), or both, copy the code they find into R, which the output head reads with
-the same codes; where nothing matches they rest on the prompt's first token, which stands for "none".
+From plain noise, training spends most of a CPU budget before the first attention head looks one token back. So the
+width is divided into four equal parts: the token's code (C), its predecessor's (P), an average of the last tokens (W)
+and the output (R). In layer 0, heads that attend by position alone fill P and W; Qwen2's query and key biases suffice
+for that. In the last layer but one, heads that match W with W (a fact's words with the question's), C with P (what
+followed this token before), or both, copy the code they find into R, which the output head reads with the same codes;
+if nothing matches they attend to the prompt's first token, which stands for "none".
 
-All of it is ordinary parameters, trained from the first step on; the other layers and the MLPs are plain noise. High
-learning rates wipe it out in a hundred steps (Muon 0.01, AdamW 0.003 did), so training starts gently.
+These are ordinary parameters, trained from the first step on; the other layers and the MLPs are plain noise. High
+learning rates destroy the structure in a hundred steps (Muon 0.01, AdamW 0.003 did), so training starts with low ones.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ SINK_COLUMN = 4 * HEAD_WIDTH - 1
 """Marks the prompt's first token."""
 
 MARKER_COLUMN = (BLEND + 1) * HEAD_WIDTH - 1
-"""The column of the blend that says a token stands among the tags of a question."""
+"""The column of the average that marks a token among the tags of a question."""
 
 MISSING_COLUMNS = (4 * HEAD_WIDTH - 2, 4 * HEAD_WIDTH - 3)
-"""Say that a token, or a token after its predecessor, was not seen in the section."""
+"""Mark a token, or a token after its predecessor, that is not in the section."""
 
 SLOW_PAIRS = 22
 """Rotary pairs that turn slowly enough for matching by content at any distance in a prompt; the last ones of a head."""
 
 REACH = 22
-"""How many tokens back a blend reaches: over a question and its tags, or over a statement."""
+"""How many tokens back an average reaches: over a question and its tags, or over a statement."""
 
 TOPIC, REPEAT = 1.7, 2.6
 """Sharpness of the two ways of matching."""
@@ -51,17 +52,17 @@ PAIR, PAIR_SINK = 1.6, 19.0
 """The same for finding the question's words one by one, and two by two, in the section."""
 
 REPORT = 4.0
-"""How loudly missing words speak for "none"."""
+"""How strongly missing words count for "none"."""
 
 
 @torch.no_grad()
 def give_structure(policy: Policy, rarity: Tensor, sink_tokens: tuple[int, int], tags: set[int], seed: int = 0) -> None:
     """Overlay the structure on a freshly initialised policy of four heads and at least three layers.
 
-    `rarity` (vocabulary,) weighs each token in the blends, from 0 for what stands in every question to 1.
+    `rarity` (vocabulary,) the weight of each token in the averages, from 0 for tokens of every question to 1.
     `sink_tokens` are the prompt's first token and the one that says "nothing found": where no fact matches, attention
-    rests on the first and so copies the second. `tags` stand in every prompt's question part and seldom elsewhere:
-    they keep a question from matching itself.
+    rests on the first and so copies the second. `tags` are in every prompt's question part and rarely elsewhere: they
+    prevent a question from matching itself.
     """
     shape = policy.config
     if shape.num_attention_heads != 4 or shape.num_hidden_layers < 3:
@@ -99,7 +100,7 @@ def give_structure(policy: Policy, rarity: Tensor, sink_tokens: tuple[int, int],
 
 
 def token_rarity(prompts: list[list[int]], vocabulary: int) -> Tensor:
-    """0 for tokens that stand in every prompt, towards 1 for those that stand in one of ten thousand."""
+    """0 for tokens that are in every prompt, up to about 1 for those in one of ten thousand."""
     shares = torch.zeros(vocabulary)
     for prompt in prompts:
         shares[list(set(prompt))] += 1 / len(prompts)
@@ -137,10 +138,11 @@ def look_back(policy: Policy, head: int, first: int, last: int, read: int, write
 
 
 def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Tensor]], sink: float = 0.0) -> None:
-    """Make a head attend where a part of the key equals a part of the query, and copy the code there to the output.
+    """Make a head attend to places where a part of the key equals a part of the query, and copy their code to the
+    output.
 
-    With a sink, the prompt's first token gets about that score from every query, and so the attention where nothing
-    else matches.
+    With a sink, the prompt's first token gets about that score from every query, and so the attention if nothing else
+    matches.
     """
     attention = attention_of(policy, layer)
     half, begin = HEAD_WIDTH // 2, head * HEAD_WIDTH
@@ -162,7 +164,9 @@ def match(policy: Policy, layer: int, head: int, pairs: list[tuple[int, int, Ten
 
 
 def miss(policy: Policy, layer: int, head: int, parts: list[tuple[int, Tensor]], sink: float, column: int) -> None:
-    """Make a head look for the query's own token (and its predecessor) in the section, and mark where it finds none."""
+    """Make a head look for the query's own token (and its predecessor) in the section, and mark tokens that are not
+    found.
+    """
     attention = attention_of(policy, layer)
     match(policy, layer, head, [(which, which, projection) for which, projection in parts], sink)
     rows = part(head)
@@ -174,7 +178,7 @@ def miss(policy: Policy, layer: int, head: int, parts: list[tuple[int, Tensor]],
 
 
 def report(policy: Policy, layer: int, head: int, none: int) -> None:
-    """Make a head sum the marks of a question's missing tokens, and speak for "none" accordingly."""
+    """Make a head sum the marks of a question's missing tokens, and raise the score of "none" accordingly."""
     attention = attend_back(policy, layer, head, 0, REACH - 2)
     rows = part(head)
     for place, column in enumerate(MISSING_COLUMNS):

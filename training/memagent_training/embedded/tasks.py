@@ -1,13 +1,14 @@
-"""Planted facts as tasks, to train the embedded policy on what it is measured on, but from the split it may see.
+"""Planted facts as tasks, to train the embedded policy on the kind of question that it is measured on, from the
+training split.
 
     memagent rl --task memagent_training.embedded.tasks:Alone --task memagent_training.embedded.tasks:AmongForeign ...
 
 Entities and values are those of `PlantedFacts` outside its held-out split, which RULER's small variants and
-`memagent_training.embedded.evaluate` ask for. They stand in a text as it is, with its line breaks, headings and tables:
-a file of the settings, as `memagent_training.embedded.corpus` writes them, or the docstrings of the standard library;
-never the language reference, which is measured on. In half of the documents they stand between sentences, in the others
-between any two words. The asked one stands early more often than late: from there on it has to be kept. Among foreign
-facts it is now and then not there at all; then "none" is right, which a policy unlearns if nothing rewards it.
+`memagent_training.embedded.evaluate` ask for. They are planted in unchanged text, with its line breaks, headings and
+tables: a file from the settings, as written by `memagent_training.embedded.corpus`, or the docstrings of the standard
+library; never the language reference, which is used for measuring. In half of the documents they are between sentences,
+in the others between any two words. The asked fact is more often early than late: from there on it has to be kept.
+Among foreign facts it is sometimes missing; then "none" is right, which a policy forgets if nothing rewards it.
 """
 
 from __future__ import annotations
@@ -32,32 +33,33 @@ from memagent_training.embedded.corpus import SEPARATOR
 from memagent_training.embedded.training_examples import EMPTY
 
 _TOKENS_PER_FACT = 256
-"""One foreign fact a chunk, on average, beside the asked one."""
+"""One foreign fact per chunk, on average, besides the asked one."""
 _NEAR_MISSES = 0.5
 _ABSENT = 0.2
 """The share of questions among foreign facts that nothing answers."""
 _BETWEEN_SENTENCES = 0.5
 _HARD_VALUES = ((0.25, re.compile(r"\d{3}0\d\d")), (0.1, re.compile(r"(\d{3})\1")))
-"""What is copied worst, and how often it is asked for. Digits are tokens in threes: a group that begins with 0 is never
-a first one and so seldom met, and after a group that comes twice a copy may go on from either."""
+"""The values that are copied worst, and how often they are asked for. Digits are tokens in groups of three: a group
+that begins with 0 is never the first one, so it is rare, and after a group that occurs twice, a copy may continue from
+either place."""
 _PARAGRAPH = re.compile(r".*?\S.*?(?:\n\s*\n|\Z)", re.DOTALL)
 _WORD = re.compile(r"\S+\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A text as it stands, its parts being words with the white space after them; it begins again at its end."""
+    """A text in parts: words with the white space after them. After its end it starts again."""
 
     text: str
     start: int
-    """Of the first word, or before it."""
+    """A place in the first word, or before it."""
 
     def units(self) -> Iterator[str]:
         """The words."""
         return (match[0] for match in _endless(_WORD, self.text, self.start))
 
     def piece(self, position: int, text: str) -> str:
-        """A word, or what comes between two, parted from the next one."""
+        """A word, or what is between two words, separated from the next one."""
         return text if text[-1].isspace() else text + " "
 
 
@@ -67,7 +69,7 @@ class _PlantedFact(GeneratedTask):
     __slots__ = ()
     title: ClassVar[str]
     absent: ClassVar[float] = 0.0
-    """The share of samples in which it is not there."""
+    """The share of samples in which it is missing."""
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(name=self.title, settings=settings, answer_tokens=SMALL_ANSWER_TOKENS)
@@ -89,7 +91,7 @@ class _PlantedFact(GeneratedTask):
         return self.planned(length, index, asked.question, (gold,), self._haystack(chance), insertions)
 
     def foreign(self, facts: PlantedFacts, asked: Fact, length: int) -> Iterator[Fact]:
-        """What else is stated: other facts, none of them an answer; none at all, unless a task has some."""
+        """Other stated facts, which are not answers; none, unless a task has some."""
         return iter(())
 
     @staticmethod
@@ -136,7 +138,7 @@ class AmongForeign(_PlantedFact):
 
 
 def _endless(pattern: re.Pattern[str], text: str, start: int) -> Iterator[re.Match[str]]:
-    """Matches from `start` on, then from the beginning, and so on."""
+    """Matches from `start` on, then from the beginning, and so on without end."""
     yield from pattern.finditer(text, start)
     while True:
         yield from pattern.finditer(text)
@@ -144,12 +146,12 @@ def _endless(pattern: re.Pattern[str], text: str, start: int) -> Iterator[re.Mat
 
 @functools.lru_cache(maxsize=1)
 def _text(path: Path | None) -> str:
-    """All of it: the documents of a file, or docstrings.
+    """The whole text: the documents of a file, or docstrings.
 
     Raises:
         EvaluationError: there is none.
     """
-    hint = "Name a UTF-8 file of prose, one that memagent_training.embedded.corpus wrote, say."
+    hint = "Name a UTF-8 file of prose, for example one that memagent_training.embedded.corpus wrote."
     if path is None:
         return "\n\n".join(filter(None, whole_docstrings()))
     try:

@@ -1,4 +1,4 @@
-"""The embedded policy's own byte-level BPE: small, with every group of one to three digits a single token.
+"""The embedded policy's own byte-level BPE: small; every group of one to three digits is a single token.
 
 Ids are ranks: the 256 bytes, then merge results in ascending merge order, then the special tokens. So the file
 converts exactly to a tiktoken encoding. Digits are left out of the learned merges and added as a block before them.
@@ -42,7 +42,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_characters() -> list[str]:
-    """GPT-2's printable stand-in for each byte, by byte value."""
+    """GPT-2's printable character for each byte, by byte value."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     stand_ins = {byte: chr(byte) for byte in printable}
     for byte in range(256):
@@ -95,7 +95,7 @@ def build_tokenizer(texts: Iterator[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_window: int = 1024) -> None:
-    """Write tokenizer.json and tokenizer_config.json as transformers and vLLM read them."""
+    """Write tokenizer.json and tokenizer_config.json for transformers and vLLM."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

@@ -1,10 +1,10 @@
-"""Supervised training of the embedded policy: resumable at any kill, on two CPU cores or one GPU.
+"""Supervised training of the embedded policy: it can be killed and resumed at any time, on two CPU cores or one GPU.
 
     python -m memagent_training.embedded.train --corpus corpus --out work/embedded --steps 2400 --decay-steps 800
 
 The learning rate is flat until the last `--decay-steps`, then falls to zero. The state before that fall is kept as
-`plateau.pt`, so a longer run continues from it: `--resume` with a larger `--steps`. Batches depend on seed and step
-alone, so a resumed run sees what an unbroken one would have seen.
+`plateau.pt`, so a longer run continues from it: `--resume` with a larger `--steps`. Batches depend only on seed and
+step, so a resumed run gets the same ones as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def losses(policy: Policy, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor
 
 
 def save(path: Path, policy: Policy, optimizer: MuonWithAdamW, step: int, spent: dict[str, float]) -> None:
-    """Write a checkpoint beside its place, then move it there in one stroke."""
+    """Write a checkpoint to a temporary file, then rename it."""
     state = {
         "config": policy.config.to_dict(),
         "model": policy.state_dict(),
@@ -60,7 +60,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def choose_checkpoint(out: Path, steps: int) -> Path | None:
-    """The last checkpoint, or the plateau's when the last one's decay belongs to a shorter run; None without any."""
+    """The last checkpoint, or the plateau's when the last one's decay belongs to a shorter run; None if there is
+    none.
+    """
     last, plateau = out / "last.pt", out / "plateau.pt"
     if last.exists() and plateau.exists():
         state = load_checkpoint(last)
@@ -70,7 +72,7 @@ def choose_checkpoint(out: Path, steps: int) -> Path | None:
 
 
 def begin(arguments: argparse.Namespace, policy: Policy, optimizer: MuonWithAdamW) -> tuple[int, dict[str, float]]:
-    """Load a checkpoint, where the run resumes; its first step, and what it has spent."""
+    """Load a checkpoint if the run resumes; its first step, and the time spent so far."""
     planned = {"steps": float(arguments.steps), "decay_from": float(arguments.steps - arguments.decay_steps)}
     source = choose_checkpoint(arguments.out, arguments.steps) if arguments.resume else None
     if source is not None:
@@ -81,12 +83,12 @@ def begin(arguments: argparse.Namespace, policy: Policy, optimizer: MuonWithAdam
         return state["step"], state["spent"] | planned
     (arguments.out / "plateau.pt").unlink(missing_ok=True)  # of another run
     if arguments.weights_from is not None:
-        print(f"began with the weights of {arguments.weights_from.name}", flush=True)
+        print(f"started from the weights of {arguments.weights_from.name}", flush=True)
     return 0, {"seconds": 0.0, "tokens": 0.0} | planned
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Run the steps that are left."""
+    """Run the remaining steps."""
     device = torch.device(arguments.device)
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(arguments.threads)
@@ -171,7 +173,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--weights-from", type=Path, help="a checkpoint, or a policy's folder, to begin with")
+    parser.add_argument("--weights-from", type=Path, help="a checkpoint, or a policy's folder, to start from")
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--decay-steps", type=int, default=800)
     parser.add_argument("--ramp-steps", type=int, default=400, help="steps until sections have their full length")
@@ -182,7 +184,7 @@ def main() -> None:
     parser.add_argument("--inner", type=int, default=512)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--plain-start", action="store_true", help="no structured start")
-    parser.add_argument("--roles", action="store_true", help="all roles of which --shipped has templates")
+    parser.add_argument("--roles", action="store_true", help="all roles with templates in --shipped")
     parser.add_argument("--gate-noise", type=float, default=0.0, help="with --roles: share of needless REWRITEs")
     parser.add_argument("--float32", action="store_true", help="float32 also where bfloat16 is fast")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,12 +1,12 @@
 """Training rows: one section of prose with planted facts, and many questions about it as branches of one sequence.
 
 The trunk of a row is the prompt up to the end of the section. Each branch continues from there with a memory, a problem
-and the scripted reader's reply, and sees the trunk and itself only: exactly the inference format, with the cost of the
-section shared by all its questions. Answer prompts, which have no section, are groups of their own in the same row, as
-are all prompts whose template has the section after the question: for these a row costs several times as much.
+and the scripted reader's reply, and attends only to the trunk and itself: exactly the inference format, with the cost
+of the section shared by all its questions. Answer prompts, which have no section, are separate groups in the same row,
+and so are all prompts whose template has the section after the question: for these a row costs several times as much.
 
-The scripted reader: a memory that holds something is copied; on an empty one the asked value is written if the whole
-fact stands in the section, and otherwise "none".
+The scripted reader copies a memory that has something; on an empty one it writes the asked value if the whole fact is
+in the section, and otherwise "none".
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _FIELD = re.compile(r"\{(memory|prompt|chunk|subquestion)\}")
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """The shipped templates and tokenizer, as the reader and the chat template put them together."""
+    """The shipped templates and tokenizer, combined as by the reader and the chat template."""
 
     encoding: tiktoken.Encoding
     shared: str
-    """What begins all update prompts on a section: up to its end where the section comes first, else nothing."""
+    """The beginning of all update prompts on a section: up to its end if the section is first, otherwise empty."""
     own: str
     """The rest of an update prompt."""
     answer: str
     others: Mapping[str, str] = field(default_factory=dict)
-    """The whole templates of further roles, by name."""
+    """The whole templates of other roles, by name."""
 
     @classmethod
     def load(cls, folder: Path, encoding: tiktoken.Encoding) -> PromptFormat:
-        """Read the templates of a model folder; where the section comes first, a token surely ends at its end."""
+        """Read the templates of a model folder; if the section is first, a token always ends at its end."""
         names = ("update.txt", "answer.txt")
         update, answer = ((folder / "templates" / name).read_text(encoding="utf-8") for name in names)
         paths = sorted(path for path in (folder / "templates").glob("*.txt") if path.name not in names)
@@ -55,12 +55,12 @@ class PromptFormat:
 
     @property
     def literal(self) -> str:
-        """What stands in every update prompt."""
+        """The text of every update prompt."""
         return _FIELD.sub("", self.shared + self.own)
 
     @property
     def is_section_first(self) -> bool:
-        """Whether questions on a section share what begins their prompts."""
+        """Whether questions on a section share the beginning of their prompts."""
         return bool(self.shared)
 
     def trunk(self, chunk: str) -> list[int]:
@@ -77,7 +77,7 @@ class PromptFormat:
         return begin + self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
 
     def role_prompt(self, role: str, **fields: str) -> tuple[list[int], bool]:
-        """Tokens of a further role's prompt, and whether they continue a trunk: then those after it alone."""
+        """Tokens of another role's prompt, and whether they continue a trunk: then only those after it."""
         text = self.others[role]
         shares = self.is_section_first and text.startswith(self.shared)
         filled = _FIELD.sub(lambda match: fields[match[1]], text[len(self.shared) :] if shares else text)
@@ -85,7 +85,7 @@ class PromptFormat:
         return begin + self.encoding.encode_ordinary(filled) + self._special("<|end|>", "<|assistant|>"), shares
 
     def question_tags(self) -> set[int]:
-        """Tokens that stand in every question part and seldom elsewhere."""
+        """Tokens that are in every question part and rarely elsewhere."""
         return set(self.question("", "", "")) - set(self.encoding.encode_ordinary(" >\n </> "))
 
     def answer_prompt(self, memory: str, problem: str) -> list[int]:
@@ -108,7 +108,7 @@ class PromptFormat:
 
 @dataclass(frozen=True)
 class Section:
-    """A section's text, the facts that stand in it whole, and those that its edges cut."""
+    """A section's text, the facts that are completely in it, and those that its edges cut."""
 
     text: str
     present: tuple[Fact, ...]
@@ -119,7 +119,7 @@ class Section:
 class Branch:
     """A prompt's end and its reply: tokens, and (index, target, weight) of each learned token.
 
-    `kind` says what the reply is: a value read, "none", a memory copied, or a final answer.
+    `kind` is the kind of reply: a value read, "none", a memory copied, or a final answer.
     """
 
     tokens: list[int]
@@ -149,13 +149,13 @@ class Row:
 
 
 class Prose:
-    """Random stretches of a corpus file."""
+    """Random pieces of a corpus file."""
 
     def __init__(self, path: Path) -> None:
         self.text = path.read_text(encoding="utf-8").replace("\x00", "\n\n")
 
     def stretch(self, rng: random.Random, characters: int) -> str:
-        """A stretch that starts anywhere."""
+        """A piece from a random place."""
         start = rng.randrange(max(1, len(self.text) - characters))
         return self.text[start : start + characters]
 
@@ -166,7 +166,7 @@ class Prose:
 
 
 def plant(rng: random.Random, prose: str, statements: Sequence[str], *, in_order: bool = False) -> str:
-    """Insert the statements between words of the prose, mostly after a sentence; in their order where that is asked."""
+    """Insert the statements between words of the prose, mostly after a sentence; in their order if requested."""
     sentence_ends = [match.end() for match in re.finditer(r"[.!?:]\s+", prose)]
     gaps = [match.end() for match in re.finditer(r"\s+", prose)]
     places = []
@@ -183,7 +183,7 @@ def plant(rng: random.Random, prose: str, statements: Sequence[str], *, in_order
 
 
 def is_readable(fact: Fact, text: str) -> bool | None:
-    """Whether the fact can be read off the text: True, False, or None where an edge leaves room for doubt."""
+    """Whether the fact is in the text: True, False, or None if an edge makes it uncertain."""
     if fact.statement in text:
         return True
     if fact.value not in text or fact.entity.split()[-1] not in text or fact.attribute.split()[-1] not in text:
@@ -192,7 +192,7 @@ def is_readable(fact: Fact, text: str) -> bool | None:
 
 
 class RowBuilder:
-    """Composes rows from prose and facts; all randomness comes from the generator it is given."""
+    """Composes rows from prose and facts; all randomness comes from the given generator."""
 
     def __init__(self, form: PromptFormat, prose: Prose, *, held_out: bool = False) -> None:
         self.form = form
@@ -248,7 +248,9 @@ class RowBuilder:
         return [self.form.question("", EMPTY, facts.fact().question) for _ in range(count)]
 
     def turn(self, rng: random.Random, facts: PlantedFacts, section: Section, hardness: float) -> tuple[str, str, str]:
-        """Memory, problem and reply of one branch; easy ones ask for what is there, hard ones for near misses."""
+        """Memory, problem and reply of one branch; easy ones ask for facts in the section, hard ones for near
+        misses.
+        """
         present = section.present
         draw = rng.random()
         if draw < 0.12:
@@ -267,7 +269,7 @@ class RowBuilder:
                 return EMPTY, fact.question, EMPTY
 
     def memory(self, rng: random.Random, facts: PlantedFacts) -> str:
-        """Something to carry: mostly a value, sometimes any words at all."""
+        """A memory to keep: mostly a value, sometimes other words."""
         draw = rng.random()
         if draw < 0.8:
             return facts.fact().value

@@ -1,1 +1,1 @@
-"""Rows of token ids through a model: how micro-batches are laid out, attended and scored."""
+"""Runs rows of token ids through a model: layout, attention and scores of micro-batches."""

@@ -1,11 +1,11 @@
-"""Rows of a micro-batch as model inputs, in three layouts that differ in what is forwarded, never in the result.
+"""Rows of a micro-batch as model inputs, in three layouts that differ in what is forwarded, but not in the result.
 
 - `padded`: prompts left-padded, completions right-padded, one sequence per row, as TRL's GRPOTrainer has them.
 - `packed`: rows one after the other in one sequence, positions starting again at each.
-- `prefix_tree`: what rows begin with in common is forwarded once (`prefix_tree.py`), in one sequence, too.
+- `prefix_tree`: common prefixes of rows are forwarded once (`prefix_tree.py`), also in one sequence.
 
-Which tokens of such a sequence see each other is said by its nodes; `tree_attention.py` computes only those pairs.
-The way back, from the model's output to log-probs per row, is `scoring.py`.
+Its nodes say which tokens of such a sequence see each other; `tree_attention.py` computes only those pairs.
+`scoring.py` is the way back from the model's output to log-probs per row.
 
 Letters: B rows, P and T their longest prompt and completion, S sequences of N tokens that are forwarded, C completion
 tokens that are scored (a token that rows share, with all that comes before it, is scored once for all of them).
@@ -26,7 +26,7 @@ from memagent_training.forward.prefix_tree import Node, Trie, as_tree, one_after
 
 
 class TokenRow(Protocol):
-    """One conversation's token ids: a `TrainingConversation`, say. The prompt has at least one token."""
+    """One conversation's token ids, for example a `TrainingConversation`. The prompt has at least one token."""
 
     @property
     def prompt_ids_P(self) -> Sequence[int]:  # noqa: N802  a shape, as everywhere
@@ -49,7 +49,7 @@ class PaddedRows:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Model inputs for some rows, and where each completion token's prediction is found."""
+    """Model inputs for some rows, and the place of each completion token's prediction."""
 
     layout: str
     input_ids_SN: Tensor
@@ -62,9 +62,9 @@ class MicroBatch:
     """Index into the flattened inputs of the token before each scored token."""
     scored_ids_C: Tensor
     score_of_BT: Tensor
-    """Which scored token each row's completion token is; C where the row has none."""
+    """The index of the scored token for each row's completion token; C if the row has none."""
     row_tokens: int
-    """Tokens of all rows, what is shared counted for each."""
+    """Tokens of all rows; shared ones count for each row."""
     longest: int
     """Tokens of the longest row."""
 

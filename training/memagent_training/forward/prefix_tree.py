@@ -1,9 +1,9 @@
-"""Rows of token ids in one sequence: one after the other, or as a token trie in which a shared prefix stands once.
+"""Rows of token ids in one sequence: one after the other, or as a token trie that has a shared prefix once.
 
 No torch here. A row is the token ids of one conversation, prompt and completion. Sorting the rows makes the trie: the
-rows below each of its branches are then neighbours, so that a row adds only the tokens after what it has in common
-with the row before it. Laid out like that, depth first, a token is seen by those from itself to the end of its
-subtree, and by no others. Rows one after the other are such a trie too, whose rows have nothing in common.
+rows below each of its branches are then neighbours, so that a row adds only the tokens after the prefix that it shares
+with the previous row. Laid out like that, depth first, a token is seen by those from itself to the end of its subtree,
+and by no others. Rows one after the other are such a trie too, without shared prefixes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def as_tree(rows: Sequence[array[int]]) -> Trie:
 
 
 def _laid_out(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[int]) -> Trie:
-    """Rows in an order; `shared` says how many tokens each begins with that the row before it has too."""
+    """Rows in an order; `shared` is the length of the prefix that each row shares with the previous one."""
     trie = Trie()
     path: list[int] = []
     for number, common in zip(order, shared, strict=True):

@@ -1,7 +1,7 @@
-"""Log-probs under the weights that training begins with: kept for every row, saved with every checkpoint.
+"""Log-probs under the initial weights of a training: kept for every row, saved with every checkpoint.
 
-They are the denominator of the clipped loss's ratio, and what the logged log-probs are compared with before the first
-step. After a resume those weights are gone, so the numbers must be on disk.
+They are the denominator of the clipped loss's ratio, and are compared with the logged log-probs before the first step.
+After a resume those weights no longer exist, so the numbers must be on disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def key_of(row: TrainingRow) -> RowKey:
 
 @dataclass(frozen=True, slots=True)
 class LogProbGap:
-    """How far logged log-probs lie from recomputed ones, over learned tokens, in nats."""
+    """The difference between logged and recomputed log-probs, over learned tokens, in nats."""
 
     tokens: int
     mean: float
@@ -51,7 +51,7 @@ class LogProbGap:
 
 
 def gap_between(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Tensor]) -> LogProbGap | None:
-    """The gap over those rows that were recomputed; None where there are none."""
+    """The gap over the recomputed rows; None if there are none."""
     totals: dict[str, tuple[float, int]] = {}
     largest = 0.0
     for row in rows:
@@ -74,7 +74,7 @@ def gap_between(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Tensor]
 
 
 def save(path: Path, fingerprint: str, recomputed: Mapping[RowKey, Tensor]) -> None:
-    """Write them, the file appearing whole; an empty mapping still says which runs the training is on."""
+    """Write them; the file appears when it is complete. An empty mapping still records the training's runs."""
     keys = sorted(recomputed)
     tensors = {
         "values": torch.cat([torch.empty(0), *(recomputed[key] for key in keys)]),
@@ -99,7 +99,7 @@ def load(path: Path, fingerprint: str) -> dict[RowKey, Tensor]:
             values, lengths, places = (file.get_tensor(name) for name in ("values", "lengths", "places"))
     except (OSError, SafetensorError) as error:
         raise TrainingError(
-            f"{path.parent} is not a whole checkpoint of this training: {error}",
+            f"{path.parent} is not a complete checkpoint of this training: {error}",
             hint="Resume from an earlier checkpoint, or begin again in another output folder.",
         ) from error
     if metadata.get("fingerprint") != fingerprint:

@@ -1,13 +1,13 @@
-"""The model's log-probs of a micro-batch's completion tokens, whatever its layout.
+"""The model's log-probs of a micro-batch's completion tokens, in any layout.
 
 What transformers does with masks (5.23, checked by the tests):
 
-- A 4-D mask is taken as it is, for every layer, and handed to SDPA: so is one of ours, which is not a matrix
-  (`tree_attention.py`). Eager attention would add it to a matrix, and flash attention takes none.
-- Without a mask and without a cache, rows of one sequence are told apart by positions that start again
-  (masking_utils.find_packed_sequence_indices). Packed rows are forwarded like that where a mask of ours cannot be: by
-  flash attention, and by layers with a window. Hence `use_cache=False`: under the configs' default, True, rows would
-  silently see each other. So they do in some models' eager attention (OPT, GPT-OSS), and in every recurrent layer.
+- A 4-D mask is passed unchanged to SDPA in every layer; so is one of ours, which is not a matrix (`tree_attention.py`).
+  Eager attention would add it to a matrix, and flash attention accepts none.
+- Without a mask and without a cache, rows of one sequence are distinguished by positions that start again
+  (masking_utils.find_packed_sequence_indices). Packed rows are forwarded like that if our mask cannot be used: with
+  flash attention, and in layers with a window. Therefore `use_cache=False`: with the configs' default, True, rows would
+  silently see each other. They also do in some models' eager attention (OPT, GPT-OSS), and in every recurrent layer.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from memagent_training.forward.tree_attention import NodeMask
 
 @dataclass(frozen=True, slots=True)
 class LogProbs:
-    """Of each row's completion tokens, right-padded with zeros; differentiable."""
+    """Log-probs of each row's completion tokens, right-padded with zeros; differentiable."""
 
     logprobs_BT: Tensor
     entropies_BT: Tensor | None
-    """Of the distribution that each token was drawn from, in nats."""
+    """Entropy of the distribution of each token, in nats."""
     mask_BT: Tensor
 
 
@@ -48,21 +48,21 @@ def completion_logprobs(
 ) -> LogProbs:
     """Log-probs of every row's completion tokens, in float32 or better.
 
-    Logits are computed where a completion token is predicted and nowhere else, `logits_chunk` tokens at a time, and
-    again in the backward pass rather than kept. To be part of the model's own forward (autocast and sharded wrappers
-    act there), this happens in the place of its output head, which returns log-probs instead of logits. A model that
-    does something to its logits afterwards (a soft cap, a scale) is noticed, and its logits are then taken whole.
+    Logits are computed only where a completion token is predicted, `logits_chunk` tokens at a time, and computed again
+    in the backward pass instead of being kept. To be part of the model's own forward (autocast and sharded wrappers
+    work there), this replaces its output head, which returns log-probs instead of logits. A model that changes its
+    logits afterwards (a soft cap, a scale) is detected, and all its logits are then computed.
 
     Args:
         model: a causal language model of transformers, wrapped or not.
         micro_batch: from `lay_out`.
         temperature: logits are divided by it.
-        with_entropy: also each distribution's entropy.
-        entropy_gradient: whether the entropy is differentiable, too.
-        logits_chunk: tokens whose logits are held at once.
+        with_entropy: whether to return each distribution's entropy too.
+        entropy_gradient: whether the entropy is differentiable too.
+        logits_chunk: the number of tokens whose logits are in memory at once.
 
     Raises:
-        ValueError: the model's attention cannot take the layout.
+        ValueError: the model's attention does not support the layout.
     """
     core: Any = getattr(model, "module", model)
     inputs = {
@@ -77,17 +77,17 @@ def completion_logprobs(
         _WITH_LATER_STEPS.add(core)
         logits_CV = model(**inputs).logits.flatten(0, 1)[micro_batch.scored_places_C]
         scored_C2 = scoring.score(logits_CV, micro_batch.scored_ids_C)
-    # The last entry stands for the tokens that a shorter completion does not have.
+    # The last entry is for the missing tokens of shorter completions.
     by_row_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_of_BT]
     entropies_BT = by_row_BT2[..., 1] if with_entropy else None
     return LogProbs(by_row_BT2[..., 0], entropies_BT, micro_batch.mask_BT)
 
 
 _WITH_LATER_STEPS: WeakSet[nn.Module] = WeakSet()
-"""Models seen to do something to what their head returns."""
+"""Models that were found to change what their head returns."""
 
 _PROBE = 100.0
-"""Goes through the model after the scores, to see whether it comes out as it was; exact in bfloat16, above any cap."""
+"""Passed through the model after the scores, to check whether it is unchanged; exact in bfloat16, above any cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,27 +129,27 @@ class _Scoring:
 
 
 def _scored_in_forward(model: nn.Module, core: Any, inputs: dict[str, Any], scoring: _Scoring) -> Tensor | None:
-    """(C, 2) from one forward of the model, or None where the model does something to what its head returns."""
+    """(C, 2) from one forward of the model, or None if the model changes what its head returns."""
     with _in_place_of_head(core.get_output_embeddings(), scoring) as given:
         returned_C2: Tensor = model(**inputs).logits[0]
     if bool((returned_C2[-1] != _PROBE).any()):
         return None
     if returned_C2.dtype == given[0].dtype:
         return returned_C2[:-1]
-    # A sharded wrapper may round what a model returns, too much for log-probs, and waits for that to be used.
+    # A sharded wrapper may round what a model returns, which is too inexact for log-probs, and expects it to be used.
     return given[0] + 0 * returned_C2[:-1]
 
 
 @contextmanager
 def _in_place_of_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tensor]]:
-    """While it lasts, the head gives scores and a probe, (1, C + 1, 2), instead of logits.
+    """In this context, the head returns scores and a probe, (1, C + 1, 2), instead of logits.
 
     The scores are put into the yielded list as well.
     """
     given: list[Tensor] = []
 
     def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        # A sharded head's weights are there now, and may be gone again by the time of `after`.
+        # A sharded head's weights are gathered now, and may be released again before `after`.
         given.append(scoring.through(module, inputs[0]))
         return (inputs[0][:, :0],)
 
@@ -165,14 +165,14 @@ def _in_place_of_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tenso
 
 
 def _attention_mask(core: Any, micro_batch: MicroBatch) -> Tensor | None:
-    """The mask in a form that the model's attention takes exactly; it is every layer's."""
+    """The mask in a form that the model's attention applies exactly; it is the same for every layer."""
     if not micro_batch.nodes:
         return micro_batch.padding_mask_SN
     config = core.config.get_text_config()
     attention, layout, longest = config._attn_implementation, micro_batch.layout, micro_batch.longest
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
     if kinds - {"full_attention", "sliding_attention"}:
-        raise ValueError(f"the {layout} layout cannot serve layers of {sorted(kinds)}: use the padded layout")
+        raise ValueError(f"the {layout} layout does not work with layers of {sorted(kinds)}: use the padded layout")
     window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
     is_cut = window is not None and longest > window
     if attention == "sdpa" and not is_cut:

@@ -1,16 +1,16 @@
 """Attention of rows in one sequence, exact and without a mask: only pairs of tokens that see each other are computed.
 
-A token sees those before it in its node and all of its ancestors (`prefix_tree.py`). Both are stretches of the
-sequence, so the work falls into two blocks per node, its own tokens among themselves and all tokens below it with it;
-each gives a part of a softmax, and the parts are joined by the logarithms of their sums. Keys and values are read where
-they are, never copied, however many rows share them. Together the blocks have as many pairs as the rows would have one
-by one, less what shared prefixes save.
+A token sees those before it in its node and all of its ancestors (`prefix_tree.py`). Both are contiguous parts of the
+sequence, so there are two blocks per node: its own tokens with each other, and all tokens below it with the node. Each
+block gives a part of a softmax, and the parts are combined by the logarithms of their sums. Keys and values are not
+copied, even if many rows share them. Together the blocks have as many pairs as the single rows, minus what shared
+prefixes save.
 
-`NodeMask` brings this into a model of transformers. It goes in as a 4-D attention mask, which models hand to SDPA
-untouched (5.23, checked by the tests), and SDPA hands over to what it is given: torch's own way for masks that are not
-matrices, see torch.nn.attention.bias. So nothing of the model is changed or registered, a layer that gradient
-checkpointing runs again has its mask as it had it the first time, and a model that does anything else with the mask
-fails with an error instead of computing something else.
+`NodeMask` connects this to a model of transformers. It is passed as a 4-D attention mask, which models pass unchanged
+to SDPA (5.23, checked by the tests), and SDPA calls the mask's own function: torch's mechanism for masks that are not
+matrices, see torch.nn.attention.bias. So nothing in the model is changed or registered, a layer that gradient
+checkpointing runs again gets the same mask, and a model that does anything else with the mask fails with an error
+instead of a wrong result.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from memagent_training.forward.prefix_tree import Node
 
 
 class NodeMask(Tensor):
-    """Stands for the (1, 1, N, N) mask of a sequence's nodes, of which it holds no entry."""
+    """Represents the (1, 1, N, N) mask of a sequence's nodes without storing its entries."""
 
     nodes: tuple[Node, ...]
 
     @staticmethod
     def __new__(cls, nodes: tuple[Node, ...], device: torch.device | str = "cpu") -> NodeMask:
-        """A byte that says it is of that shape."""
+        """A byte, expanded to that shape."""
         tokens = nodes[-1].end
         mask = torch.zeros((), dtype=torch.bool, device=device).expand(1, 1, tokens, tokens).as_subclass(cls)
         mask.nodes = nodes
@@ -42,13 +42,13 @@ class NodeMask(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What torch calls in place of its functions when they are given a mask of this class."""
+        """Called by torch instead of its functions if they get a mask of this class."""
         if func is functional.scaled_dot_product_attention:
             return attend(*args, **(kwargs or {}))
         if func in _HARMLESS or getattr(func, "__name__", None) == "__get__":
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         raise ValueError(
-            f"the model's attention does not leave its mask to SDPA, but calls {getattr(func, '__name__', func)} on it:"
+            f"the model's attention does not pass its mask to SDPA, but calls {getattr(func, '__name__', func)} on it:"
             " use the padded layout"
         )
 
@@ -59,7 +59,7 @@ class NodeMask(Tensor):
 _HARMLESS: frozenset[Any] = frozenset(
     {Tensor.dim, Tensor.size, Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex}
 )
-"""What wrappers and models ask of any tensor, besides its attributes."""
+"""The functions that wrappers and models call on any tensor, besides its attributes."""
 
 
 def attend(
@@ -104,7 +104,7 @@ def attend_by_paths(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """The same on any device, where torch has no kernel that gives the sums: all keys of a node's path at once.
+    """The same on any device without a kernel in torch that returns the sums: all keys of a node's path at once.
 
     Keys and values are copied for each path.
     """
@@ -132,7 +132,7 @@ def attend_by_paths(
 
 
 def _paths(nodes: Sequence[Node]) -> Iterator[list[range]]:
-    """For each node the stretches of its row, its ancestors' and its own."""
+    """For each node the parts of its row: those of its ancestors and its own."""
     path: list[Node] = []
     for node in nodes:
         while path and path[-1].subtree_end <= node.start:
@@ -150,13 +150,13 @@ _attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] = (
 
 
 class _Blockwise(torch.autograd.Function):
-    """On a CPU, with the kernels of SDPA there."""
+    """On a CPU, with SDPA's kernels."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[Node, ...], scale: float | None
     ) -> Tensor:
-        """Block by block, each joined to those before it."""
+        """Block by block, each combined with those before it."""
         query, key, value = (_with_whole_heads(each) for each in (query, key, value))
         attended = _zeros(query)
         log_sums = attended.new_full(query.shape[:3], -torch.inf)
@@ -173,7 +173,7 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Block by block, their gradients added up."""
+        """Block by block; the gradients are summed."""
         query, key, value, attended, log_sums = ctx.saved_tensors
         gradient = _with_whole_heads(gradient)
         of_query, of_key, of_value = (_zeros(each) for each in (query, key, value))
@@ -205,7 +205,7 @@ def _blocks(nodes: Sequence[Node]) -> Iterator[tuple[slice, slice, bool]]:
 
 
 def _join(attended: Tensor, log_sums: Tensor, part: Tensor, log_sum: Tensor) -> None:
-    """Add a block's part of a softmax to what the blocks before it gave, in place."""
+    """Add a block's part of a softmax to the result of the blocks before it, in place."""
     total = torch.logaddexp(log_sums, log_sum)
     attended.mul_((log_sums - total).exp()[..., None])
     attended.addcmul_(part.to(total.dtype), (log_sum - total).exp()[..., None])
@@ -213,12 +213,12 @@ def _join(attended: Tensor, log_sums: Tensor, part: Tensor, log_sum: Tensor) -> 
 
 
 def _with_whole_heads(tensor: Tensor) -> Tensor:
-    """The kernels read a head's numbers as neighbours."""
+    """The kernels need a head's numbers to be contiguous."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _zeros(like: Tensor) -> Tensor:
-    """To add up in. In the order (batch, tokens, heads, dimension), into which models bring it next."""
+    """A buffer for sums, in the order (batch, tokens, heads, dimension), which models need next."""
     batch, heads, tokens, dimension = like.shape
     dtype = torch.promote_types(like.dtype, torch.float32)
     return torch.zeros(batch, tokens, heads, dimension, dtype=dtype).transpose(1, 2)

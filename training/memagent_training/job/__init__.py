@@ -1,1 +1,1 @@
-"""What is run: rollouts are collected, a training is planned, prepared and carried out, and its policy saved."""
+"""The jobs: collect rollouts; plan, prepare and run a training; save its policy."""

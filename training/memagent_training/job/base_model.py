@@ -1,4 +1,4 @@
-"""The model that a training begins with, as far as it is known before its weights are loaded."""
+"""The model that a training starts from: what is known before its weights are loaded."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class BaseModel:
     """A causal language model in a folder, or on the hub."""
 
     name: str
-    """As the user wrote it."""
+    """The name that the user typed."""
     source: str
-    """What transformers loads: a folder's path or a hub id."""
+    """The folder's path or hub id for transformers."""
     folder: Path
     """Where its configuration and tokenizer are; its weights, too, unless it is on the hub."""
     window: int | None
@@ -31,9 +31,9 @@ class BaseModel:
     tokenizer: str
     """The tokenizer's fingerprint."""
     version: str
-    """Of the weights, as the local policy names it; empty where they are not here."""
+    """The hash of the weights, as in the local policy; empty if they are not on this machine."""
     profile: Profile | None = None
-    """What it is to be read with, where that is not its folder's."""
+    """The profile to read with, if it is not the folder's."""
 
 
 def find_base_model(name: str) -> BaseModel:
@@ -43,7 +43,7 @@ def find_base_model(name: str) -> BaseModel:
         name: a folder, a hub id, or "embedded" for the policy that comes with the package.
 
     Raises:
-        TrainingError: there is no such model, or it is not whole.
+        TrainingError: there is no such model, or it is incomplete.
         TokenizerError: its tokenizer cannot be read.
     """
     folder, source = _located(name)
@@ -58,20 +58,20 @@ def find_base_model(name: str) -> BaseModel:
 
 
 def _located(name: str) -> tuple[Path, str]:
-    """The model's folder and what transformers is to load."""
+    """The model's folder, and the name for transformers."""
     folder = EMBEDDED_FOLDER if name == "embedded" else Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             is_adapter = (folder / "adapter_config.json").is_file()
             raise TrainingError(
                 f"{folder} has {'only adapters' if is_adapter else 'no config.json'}",
-                hint="Name a folder of whole weights. A training with adapters leaves merged ones beside them."
+                hint="Name a folder of whole weights. A training with adapters also writes merged ones."
                 if is_adapter
                 else "Name a folder with config.json, weights and tokenizer, or a hub id.",
             )
         if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
             raise TrainingError(f"{folder} has no weights", hint=f"It needs {' or '.join(_WEIGHTS)}.")
-        return folder, str(folder.resolve())  # adapters remember it, wherever they are loaded
+        return folder, str(folder.resolve())  # adapters store it, wherever they are loaded
     if folder.exists() or not is_hub_id(name):
         raise TrainingError(
             f"there is no model {name!r}", hint='Name a folder with config.json and weights, a hub id, or "embedded".'
@@ -89,7 +89,7 @@ def _window(folder: Path) -> int | None:
         config = AutoConfig.from_pretrained(folder).get_text_config()
     except (OSError, ValueError, KeyError) as error:
         raise TrainingError(
-            f"{folder / 'config.json'} cannot be understood: {error}",
+            f"{folder / 'config.json'} cannot be parsed: {error}",
             hint="It must be of a causal language model that the installed transformers knows.",
         ) from error
     window = getattr(config, "max_position_embeddings", None)

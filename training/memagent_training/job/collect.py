@@ -1,11 +1,11 @@
 """Rollouts for training: each question read several times by the policy that is trained, in whole groups.
 
-Questions are samples of an evaluation task, and what reads them is the public reader. A group in which all rollouts
-earn the same teaches nothing, so further questions are asked until enough groups have variance (DAPO's dynamic
-sampling): as many groups are at work as are still wanted, and each one without variance makes room for another.
+Questions are samples of an evaluation task, and what reads them is the public reader. A group whose rollouts have the
+same reward teaches nothing, so more questions are asked until enough groups have variance (DAPO's dynamic sampling): as
+many groups are in progress as are still needed, and each one without variance is replaced by another.
 
-A group is whole once all its rewards are in the run log. So a collection that was killed continues under its
-name: whole groups are taken from the log, the others are read again.
+A group is complete when all its rewards are in the run log. So a collection that was killed continues under its name:
+complete groups are taken from the log, the others are read again.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from memagent_training.training_errors import RewardError, TrainingError
 _T = TypeVar("_T")
 
 SOURCE = "collect"
-"""Who gives the rewards of what was collected, by the log."""
+"""The source of the collection's rewards in the log."""
 _SERVER_GONE = (PolicyUnreachableError, PolicyAuthenticationError)
-"""Errors of which a further question would only be a further case."""
+"""Errors that every other question would have too."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectSettings:
-    """How much is rolled out."""
+    """How much is collected."""
 
     rollouts: int = 16
     """G: how often each question is read."""
     groups: int = 16
-    """How many groups with variance are wanted."""
+    """How many groups with variance are needed."""
     max_questions: int = 64
-    """After how many questions to stop, however many groups have variance."""
+    """The maximum number of questions, even if too few groups have variance."""
     concurrency: int = 256
     """Reads in flight."""
     retries: int = 1
-    """How often a read that failed is begun again."""
+    """How often a failed read is started again."""
 
     def __post_init__(self) -> None:
         if self.rollouts < 2:
@@ -75,22 +75,22 @@ class CollectedGroup:
 
     @property
     def has_variance(self) -> bool:
-        """Whether the rollouts earned differently."""
+        """Whether the rollouts have different rewards."""
         return not math.isclose(min(self.rewards), max(self.rewards))
 
 
 @dataclass(slots=True)
 class Collected:
-    """What came of it. Rewards stand in the run log, too."""
+    """The result of a collection. Rewards are also in the run log."""
 
     groups: list[CollectedGroup] = field(default_factory=list)
-    """Groups with variance, as they were finished; those without, too, where they are kept."""
+    """Groups with variance, in the order of their completion; also those without, if they are kept."""
     uniform: list[CollectedGroup] = field(default_factory=list)
     """Groups without."""
     failed: dict[str, MemAgentError] = field(default_factory=dict)
-    """Questions of which a read failed for good, each with the first error; the whole group is left out."""
+    """Questions for which a read failed for good, each with the first error; the whole group is left out."""
     usage: Usage = field(default_factory=Usage)
-    """What the reads cost that this call made; FLOPs are not counted."""
+    """The cost of this call's reads; FLOPs are not counted."""
 
     @property
     def questions(self) -> int:
@@ -99,18 +99,18 @@ class Collected:
 
     @property
     def reward(self) -> float:
-        """The mean over all rollouts, those of groups without variance included; NaN where there are none."""
+        """The mean over all rollouts, including groups without variance; NaN if there are none."""
         rewards = [reward for group in (*self.groups, *self.uniform) for reward in group.rewards]
         return sum(rewards) / len(rewards) if rewards else math.nan
 
     @property
     def group_of(self) -> dict[str, str]:
-        """The group's name of each run of these groups: what `load_groups` takes."""
+        """The group's name of each run of these groups, for `load_groups`."""
         return {run_id: group.name for group in self.groups for run_id in group.run_ids}
 
 
 def gold_of(sample: Sample) -> Gold:
-    """What a question's answer should be, by its task's rules, and what in the document it rests on."""
+    """The correct answer of a question, by its task's rules, and its evidence in the document."""
     own = partial(sample.task.own_score, sample) if isinstance(sample.task, OwnMetric) else None
     return Gold(sample.gold, sample.task.metric, own, tuple(each.text for each in sample.needles) or None)
 
@@ -125,25 +125,25 @@ async def collect(
     keep_uniform: bool = False,
     resume: bool = False,
 ) -> Collected:
-    """Roll questions out until enough groups have variance, or there are no more questions.
+    """Collect rollouts until enough groups have variance, or there are no more questions.
 
     Args:
         agent: A reader with a run log, whose policy reports token ids and log-probs, at the temperature to train at.
-            What its rules refuse is rewarded for what was kept in its place; `UpdateRules(invented=UpdateRule.ACCEPT)`
-            turns off the rule that a policy's profile may bring.
+            If its rules refuse a memory, the reward is for the memory that was kept instead;
+            `UpdateRules(invented=UpdateRule.ACCEPT)` turns off the rule that a policy's profile may bring.
         samples: Questions; taken one at a time, as they are needed.
         settings: How much.
         name: Of this collection; run ids and groups begin with it, so it must be new to the run log.
-        reward: What a read is worth: a built-in's name or a function, whose runs carry their gold answers. It is logged
-            under the built-in's name, or the function's.
-        keep_uniform: Take groups without variance, too: where more than outcomes is rewarded, they may teach.
+        reward: The reward: a built-in's name or a function, which gets runs with their gold answers. It is logged under
+            the built-in's name, or the function's.
+        keep_uniform: Keep groups without variance too: if not only outcomes are rewarded, they may teach something.
         resume: Continue a collection of this name, of the same samples and settings, if the log has one.
 
     Raises:
-        RewardError: A reward is not a finite number, or the function cannot tell it; names function and run.
+        RewardError: A reward is not a finite number, or the function returns None; the message names function and run.
         TrainingError: The reader keeps no log, the log has a collection of that name, or there is no such reward.
-        PolicyUnreachableError, PolicyAuthenticationError: The server is gone, or refuses the key. What is whole by then
-            is in the log.
+        PolicyUnreachableError, PolicyAuthenticationError: The server is down, or refuses the key. Complete groups are
+            in the log.
         MemAgentError: Every question failed; the first error.
     """
     if agent.run_log is None:
@@ -171,7 +171,7 @@ async def collect(
                 group_name = at_work.pop(task)
                 try:
                     group = task.result()
-                except (*_SERVER_GONE, RewardError):  # what a function gives is no failure of the read
+                except (*_SERVER_GONE, RewardError):  # a function's result is not a failure of the read
                     raise
                 except MemAgentError as error:
                     collected.failed[group_name] = error
@@ -215,14 +215,14 @@ class _Collection:
         run = replace(read_run(self.run_log, run_id), gold=gold, store=self.agent.store).without_discarded()
         value = self.reward(run)
         if value is None:
-            hint = "Give it what it needs; a log whose redaction drops answers cannot be rewarded."
+            hint = "Give it what it needs; if redaction drops answers from the log, they cannot be rewarded."
             why = f" ({self.reward.why_unknown(run)})" if isinstance(self.reward, SaysWhyUnknown) else ""
-            told = f"the reward {self.reward_name!r} cannot tell what it is worth{why}"
+            told = f"the reward {self.reward_name!r} returned no reward{why}"
             raise RewardError(told, run_id=run_id, hint=hint)
         return checked(value, run, self.reward_name)
 
     def _logged(self, run_ids: tuple[str, ...]) -> list[float] | None:
-        """A group's rewards as an earlier call logged them; None where it is not whole."""
+        """A group's rewards from an earlier call; None if it is incomplete."""
         totals = self.run_log.totals(run_ids)
         found = [totals[run_id].rewards.get(self.reward_name) for run_id in run_ids]
         rewards = [reward for reward in found if reward is not None]
@@ -231,7 +231,7 @@ class _Collection:
     async def _rollout(self, run_id: str, reference: DocumentRef, sample: Sample) -> None:
         for attempts_left in reversed(range(self.settings.retries + 1)):
             try:
-                async with self.slots:  # under the same id: the log keeps the run that came to its end
+                async with self.slots:  # under the same id: the log keeps the completed run
                     result = await self.agent.aread(reference, sample.question, run_id=run_id)
             except MemAgentError:
                 if not attempts_left:
@@ -246,7 +246,7 @@ class _Collection:
 
 
 async def _all(at_once: Iterable[Awaitable[_T]]) -> list[_T]:
-    """All results, or the first one's error, by their order, once all have ended."""
+    """All results, or the first error in order, when all have ended."""
     results = await asyncio.gather(*at_once, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

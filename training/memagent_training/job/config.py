@@ -1,11 +1,12 @@
 """The settings of a training run: TRL's GRPOConfig with the settings of Multi-Conv DAPO.
 
-TRL's own names are kept where TRL has the thing: `epsilon` and `epsilon_high` (clipping), `delta` (dual clip), `beta`
-(KL against the reference model), `temperature`, `entropy_coef`, `importance_sampling_level` ("sequence" for a GSPO-like
-ratio per conversation), `mask_truncated_completions`. The defaults are the released MemAgent recipe's.
+TRL's names are kept for what TRL has: `epsilon` and `epsilon_high` (clipping), `delta` (dual clip), `beta` (KL against
+the reference model), `temperature`, `entropy_coef`, `importance_sampling_level` ("sequence" for a GSPO-like ratio per
+conversation), `mask_truncated_completions`. The defaults are the released MemAgent recipe's.
 
-What has no meaning for logged runs is fixed: generation, batch sizes (`token_budget` takes their place), gradient
-accumulation (an optimizer step is planned as a whole), and the form of the loss (`loss_weights` says its mean).
+Options without a meaning for logged runs are fixed: generation, batch sizes (`token_budget` takes their place),
+gradient accumulation (an optimizer step is planned as a whole), and the form of the loss (`loss_weights` selects its
+mean).
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from memagent_training.training_errors import TrainingError
 
 
 class OldLogProbs(StrEnum):
-    """What the probability ratio of the clipped loss compares the current weights with."""
+    """The denominator of the clipped loss's probability ratio."""
 
     RECOMPUTED = "recomputed"
-    """The weights that training began with, forwarded once before the first step (verl, MemAgent). The sampler's own
-    log-probs then only enter `importance_cap`."""
+    """The initial weights, forwarded once before the first step (verl, MemAgent). The sampler's own log-probs are then
+    used only by `importance_cap`."""
 
     LOGGED = "logged"
-    """The log-probs that the sampler logged: no forward pass more, and what the sampler computes otherwise than the
-    trainer is clipped with the rest."""
+    """The sampler's logged log-probs: no additional forward pass, and numerical differences between sampler and trainer
+    are clipped like the rest."""
 
 
 _FIXED: dict[str, tuple[object, str]] = {
@@ -57,7 +58,7 @@ _FIXED: dict[str, tuple[object, str]] = {
     "use_bias_correction_kl": (False, "KL is as the released recipe has it"),
     "multi_objective_aggregation": ("sum_then_normalize", "each run has one reward"),
 }
-"""Options of TRL's that must stay as they are, and what to use instead."""
+"""TRL's options that must stay unchanged, and what to use instead."""
 _LEAST = {
     "epsilon": 0, "beta": 0, "kl_clamp": 0, "muon_learning_rate": 0, "importance_cap": 1, "groups_per_step": 1,
     "token_budget": INERT_TOKENS, "max_skipped_steps": 0,
@@ -76,13 +77,13 @@ class MultiConvDAPOConfig(GRPOConfig):
     """Settings of a `MultiConvDAPOTrainer`; `memagent_training.job.presets` loads published ones.
 
     Raises:
-        TrainingError: a value that cannot be, or an option of TRL's that does nothing here.
+        TrainingError: an invalid value, or an option of TRL that has no effect here.
     """
 
     learning_rate: float = 1e-6
     muon_learning_rate: float | None = None
-    """Where given, Muon moves the layers' matrices at this rate, and AdamW the rest at `learning_rate`
-    (`MuonWithAdamW`): for small policies that were trained from nothing. Both follow the same schedule."""
+    """If given, Muon updates the layers' matrices at this rate, and AdamW the rest at `learning_rate`
+    (`MuonWithAdamW`): for small policies that were trained from scratch. Both follow the same schedule."""
     lr_scheduler_type: str = "constant_with_warmup"
     warmup_steps: float = 20
     weight_decay: float = 0.01
@@ -91,7 +92,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     epsilon: float = 0.2
     delta: float | None = 3.0
     beta: float = 1e-3
-    # Set here although some are TRL's own defaults, because those change between versions.
+    # Set here even if they are TRL's defaults, because those change between versions.
     use_bias_correction_kl: bool = False
     importance_sampling_level: str = "token"
     temperature: float = 1.0
@@ -106,7 +107,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     save_total_limit: int | None = 3
 
     groups_per_step: int = 8
-    """Groups of one optimizer step; the last step of a pass may have fewer."""
+    """Groups per optimizer step; the last step of a pass may have fewer."""
     layout: str = Layout.PREFIX_TREE.value
     """How a micro-batch is forwarded: padded, packed or prefix_tree. The result is the same."""
     token_budget: int = 16_384
@@ -116,40 +117,41 @@ class MultiConvDAPOConfig(GRPOConfig):
     advantage_epsilon: float = 1e-6
     step_reward_share: float = 0.0
     credit: list[dict[str, Any]] | None = None
-    """The terms of the advantage (`CreditTerm`), each a mapping; without it the outcome, and with `step_reward_share`
-    the step reward. As in [{reward: outcome, weight: 0.8}, {reward: format, weight: 0.2, scope: conversation}]."""
+    """The terms of the advantage (`CreditTerm`), each a mapping; if left out, the outcome, and with `step_reward_share`
+    also the step reward. For example [{reward: outcome, weight: 0.8}, {reward: format, weight: 0.2, scope:
+    conversation}]."""
     overlong_max_length: int | None = None
     """Completion tokens at which DAPO's soft penalty reaches -1; None for no penalty."""
     overlong_cache_length: int | None = None
-    """Over how many tokens before that it grows."""
+    """The number of tokens before that over which it grows."""
     drop_zero_variance: bool = False
     loss_weights: str = LossWeights.TOKEN_MEAN.value
     old_logprobs: str = OldLogProbs.RECOMPUTED.value
     kl_clamp: float | None = 10.0
-    """The most that a token's KL estimate counts; None for no bound."""
+    """The maximum of a token's KL estimate; None for no maximum."""
     importance_cap: float | None = None
-    """Where given, each token's policy gradient is multiplied with min(p_old / p_logged, cap): token-level truncated
+    """If given, each token's policy gradient is multiplied by min(p_old / p_logged, cap): token-level truncated
     importance sampling for runs that older weights, or another engine's arithmetic, sampled. With `old_logprobs` logged
-    the weight is always 1: the ratio itself is then with what was sampled, and the clip bounds it."""
+    the weight is always 1: the ratio is then relative to the sampler itself, and is clipped."""
     logged_after_temperature: bool = False
-    """Whether the logged log-probs are those of what was sampled from, after temperature (vLLM: --logprobs-mode
-    processed_logprobs). Otherwise they are those before it, and only of use where it is 1."""
+    """Whether the logged log-probs are those of the sampled distribution, after temperature (vLLM: --logprobs-mode
+    processed_logprobs). Otherwise they are before temperature, and can be used only if it is 1."""
     skip_certain: float = 0.0
-    """Conversations whose completion the sampler gave a probability above 1 minus this are not forwarded, though they
-    count in the means. The gradient of such a row is at most about that small a part of an uncertain one's: with 0.001,
-    a copied memory costs nothing. 0 forwards every row that has a gradient."""
+    """Conversations whose completion had a probability above 1 minus this at the sampler are not forwarded, but count
+    in the means. The gradient of such a row is at most about this share of an uncertain one's: with 0.001, a copied
+    memory costs nothing. 0 forwards every row that has a gradient."""
     max_skipped_steps: int = 3
     """Optimizer steps in a row that may be skipped because loss or gradient are not finite; with one more, training
     stops."""
     max_logprob_gap: float = 1.0
-    """Mean absolute difference per token, in nats, between logged and recomputed log-probs above which training does
-    not begin: the runs are then another model's."""
+    """The maximum mean absolute difference per token, in nats, between logged and recomputed log-probs. If it is
+    larger, training does not begin: the runs are another model's."""
 
     def __post_init__(self) -> None:
-        # TRL's batches of prompts; the smallest that it takes. What is forwarded is planned from token_budget.
+        # TRL's batches of prompts; the smallest that it accepts. What is forwarded is planned from token_budget.
         self.per_device_train_batch_size = 2
         self.num_generations = 2
-        if self.steps_per_generation == 1:  # as a config that was saved has them
+        if self.steps_per_generation == 1:  # as in a saved config
             self.steps_per_generation = self.generation_batch_size = None
         self._check()
         super().__post_init__()  # type: ignore[no-untyped-call]
@@ -160,9 +162,7 @@ class MultiConvDAPOConfig(GRPOConfig):
             if given != value:
                 raise TrainingError(f"{name} is {given!r}, which has no use here", hint=f"{instead}.")
         if self.temperature <= 0:
-            raise TrainingError(
-                f"temperature is {self.temperature}", hint="Give the one that the runs were sampled at."
-            )
+            raise TrainingError(f"temperature is {self.temperature}", hint="Pass the runs' sampling temperature.")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -174,7 +174,7 @@ class MultiConvDAPOConfig(GRPOConfig):
             raise TrainingError(
                 f"The runs' log-probs are those before temperature, and temperature is {self.temperature}",
                 hint="Train without importance_cap and with old_logprobs: recomputed, or on runs sampled at 1. If the "
-                "server told those after temperature, say so (logged_after_temperature: true).",
+                "server reported those after temperature, set logged_after_temperature: true.",
             )
         self._check_skipping()
         bound = 1 + self.token_loss.clip_high
@@ -198,7 +198,7 @@ class MultiConvDAPOConfig(GRPOConfig):
             )
 
     def check_warm_up(self, steps: int) -> None:
-        """Refuse a training that ends before its learning rate is up; in the first step of a warm-up it is 0.
+        """Refuse a training that ends before the warm-up does; in the first step of a warm-up the learning rate is 0.
 
         Raises:
             TrainingError: There are not more optimizer steps than steps of warm-up.
@@ -225,7 +225,7 @@ class MultiConvDAPOConfig(GRPOConfig):
 
     @property
     def logged_is_sampled(self) -> bool:
-        """Whether the logged log-probs are those of the distribution that was sampled from."""
+        """Whether the logged log-probs are those of the sampled distribution."""
         return self.temperature == 1 or self.logged_after_temperature
 
     @property

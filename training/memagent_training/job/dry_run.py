@@ -1,4 +1,6 @@
-"""A training's plan, from its runs, settings and the model's shape alone: what `memagent train --dry-run` prints."""
+"""A training's plan, made only from its runs, settings and the model's shape: what `memagent train --dry-run`
+prints.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from memagent_training.job.training_job import PreparedJob
 from memagent_training.training_errors import TrainingError
 
 _CHEAP_TOKENS: Final = 4_000_000
-"""Row tokens that are planned in all layouts; some seconds' work."""
+"""How many row tokens are planned in all layouts; this takes some seconds."""
 _ZERO_STAGE: Final = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
 
 
@@ -38,7 +40,7 @@ _Row: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class LayoutCost:
-    """What the planned steps cost in one layout."""
+    """The cost of the planned steps in one layout."""
 
     layout: str
     forwarded_tokens: int
@@ -46,7 +48,7 @@ class LayoutCost:
     micro_batches: int
     """On each rank, over the planned steps."""
     largest_micro_batch: int
-    """Tokens that a rank forwards at once, at most."""
+    """The maximum number of tokens that a rank forwards at once."""
     idle_share: float
 
 
@@ -61,21 +63,21 @@ class Plan:
     steps_per_pass: int
     total_steps: int
     obstacle: str | None
-    """Why a training of so many steps cannot begin, and what to do."""
+    """Why a training with this number of steps cannot begin, and what to do."""
     ranks: int
     resumes_from: str | None
     planned_steps: int
-    """Steps of the first pass of which the costs below are."""
+    """Steps of the first pass that the costs below are for."""
     row_tokens: int
-    """Tokens of all rows of those steps, what they share counted for each."""
+    """Tokens of all rows of those steps; shared ones count for each row."""
     learned_tokens: int
     layout: str
-    """The one that was asked for."""
+    """The chosen one."""
     costs: tuple[LayoutCost, ...]
-    """Of all layouts, the one asked for included."""
+    """For all layouts, including the chosen one."""
     checkpointing: bool
     memory: MemoryEstimate | None
-    """None where the model's shape is none that the estimate knows."""
+    """None if the estimate does not know the model's shape."""
     model_version: str
     changed: tuple[ChangedSetting, ...]
 
@@ -91,10 +93,11 @@ class Plan:
 
 
 def plan(prepared: PreparedJob) -> Plan:
-    """Plan the first pass, or as much of it as is quickly planned in all layouts.
+    """Plan the first pass, or as much of it as can be planned quickly in all layouts.
 
     Raises:
-        TrainingError: a row exceeds the token budget, or the model's configuration is of no causal language model.
+        TrainingError: a row exceeds the token budget, or the model's configuration is not that of a causal language
+            model.
     """
     schedule, config = prepared.schedule, prepared.config
     steps = list(_first_steps(prepared))
@@ -162,7 +165,7 @@ def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepP
     model = unloaded_model(prepared.base.source, lora_rank=job.lora_rank)
     try:
         sizes = ModelSizes.of(model)
-    except AttributeError:  # a shape with other parts, such as a recurrent one
+    except AttributeError:  # a shape with other parts, for example a recurrent one
         return None
     _, rows, chosen = max(
         (
@@ -187,9 +190,9 @@ def _memory(prepared: PreparedJob, steps: list[ScheduledStep], plans: list[StepP
 
 
 def _shards(prepared: PreparedJob) -> int:
-    """Ranks that share what is kept of the model, under FSDP and ZeRO's stage 3; accelerate shards on no CPU.
+    """Ranks that share the model's weights and states, with FSDP and ZeRO's stage 3; accelerate does not shard on CPUs.
 
-    ZeRO's lower stages share a part of it; as if they shared nothing, the estimate is too high rather than too low.
+    ZeRO's lower stages share a part; they are counted as sharing nothing, so the estimate is too high, not too low.
     """
     zero_3 = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and os.environ.get(_ZERO_STAGE) == "3"
     is_asked = zero_3 or parse_flag_from_env("ACCELERATE_USE_FSDP")
@@ -197,7 +200,7 @@ def _shards(prepared: PreparedJob) -> int:
 
 
 def rendered(found: Plan, worded: Callable[[str], str] = str) -> RenderableType:
-    """The plan as tables; `worded` says remedies in the reader's terms, such as a command's options."""
+    """The plan as tables; `worded` translates remedies into the reader's terms, such as a command's options."""
     parts: list[RenderableType] = [_runs_table(found, worded), _schedule_table(found), _tokens_table(found)]
     if found.memory is None:
         parts.append(Text("memory: not estimated for a model of this shape"))
@@ -228,7 +231,7 @@ def _runs_table(found: Plan, worded: Callable[[str], str]) -> Table:
     rows += [(f"{lag} versions behind", count, "rollouts") for lag, count in sorted(report.staleness.items())]
     if report.reshaped:
         runs = report.reshaped
-        rows.append(("reshaped sampling", len(runs), named(runs), "roll out with temperature 1 and top_p 1"))
+        rows.append(("reshaped sampling", len(runs), named(runs), "collect with temperature 1 and top_p 1"))
     return _table("runs", "count", "which", "what to do", rows=rows)
 
 

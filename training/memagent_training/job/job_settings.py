@@ -1,4 +1,4 @@
-"""Settings of a training job as a user types them: NAME=VALUE, read as what the setting is declared to be."""
+"""Settings of a training job as a user types them: NAME=VALUE, parsed by the setting's declared type."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from memagent_training.training_errors import TrainingError
 
 _INSTEAD: Final = {
     "output_dir": "name the folder with --out",
-    "resume_from_checkpoint": "continue with --resume, which takes the newest whole checkpoint",
+    "resume_from_checkpoint": "continue with --resume, which uses the newest complete checkpoint",
 }
-"""Settings that the job itself decides, and how."""
+"""Settings that the job determines, and how."""
 _WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _KNOWS_NONE: Final = frozenset({"report_to"})
-"""Settings of which "none" is a value of its own."""
+"""Settings for which "none" is a separate value."""
 _KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", list: "a list"}
 
 DECISIVE: Final = (
@@ -37,11 +37,12 @@ DECISIVE: Final = (
     "loss_weights", "old_logprobs", "importance_cap", "logged_after_temperature", "skip_certain",
     "kl_clamp", "disable_dropout", "cast_lm_head_to_fp32", "router_aux_loss_coef",
 )  # fmt: skip
-"""Settings that decide what the weights become. The others only say how it is computed, how long, and what is told."""
+"""Settings that determine the resulting weights. The others only affect how they are computed, how long, and what is
+reported."""
 
 
 def rate_depends_on_length(config: MultiConvDAPOConfig) -> bool:
-    """Whether the learning rate of a step depends on how many there are: not where it is constant after a warm-up.
+    """Whether the learning rate of a step depends on the number of steps: not if it is constant after a warm-up.
 
     A warm-up below 1 is a share of all steps.
     """
@@ -51,10 +52,10 @@ def rate_depends_on_length(config: MultiConvDAPOConfig) -> bool:
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
-    """Settings by name from NAME=VALUE texts. Unknown names pass; `load_preset` refuses them with what is near.
+    """Settings by name from NAME=VALUE texts. Unknown names pass; `load_preset` refuses them and suggests similar ones.
 
     Raises:
-        TrainingError: there is no "=", the value is not of the setting's kind, or the job decides it.
+        TrainingError: there is no "=", the value has the wrong type, or the job determines it.
     """
     kinds = typing.get_type_hints(MultiConvDAPOConfig)
     settings: dict[str, Any] = {}
@@ -70,13 +71,13 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> MultiConvDAPOConfig:
-    """The settings of a preset with changes, and with those that follow from the machine.
+    """The settings of a preset with changes, and those that depend on the machine.
 
-    Without an accelerator, processes that were launched together find each other only if they are told to use CPUs;
-    and TRL's default, bfloat16, is not for every machine.
+    Without an accelerator, processes that were launched together find each other only if they are set to use CPUs; and
+    TRL's default, bfloat16, does not suit every machine.
 
     Raises:
-        TrainingError: an unknown preset or setting, or a value that cannot be.
+        TrainingError: an unknown preset or setting, or an invalid value.
     """
     machine: dict[str, Any] = {} if torch.accelerator.is_available() else {"use_cpu": True}
     if {**machine, **settings}.get("use_cpu") or not is_torch_bf16_gpu_available():
@@ -84,21 +85,22 @@ def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> M
     changes = {**machine, **settings}
     try:
         return load_preset(preset, output_dir=str(out), **changes)
-    except (ValueError, TypeError, ImportError) as error:  # what transformers and TRL raise
+    except (ValueError, TypeError, ImportError) as error:  # errors of transformers and TRL
         said = " ".join(str(error).split())
         raise TrainingError(
-            f"these settings cannot be had: {said}", hint="Change them with --set NAME=VALUE, or in the preset's file."
+            f"these settings are not possible: {said}",
+            hint="Change them with --set NAME=VALUE, or in the preset's file.",
         ) from error
 
 
 def decisive(config: MultiConvDAPOConfig) -> dict[str, Any]:
-    """The settings that decide what the weights become, JSON-ready."""
+    """The settings that determine the resulting weights, JSON-ready."""
     return {name: _plain(getattr(config, name)) for name in DECISIVE}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChangedSetting:
-    """A setting that is not as its preset has it."""
+    """A setting that differs from its preset."""
 
     name: str
     preset: Any
@@ -108,7 +110,7 @@ class ChangedSetting:
 def changed_settings(
     config: MultiConvDAPOConfig, preset: str | Path, names: Iterable[str]
 ) -> tuple[ChangedSetting, ...]:
-    """Those of `names` in which a training's settings differ from the preset's."""
+    """The settings among `names` that differ from the preset's."""
     original = make_config(preset, {}, Path(str(config.output_dir)))
     pairs = ((name, _plain(getattr(original, name)), _plain(getattr(config, name))) for name in sorted(names))
     return tuple(ChangedSetting(*each) for each in pairs if each[1] != each[2])
@@ -145,7 +147,7 @@ def _value(name: str, text: str, kinds: frozenset[Any]) -> Any:
             raise TrainingError(f"{name} is not valid JSON: {error}", hint="Write it as JSON, in quotes.") from error
         if type(parsed) in kinds:
             return parsed
-    # Declared as an enum of transformers', or as text.
+    # Declared as an enum of transformers or as text.
     if kinds - {bool, int, float, dict, list, types.NoneType}:
         return text
     wanted = [words for kind, words in _KINDS.items() if kind in kinds]

@@ -1,4 +1,4 @@
-"""What an optimizer step takes of a device's memory, worked out before any weights are loaded.
+"""Estimates the device memory of an optimizer step before any weights are loaded.
 
 For a dense decoder whose layers are Llama's (Qwen2, Mistral, ...), per rank, in bytes:
 
@@ -12,16 +12,16 @@ For a dense decoder whose layers are Llama's (Qwen2, Mistral, ...), per rank, in
     activations    without checkpointing   L * layer + pairs + max(head, 2 n c m)
                    with checkpointing      L * n r h + pairs + max(layer + 2 n c m, head)
 
-P weights, T of them trained, w bytes of one (4, as TRL loads them, unless told otherwise); L layers, h, m, V the widths
-of the residual stream, the MLP and the vocabulary, a and kv those of all query heads and of all key heads; r bytes of a
-number of the residual stream and c of a matrix product (4 and 4; 4 and 2 in mixed precision); n tokens of a
-micro-batch, padding included, C completion tokens scored, pairs the entries of the padded layout's attention mask, of
-which each layer keeps a copy as numbers; the other layouts have none. The 4 r h are each of two norms' input, once as
-it is and once normalised.
+P weights, T of them trained, w bytes of one (4, as TRL loads them by default); L layers, h, m, V the widths of the
+residual stream, the MLP and the vocabulary, a and kv those of all query heads and of all key heads; r bytes of a number
+of the residual stream and c of a matrix product (4 and 4; 4 and 2 in mixed precision); n tokens of a micro-batch,
+padding included, C completion tokens scored, pairs the entries of the padded layout's attention mask, of which each
+layer keeps a copy as numbers; the other layouts have none. The 4 r h are the inputs of two norms, each unchanged and
+normalised.
 
-It was held against measured peaks of Llama- and Qwen2-shaped models on a CPU, see tests/unit/training: within a fifth.
-Not in it: what the device's own libraries take, and fragmentation. Where weights are sharded, weights, gradients,
-optimizer and reference are divided by the ranks; a layer gathered whole comes on top.
+It was compared with measured peaks of Llama- and Qwen2-shaped models on a CPU, see tests/unit/training: within a fifth.
+Not included: memory of the device's own libraries, and fragmentation. If weights are sharded, weights, gradients,
+optimizer and reference are divided by the ranks; one gathered layer is added.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from memagent_training.forward.layouts import MicroBatch
 from memagent_training.training_errors import TrainingError
 
 _LOGITS_CHUNK: Final = 1024
-"""Tokens whose logits are held at once (`scoring.completion_logprobs`)."""
+"""Tokens whose logits are in memory at once (`scoring.completion_logprobs`)."""
 _LOGITS_COPIES: Final = 5
-"""Logits, their quotient by the temperature, and three of that size in the backward pass."""
+"""Logits, logits divided by the temperature, and three tensors of that size in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What of a model decides what it takes; numbers of weights, and widths."""
+    """The sizes of a model that determine its memory: numbers of weights, and widths."""
 
     parameters: int
     trained: int
@@ -62,7 +62,7 @@ class ModelSizes:
 
     @classmethod
     def of(cls, model: Any) -> ModelSizes:
-        """The sizes of a causal language model of transformers, on whichever device, "meta" included."""
+        """The sizes of a causal language model of transformers, on any device, including "meta"."""
         config = model.config.get_text_config()
         heads = config.num_attention_heads
         head = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -82,15 +82,15 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """In how many bytes numbers are kept."""
+    """How many bytes each number takes."""
 
     weights: int = 4
     mixed: bool = False
-    """Whether matrix products are computed in 16 bit beside weights of 32."""
+    """Whether matrix products are computed in 16 bit while weights have 32."""
 
     @property
     def products(self) -> int:
-        """Bytes of a number that a matrix product gives."""
+        """Bytes of each number in a matrix product."""
         return 2 if self.mixed else self.weights
 
 
@@ -99,28 +99,28 @@ class MemoryEstimate:
     """Bytes on each rank."""
 
     sizes: ModelSizes
-    """Of the model that they are of."""
+    """The sizes of the model."""
     weights: int
     gradients: int
     optimizer: int
     reference: int
     activations: int
-    """Of the largest micro-batch, with gradient checkpointing or without, as was asked for."""
+    """Activations of the largest micro-batch, with or without gradient checkpointing, as configured."""
     activations_checkpointed: int
     activations_kept: int
     """The same without checkpointing."""
 
     @property
     def total(self) -> int:
-        """All of them at once."""
+        """The sum of all."""
         return self.weights + self.gradients + self.optimizer + self.reference + self.activations
 
 
 def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
-    """The model without its weights (on the device "meta"), with adapters where they are asked for.
+    """The model without its weights (on the device "meta"), with adapters if configured.
 
     Raises:
-        TrainingError: transformers knows no such causal language model.
+        TrainingError: transformers does not know this causal language model.
     """
     from transformers import AutoConfig  # noqa: PLC0415  only here
 
@@ -165,8 +165,8 @@ def estimate_memory(
         precision: of weights and matrix products.
         checkpointing: whether gradient checkpointing is on.
         optimizer: its name, as in the setting `optim`.
-        with_reference: whether a second model is there for the KL.
-        shards: ranks that share weights, gradients, optimizer and reference; 1 where each has all.
+        with_reference: whether there is a second model for the KL.
+        shards: ranks that share weights, gradients, optimizer and reference; 1 if each has all.
     """
     weights = sizes.parameters * precision.weights
     copies = 2 * sizes.parameters if precision.mixed else 0
@@ -201,14 +201,14 @@ def _activations(sizes: ModelSizes, micro_batch: MicroBatch, precision: Precisio
 
 
 def _state_bytes(optimizer: str, precision: Precision) -> int:
-    """Bytes of state per trained weight; of an optimizer that is not known, AdamW's."""
+    """Bytes of state per trained weight; AdamW's for an unknown optimizer."""
     if "8bit" in optimizer or "4bit" in optimizer:
         return 2
     return 0 if optimizer in {"sgd", "adafactor"} else 2 * precision.weights
 
 
 def as_text(count: int) -> str:
-    """Bytes for people, in powers of 1000."""
+    """Bytes as readable text, in powers of 1000."""
     units: Mapping[str, float] = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
     for unit, size in units.items():
         if count >= size:

@@ -1,4 +1,4 @@
-"""Whether conversations can be a model's at all: their ids within its vocabulary, their length within its window."""
+"""Checks whether conversations can be a model's: ids within its vocabulary, lengths within its window."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from memagent_training.training_errors import TrainingError
 
 
 def check_fit(model_config: Any, groups: Sequence[RolloutGroup]) -> None:
-    """Refuse what would fail in the middle of a run, or train on nonsense.
+    """Refuse conversations that would fail in the middle of a run, or would be nonsense for the model.
 
     Args:
         model_config: The model's, of transformers.
-        groups: What is to be trained on.
+        groups: The groups to train on.
 
     Raises:
-        TrainingError: A token id is beyond the vocabulary, or a conversation beyond the window; names the run.
+        TrainingError: A token id is beyond the vocabulary, or a conversation beyond the window; the message names the
+            run.
     """
     config = model_config.get_text_config()
     window, vocabulary = getattr(config, "max_position_embeddings", None), config.vocab_size

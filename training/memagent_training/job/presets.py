@@ -1,4 +1,4 @@
-"""Published recipes as settings: YAML files in which each value stands beside its source.
+"""Published recipes as settings: YAML files with each value and its source.
 
 A preset is the name of one that comes with the package, or the path of a file of the same form: settings of
 `MultiConvDAPOConfig` by name.
@@ -19,7 +19,7 @@ from memagent_training.training_errors import TrainingError
 
 _HERE = Path(__file__).parents[1]
 _FOLDER = next(folder for folder in (_HERE / "configs", _HERE.parent / "configs") if folder.is_dir())
-"""Inside the installed package, or beside it in a checkout."""
+"""Inside the installed package, or next to it in a checkout."""
 _LINES = "Give settings as 'name: value' lines."
 
 
@@ -33,7 +33,7 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
 
     Args:
         name: Of a preset that comes with the package, or a file's path.
-        changes: Settings in place of the preset's; `output_dir` has no default there.
+        changes: Settings that replace the preset's; `output_dir` has no default there.
 
     Raises:
         TrainingError: there is no such preset, the file is not a mapping, or a setting is unknown.
@@ -49,7 +49,7 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
 
 
 def _number(setting: str, value: Any) -> Any:
-    """A number where one is meant: YAML takes 1e-6, without a point, for text."""
+    """A number if one is meant: YAML reads 1e-6, without a point, as text."""
     kind = str(MultiConvDAPOConfig.__dataclass_fields__[setting].type)
     if not isinstance(value, str) or "float" not in kind or "str" in kind:
         return value
@@ -60,7 +60,7 @@ def _number(setting: str, value: Any) -> Any:
 
 
 def read_preset(name: str | Path) -> Mapping[str, Any]:
-    """The preset's settings by name, as its file has them.
+    """The preset's settings by name, as in its file.
 
     Raises:
         TrainingError: there is no such preset, or the file is not a mapping.

@@ -19,19 +19,19 @@ def save_policy(
 
     Args:
         trainer: a trainer of the Transformers library.
-        base: what the training began with; tokenizer, chat template and profile are its.
+        base: the model that the training started from; tokenizer, chat template and profile are taken from it.
         out: the policy's folder.
-        lora_rank: of the adapters, if such are trained.
-        merged: whether whole weights with the adapters in them are written, too.
+        lora_rank: the rank of adapters, if they are trained.
+        merged: whether merged weights are written too.
 
     Returns:
-        Where the adapters are by themselves, if such are trained.
+        The folder of the separate adapters, if they are trained.
     """
     adapter = None if lora_rank is None else out / output.ADAPTER_FOLDER
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     kind_of_checkpoints = getattr(plugin, "state_dict_type", None)
     if plugin is not None:
-        plugin.set_state_dict_type("FULL_STATE_DICT")  # checkpoints may be sharded, a policy may not
+        plugin.set_state_dict_type("FULL_STATE_DICT")  # checkpoints may be sharded, but a policy must not be
     trainer.save_model(str(adapter or out))
     if plugin is not None:
         plugin.set_state_dict_type(kind_of_checkpoints)
@@ -52,14 +52,16 @@ def _complete(out: Path, base: BaseModel) -> None:
 
 
 def _make_sharable(folder: Path) -> None:
-    """Weights that another user's server can read, as it can the rest, and no pickle of this machine's settings."""
+    """Make the weights readable for another user's server, like the rest, and remove the pickle of this machine's
+    settings.
+    """
     (folder / "training_args.bin").unlink(missing_ok=True)
     for weights in folder.glob("*.safetensors"):
         shutil.copymode(next(folder.glob("*config.json")), weights)
 
 
 def merge_adapter(base: BaseModel, adapter: Path, out: Path, config: MultiConvDAPOConfig) -> None:
-    """Write a policy of whole weights with adapters in them, in the precision that was trained in."""
+    """Write a policy with merged adapters, in the training's precision."""
     from peft import PeftModel  # noqa: PLC0415  optional
     from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
 

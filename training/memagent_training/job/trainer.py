@@ -1,10 +1,10 @@
-"""Multi-Conv DAPO on TRL's GRPOTrainer: logged rollouts of many conversations each, exact whatever the micro-batches.
+"""Multi-Conv DAPO on TRL's GRPOTrainer: logged rollouts with many conversations each, exact for any micro-batches.
 
-TRL keeps what it is good at: the reference model, adapters, the optimizer, checkpoints, logging, and everything that
-accelerate distributes. What differs is what a step is made of. A rollout is K conversations, so there is no batch of
-prompts to generate from: one item of the dataloader is the number of an optimizer step, whose rows, weights and
-micro-batches the schedule gives on every rank alike. The loss of each micro-batch is the sum of its tokens' losses
-(`loss.TokenLoss`) and entropies times their weights, which are those of the whole step.
+TRL does the reference model, adapters, the optimizer, checkpoints, logging, and everything that accelerate distributes.
+The difference is the content of a step. A rollout has K conversations, so there is no batch of prompts to generate
+from: an item of the dataloader is the number of an optimizer step, and the schedule gives its rows, weights and
+micro-batches, the same on every rank. The loss of each micro-batch is the sum of its tokens' losses (`loss.TokenLoss`)
+and entropies times their weights, which are those of the whole step.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     """Trains a policy on logged groups of rollouts (MemAgent, arXiv 2507.02259; DAPO, arXiv 2503.14476).
 
     Args:
-        model: A causal language model, or its path or hub id; a peft model, too.
+        model: A causal language model, or its path or hub id; also a peft model.
         groups: All groups, from `replay.load_groups`. The same on every rank. A subclass that makes them while it
-            trains gives none; `args.max_steps` then says how many steps there are.
+            trains passes none; `args.max_steps` is then the number of steps.
         args: The settings.
         processing_class: The tokenizer that is saved with the model; the model's own by default. Nothing is tokenised.
         policy_versions: Names of the weights that wrote the runs, oldest first, for the metric of staleness.
-        callbacks, optimizers, peft_config: As of `GRPOTrainer`.
+        callbacks, optimizers, peft_config: As for `GRPOTrainer`.
 
     Raises:
         TrainingError: The groups cannot be trained on with this model, with the run's id and what to do.
@@ -94,15 +94,15 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         )
         if self.aux_loss_enabled:
             raise TrainingError(
-                "The model balances its experts with a loss of its own, which is not supported",
+                "The model balances its experts with an additional loss, which is not supported",
                 hint="Set router_aux_loss_coef=0 to train without it.",
             )
         self.policy_versions = tuple(policy_versions)
         self.skipped_steps = 0
-        """Steps that were not taken, as their loss or gradient was not finite."""
+        """Skipped steps, whose loss or gradient was not finite."""
         self._skipped_in_a_row = 0
         self.logprob_gap: LogProbGap | None = None
-        """Logged against recomputed log-probs, once training has begun."""
+        """Logged compared with recomputed log-probs, once training has begun."""
         policy: Any = self.model
         self._weights = int(sum(parameter.numel() for parameter in policy.parameters()))
         if groups is not None:
@@ -111,20 +111,20 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     def _begin_schedule(
         self, groups: Sequence[RolloutGroup], args: MultiConvDAPOConfig, seed: int, steps: int | None = None
     ) -> None:
-        """Plan steps over these groups, so many if given; what is known of earlier ones is forgotten."""
+        """Plan steps over these groups, with a given number of steps if set; data on earlier groups is dropped."""
         self.schedule = args.schedule(groups, seed=seed, steps=steps)
         self._reward_of_all = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
         self._recomputed: Mapping[RowKey, Tensor] = {}
         self._has_begun = False
 
     def _scheduled_step(self) -> ScheduledStep:
-        """The optimizer step that is next."""
+        """The next optimizer step."""
         return self.schedule.step(self.state.global_step)
 
-    # What the Trainer's loop asks for
+    # Methods that the Trainer's loop calls
 
     def get_train_dataloader(self) -> DataLoader[dict[str, int]]:
-        """One item per optimizer step, not sharded over ranks: the plan of the step says what each rank does."""
+        """One item per optimizer step, not sharded over ranks: the step's plan determines what each rank does."""
         steps: Any = self.train_dataset
         return DataLoader(steps, batch_size=1, collate_fn=_only)
 
@@ -132,7 +132,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         """The Trainer's, or Muon's and AdamW's together.
 
         Raises:
-            TrainingError: Muon is wanted where matrices are spread over ranks.
+            TrainingError: Muon is set but matrices are sharded over ranks.
         """
         muon_rate = self.args.muon_learning_rate
         trained: Any = self.model if model is None else model
@@ -169,7 +169,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         loss = torch.zeros((), device=self.accelerator.device)
         for number, micro_batch in enumerate(planned, start=1):
             is_last = number == len(planned)
-            self.accelerator.gradient_state._set_sync_gradients(is_last)  # what DeepSpeed's engine goes by
+            self.accelerator.gradient_state._set_sync_gradients(is_last)  # used by DeepSpeed's engine
             # Not with FSDP, where every rank would hold whole gradients until the last micro-batch.
             with nullcontext() if is_last or self.is_fsdp_enabled else self.accelerator.no_sync(model):
                 loss += self._forward_backward(model, step.rows, micro_batch, metrics)
@@ -178,13 +178,13 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return torch.zeros_like(loss) if is_skipped else loss
 
     def _skipped(self, model: nn.Module, loss: Tensor) -> bool:
-        """Whether loss or gradient are not finite on any rank; then no parameter has a gradient, and none is moved.
+        """Whether loss or gradient are not finite on any rank; then gradients are removed and no parameter changes.
 
         Raises:
-            TrainingError: too many steps in a row were so.
+            TrainingError: too many such steps in a row.
         """
         parts = [loss.detach().float()]
-        if not self.is_deepspeed_enabled:  # it keeps gradients to itself, and checks them where it scales the loss
+        if not self.is_deepspeed_enabled:  # it keeps gradients internally, and checks them when it scales the loss
             parts += [
                 _local(each.grad.detach()).float().abs().sum() for each in model.parameters() if each.grad is not None
             ]
@@ -208,12 +208,14 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return True
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """6 per weight and forwarded token, without attention; for the log."""
+        """FLOPs for the log: 6 per weight and forwarded token, without attention."""
         step = self._scheduled_step()
         return int(6 * self._weights * step.plan.forwarded_tokens / self.accelerator.num_processes)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """The Trainer's, and then what marks a checkpoint as whole; older ones go only after that."""
+        """The Trainer's files, and then the one that marks a checkpoint as complete; older ones are deleted only after
+        that.
+        """
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
@@ -263,10 +265,10 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return detached
 
     def _laid_out(self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch) -> tuple[MicroBatch, Tensor]:
-        """Model inputs of a micro-batch, and for each of its completion tokens what the loss is made of.
+        """Model inputs of a micro-batch, and the parts of the loss for each completion token.
 
         The latter is (4, B, T): weights, advantages, logged and old log-probs, 0 where there is no token. Inert rows
-        weigh nothing.
+        have a weight of 0.
         """
         real = [rows[number] for number in planned.rows]
         micro_batch = self._inputs_of(real, planned.inert)
@@ -301,7 +303,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return completion_logprobs(model, micro_batch, temperature=self.args.temperature, **options)
 
     def _reference_logprobs(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor | None:
-        """Under the reference model, or under the model without what is trained of it."""
+        """Under the reference model, or under the model without its trained adapters."""
         if self.args.beta == 0:
             return None
         adapters: AbstractContextManager[Any] = nullcontext()
@@ -312,7 +314,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             return self._score(self.ref_model or model, micro_batch).logprobs_BT
 
     def _without_checkpointing(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """It would only warn that there is no gradient to checkpoint for."""
+        """Otherwise it warns that there is no gradient to checkpoint for."""
         options: Any = self.args.gradient_checkpointing_kwargs
         without: AbstractContextManager[Any] = disable_gradient_checkpointing(
             self.accelerator.unwrap_model(model), options
@@ -322,12 +324,12 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     # Before the first step
 
     def _begin(self, model: nn.Module) -> None:
-        """Compare the logged log-probs with the model's own, and keep the latter as what ratios compare with."""
+        """Compare the logged log-probs with the model's own, and keep the latter as the denominators of ratios."""
         fingerprints = gather_object([self.schedule.fingerprint])
         if len(set(fingerprints)) > 1:
             raise TrainingError(
                 "The processes that train together have different runs or rewards",
-                hint="Give rewards that are the same each time, or log them (memagent_training.rewards.relabel) first.",
+                hint="Use rewards that are the same each time, or log them (memagent_training.rewards.relabel) first.",
             )
         self.args.check_warm_up(self.state.max_steps)
         keeps = self.args.old_logprobs == OldLogProbs.RECOMPUTED
@@ -335,7 +337,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         found = self._forward(model, step, self.args.temperature, heaviest_only=not keeps)
         if keeps:
             self._recomputed = found
-        if not self.args.logged_is_sampled:  # the log's are those before temperature
+        if not self.args.logged_is_sampled:  # logged ones are before temperature
             found = self._forward(model, step, 1.0, heaviest_only=True)
         self.logprob_gap = gap_between(step.rows, found)
         self._refuse_strange_runs()
@@ -344,7 +346,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     def _forward(
         self, model: nn.Module, step: ScheduledStep, temperature: float, *, heaviest_only: bool
     ) -> dict[RowKey, Tensor]:
-        """Log-probs of a step's rows, from all ranks; of each rank's heaviest micro-batch alone if so asked."""
+        """Log-probs of a step's rows, from all ranks; optionally only of each rank's heaviest micro-batch."""
         planned = step.plan.micro_batches[self.accelerator.process_index]
         found: list[tuple[RowKey, Tensor]] = []
         with torch.no_grad(), self._without_checkpointing(model):
@@ -365,7 +367,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if not gap.mean <= self.args.max_logprob_gap:
             raise TrainingError(
                 f"The runs were not sampled by this model: {gap}",
-                hint="Name the model that wrote them, or raise max_logprob_gap if it changed that much since.",
+                hint="Name the model that wrote them, or raise max_logprob_gap if it has changed that much since.",
                 run_id=gap.worst_run,
             )
 
@@ -375,7 +377,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     # Metrics
 
     def _log_step(self, step: ScheduledStep, metrics: TokenMetrics, seconds: float, *, is_skipped: bool) -> None:
-        """TRL's log takes them from where its own loss would leave means of means over micro-batches."""
+        """TRL's log reads them where its own loss would store means of means over micro-batches."""
         plan = step.plan
         self.state.num_input_tokens_seen += plan.forwarded_tokens
         values = {
@@ -396,7 +398,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
 
 @dataclass(frozen=True, slots=True)
 class _InertRow:
-    """Fills a micro-batch up to as many rows as the other ranks have."""
+    """Fills a micro-batch up to the number of rows of the other ranks."""
 
     prompt_ids_P: tuple[int, ...]
     completion_ids_T: tuple[int, ...]

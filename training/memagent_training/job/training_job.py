@@ -1,10 +1,10 @@
-"""A training from logged runs to a finished policy folder: what is asked for, what was found, and doing it.
+"""A training from logged runs to a finished policy folder: its request, its preparation, and the training.
 
     prepared = prepare(TrainingJob(runs="runs.sqlite", model="policy-1", out=Path("policy-2"), preset="dapo"))
     policy = train(prepared)
 
-`prepare` loads no weights; what can be refused without them is refused there, but for a training that is too short,
-whose plan (`dry_run`) says how long it is. `memagent train` is a thin shell around the two.
+`prepare` loads no weights; what can be refused without them is refused there, except a training that is too short,
+whose plan (`dry_run`) shows its length. `memagent train` is a thin shell around the two.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """What is asked of a training."""
+    """The request for a training."""
 
     runs: RunLog | Path | str
     """A run log or its path, or an export's path."""
     model: str
     """The policy that wrote the runs: a folder, a hub id, or "embedded"."""
     out: Path
-    """Where checkpoints and the finished policy go."""
+    """The folder for checkpoints and the finished policy."""
     preset: str | Path = "memagent-paper"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of `MultiConvDAPOConfig` in place of the preset's."""
+    """Settings of `MultiConvDAPOConfig` that replace the preset's."""
     reward: str | RewardFunction = "reward"
     """A logged reward's name, or a function that scores the runs now."""
     step_reward: str | StepRewardFunction | None = None
     gold: GoldAnswers | None = None
     """For the rewards that terms of the advantage name (`MultiConvDAPOConfig.credit`)."""
     groups: Groups | None = None
-    """The group of each run; without it, runs of one question on one document, read the same way."""
+    """The group of each run; if left out, runs of one question on one document, read the same way."""
     whole_groups: bool = True
     max_tokens: int | None = None
     """The longest conversation to train on; the model's window at most."""
@@ -66,14 +66,14 @@ class TrainingJob:
     """Weights that may have written the runs, oldest first."""
     max_staleness: int | None = None
     tokenizer: str | None = None
-    """The fingerprint to train on, where the runs have several."""
+    """The fingerprint to train on, if the runs have several."""
     template: str | None = None
     trust_tokenizer: bool = False
-    """Take the runs for the model's although their reader counted tokens with another tokenizer."""
+    """Accept the runs as the model's although their reader counted tokens with another tokenizer."""
     lora_rank: int | None = None
     """Train adapters of this rank instead of all weights."""
     resume: bool = False
-    """Go on from the newest whole checkpoint in `out`, or begin if there is none."""
+    """Continue from the newest complete checkpoint in `out`, or begin if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class PreparedJob:
     replay: Replay
     schedule: Schedule
     checkpoints: Checkpoints
-    """What the training continues from."""
+    """The checkpoint that the training continues from."""
 
     @property
     def total_steps(self) -> int:
@@ -97,7 +97,9 @@ class PreparedJob:
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """What decides the weights but for the runs. How long it takes does where the learning rate follows from it."""
+        """What determines the weights besides the runs. The number of steps is included if the learning rate depends on
+        it.
+        """
         steps = self.total_steps if rate_depends_on_length(self.config) else None
         return {
             "settings": {**decisive(self.config), "steps": steps},
@@ -107,22 +109,23 @@ class PreparedJob:
 
 @dataclass(frozen=True, slots=True)
 class TrainedPolicy:
-    """What a training made."""
+    """The result of a training."""
 
     folder: Path
-    """Weights, tokenizer and, where the base model has one, profile: a policy to read with."""
+    """Weights, tokenizer and, if the base model has one, profile: a policy to read with."""
     adapter: Path | None
-    """The adapters by themselves, where such were trained; their weights are merged into `folder`'s too."""
+    """The separate adapters, if they were trained; their weights are also merged into `folder`'s."""
     steps: int
     metrics: Mapping[str, float]
-    """Of the last step, as logged."""
+    """The logged metrics of the last step."""
 
 
 def prepare(job: TrainingJob) -> PreparedJob:
-    """Load the runs and check that the model can be trained on them as asked.
+    """Load the runs and check that the model can be trained on them as requested.
 
     Raises:
-        TrainingError: it cannot; says why and what to do. Its kinds ReplayError and RewardError are about the runs.
+        TrainingError: it cannot; the message says why and what to do. The subclasses ReplayError and RewardError are
+            about the runs.
         TokenizerError, RunLogError, MissingExtraError: the model's tokenizer or the runs cannot be read.
     """
     config = make_config(job.preset, job.settings, job.out)
@@ -199,7 +202,7 @@ def read_groups(path: Path) -> dict[str, str]:
     """The group of each run, from a JSON object or lines "run,group" of a CSV file.
 
     Raises:
-        TrainingError: the file is neither.
+        TrainingError: the file is neither of these.
     """
     hint = 'Write a JSON object, {"run": "group", ...}, or CSV lines, run,group.'
     try:
@@ -214,7 +217,7 @@ def read_groups(path: Path) -> dict[str, str]:
             raise ValueError("a line does not have two columns")
         return {run.strip(): group.strip() for run, group in rows}
     except (OSError, ValueError, csv.Error) as error:
-        raise TrainingError(f"{path} does not say the groups: {error}", hint=hint) from error
+        raise TrainingError(f"{path} does not define the groups: {error}", hint=hint) from error
 
 
 def _at_temperature(job: TrainingJob, config: MultiConvDAPOConfig, sampled: Mapping[float, int]) -> MultiConvDAPOConfig:
@@ -253,7 +256,7 @@ def _check_ranks(config: MultiConvDAPOConfig) -> None:
         )
     if config.n_gpu > 1:
         raise TrainingError(
-            f"One process sees {config.n_gpu} GPUs, and trains on one",
+            f"One process sees {config.n_gpu} GPUs, but trains on one",
             hint="Start it with accelerate launch, or set CUDA_VISIBLE_DEVICES to one of them.",
         )
 
@@ -271,10 +274,10 @@ def _check_tokenizer(job: TrainingJob, base: BaseModel, replay: Replay) -> None:
 
 
 def _check_schedule(schedule: Schedule) -> None:
-    """What would come up in the middle of a training otherwise."""
+    """Refuse what would otherwise fail in the middle of a training."""
     if not any(row.advantage for row in schedule.batch.rows):
         raise TrainingError(
             "all rewards are equal within every group, so that there is nothing to learn",
-            hint="Roll out each question several times, and choose questions that are answered only sometimes.",
+            hint="Read each question several times, and choose questions that are answered right only sometimes.",
         )
     check_lengths(schedule.batch.rows, schedule.token_budget)

@@ -17,9 +17,9 @@ from memagent_training.forward import recomputed
 from memagent_training.training_errors import TrainingError
 
 RECORD: Final = "training.json"
-"""What decided the weights of a training: settings, base model, adapters."""
+"""What determined the weights of a training: settings, base model, adapters."""
 ADAPTER_FOLDER: Final = "adapter"
-"""Where a training with adapters leaves them by themselves; beside it are whole weights with them merged in."""
+"""The folder of a training's separate adapters; next to it are the merged weights."""
 
 _STATE: Final = "trainer_state.json"
 _POLICY_FILES: Final = (
@@ -27,8 +27,8 @@ _POLICY_FILES: Final = (
     "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
     "memagent.json",
 )  # fmt: skip
-"""What makes weights a policy. A tokenizer's files are copied rather than saved again: saving may word them otherwise,
-and the runs of the new policy would seem to be another tokenizer's."""
+"""The files that a policy has besides weights. A tokenizer's files are copied, not saved again: saving may change them,
+and the runs of the new policy would seem to have another tokenizer."""
 _NUMBER: Final = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 
 
@@ -37,15 +37,15 @@ class Checkpoints:
     """The checkpoints of an output folder."""
 
     newest: Path | None
-    """The newest whole one."""
+    """The newest complete one."""
     passed_over: tuple[Path, ...] = ()
-    """Newer ones that are not whole: the training was killed while it wrote them."""
+    """Newer ones that are incomplete: the training was killed while it wrote them."""
 
 
 def find_checkpoints(out: Path) -> Checkpoints:
-    """Look for the newest whole checkpoint.
+    """Find the newest complete checkpoint.
 
-    A checkpoint is whole when it has the trainer's state and the file that `MultiConvDAPOTrainer` writes last.
+    A checkpoint is complete if it has the trainer's state and the file that `MultiConvDAPOTrainer` writes last.
     """
     passed_over: list[Path] = []
     for folder in _checkpoints(out):
@@ -65,12 +65,12 @@ def require_unused(out: Path) -> None:
     if found:
         raise TrainingError(
             f"{out} already holds {found[0].name}, which would be overwritten",
-            hint="Go on with that training (--resume), or name another folder (--out).",
+            hint="Continue that training (--resume), or name another folder (--out).",
         )
 
 
 def require_folder(out: Path, base: Path) -> None:
-    """Refuse what cannot be written to, and the base model's own folder.
+    """Refuse a folder that cannot be written to, and the base model's own folder.
 
     Raises:
         TrainingError: it is one of them.
@@ -82,13 +82,11 @@ def require_folder(out: Path, base: Path) -> None:
         )
     nearest = next(folder for folder in (out, *out.resolve().parents) if folder.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise TrainingError(
-            f"{out} cannot be written: {nearest} is not a folder that may be written to", hint="Name one."
-        )
+        raise TrainingError(f"{out} cannot be written: {nearest} is not a writable folder", hint="Name one.")
 
 
 def write_record(out: Path, record: Mapping[str, Any]) -> None:
-    """Keep what decides the weights, the file appearing whole."""
+    """Store what determines the weights; the file appears when it is complete."""
     out.mkdir(parents=True, exist_ok=True)
     unfinished = out / f"{RECORD}.unfinished"
     unfinished.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", "utf-8")
@@ -98,10 +96,10 @@ def write_record(out: Path, record: Mapping[str, Any]) -> None:
 def require_same(out: Path, record: Mapping[str, Any]) -> None:
     """Refuse to continue with other settings, another base model or other adapters than a training began with.
 
-    A folder without a record says nothing; which runs and rewards there were, each checkpoint says itself.
+    A folder without a record is not checked; each checkpoint has its own record of runs and rewards.
 
     Raises:
-        TrainingError: something differs; says what.
+        TrainingError: something differs; the message says what.
     """
     try:
         kept = json.loads((out / RECORD).read_text("utf-8"))
@@ -117,7 +115,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
         for part in sorted(new)
         for name, old in sorted(kept.get(part, {}).items())
         if name in new[part] and new[part][name] != old and not (name == "weights" and "" in {old, new[part][name]})
-    ]  # weights on the hub have no name before they are here
+    ]  # weights on the hub have no hash before they are downloaded
     if differences:
         raise TrainingError(
             f"the training in {out} began otherwise: {'; '.join(differences)}",
@@ -126,7 +124,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
 
 
 def complete_policy(out: Path, base: Path) -> None:
-    """Copy beside the new weights what else makes them a policy: tokenizer, chat template, budgets and prompts."""
+    """Copy the other files of a policy next to the new weights: tokenizer, chat template, budgets and prompts."""
     for name in _POLICY_FILES:
         if (base / name).is_file():
             shutil.copyfile(base / name, out / name)
@@ -137,7 +135,7 @@ def complete_policy(out: Path, base: Path) -> None:
 
 
 def _restore_cache(config: Path, of_base: Path) -> None:
-    """Have generation use a cache if the base model does: the Transformers trainer turns it off in what it saves."""
+    """Let generation use a cache if the base model does: the Transformers trainer turns it off in saved models."""
     settings, wanted = (json.loads(path.read_text("utf-8")) for path in (config, of_base))
     if settings.get("use_cache", True) != wanted.get("use_cache", True):
         settings["use_cache"] = wanted.get("use_cache", True)
@@ -151,6 +149,6 @@ def step_of(checkpoint: Path) -> int | None:
 
 
 def _checkpoints(out: Path) -> list[Path]:
-    """Checkpoint folders, whole or not, the newest first."""
+    """Checkpoint folders, complete or not, the newest first."""
     numbered = [(step_of(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()]
     return [path for _, path in sorted(((step, path) for step, path in numbered if step is not None), reverse=True)]

@@ -2,8 +2,8 @@
 
     python -m memagent_training.language.pack_adapter --from work/smollm2 --base-file SmolLM2-135M-Instruct.Q4_1.gguf
 
-Writes `adapter_model.safetensors` and `adapter_config.json` as PEFT has them, and into `memagent.json` the SHA-256 of
-the base's file: on another base the adapter means nothing.
+Writes `adapter_model.safetensors` and `adapter_config.json` as PEFT does, and into `memagent.json` the SHA-256 of the
+base's file: the adapter is useless on another base.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a scripted reader would write: prompts of every role on a section of prose, and the replies to learn.
+"""A scripted reader's turns: prompts of every role on a section of prose, and the replies to learn.
 
 A section is real prose with planted facts, near misses among them. Each question about it is asked in a role, with a
-memory as the reader may have it there, and the reply follows from what is known of the section. The prompts are those
-of the policy's own profile, put together by the reader's own code, so training and reading have one format. Prompts
-with the section first share it: in the prefix-tree layout it is forwarded once for all questions on it.
+memory that a reader may have at that point, and the reply follows from what is known of the section. The prompts are
+those of the policy's own profile, built by the reader's own code, so training and reading have one format. Prompts with
+the section first share it: in the prefix-tree layout it is forwarded once for all questions on it.
 
-Memory is a few sentences of the text, as they stand there; of things to list, the list alone. Nothing is "none".
+Memory is a few sentences of the text, unchanged; for things to list, only the list. An empty memory is "none".
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from memagent_training.embedded.training_examples import Prose, plant
 from memagent_training.language.real_questions import RealQuestion, paraphrased, real_questions
 
 NOT_STATED: Final = "not stated"
-"""The answer where nothing answers."""
+"""The answer if nothing in the text answers."""
 _NOTHING: Final = "(nothing)"
-"""What the strategy `recall` shows where nothing was looked up."""
+"""The text that the strategy `recall` shows if nothing was looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Turn:
     fields: dict[str, str]
     reply: str
     writes: bool = False
-    """Whether the reply puts into memory what the section has, or answers with what memory has."""
+    """Whether the reply adds the section's content to memory, or answers from memory."""
 
     def content(self, prompts: Prompts) -> str:
         """The prompt's text."""
@@ -44,7 +44,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Quest:
-    """A question, what a reader has of it before a section and after it, and what it comes to."""
+    """A question, a reader's notes before and after a section, and the answer."""
 
     question: str
     before: tuple[str, ...]
@@ -53,16 +53,16 @@ class Quest:
     answer: str
     """From the notes after it."""
     is_whole: bool
-    """Whether no more can be found than the notes after it have."""
+    """Whether the notes after it are complete."""
     next_words: str = ""
-    """What to look up while a piece is missing."""
+    """The words to look up while a part is missing."""
     next_question: str = ""
-    """What to read again for while a piece is missing."""
+    """The question to read again for while a part is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Prose with planted facts, and what can be asked about it."""
+    """Prose with planted facts, and the possible questions about it."""
 
     text: str
     facts: tuple[EnglishFact, ...]
@@ -70,14 +70,14 @@ class Section:
 
 
 class TraceMaker:
-    """Composes turns from prose and facts; all randomness comes from the generator that it is given."""
+    """Composes turns from prose and facts; all randomness comes from the given generator."""
 
     def __init__(self, prose: Prose, *, held_out: bool = False) -> None:
         self.prose = prose
         self.held_out = held_out
 
     def turns(self, rng: random.Random, characters: int, on_section: int, elsewhere: int) -> list[Turn]:
-        """Turns on one section of about so many characters, then turns of roles that see none."""
+        """Turns on one section of about the given number of characters, then turns of roles that see none."""
         facts = EnglishFacts(rng, held_out=self.held_out)
         text = self.prose.stretch(rng, characters)
         text = text[text.find(" ") + 1 :]
@@ -106,7 +106,7 @@ class TraceMaker:
     def _planted(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
-        """Makers of quests, and the statements that the section has to have for them, in its order."""
+        """Functions that make quests, and the statements that the section needs for them, in order."""
         makers: list[Callable[[random.Random], Quest]] = []
         statements: list[str] = []
         kinds = rng.choices(("single", "change", "hops", "list", "absent"), (34, 16, 22, 14, 14), k=rng.randint(2, 4))
@@ -119,7 +119,7 @@ class TraceMaker:
     def _single(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
-        """A fact that stands here, with a near miss beside it in most sections."""
+        """A fact in this section, with a near miss next to it in most sections."""
         fact = facts.fact()
         missed = [facts.near_miss(fact)] if rng.random() < 0.7 else []
         other = facts.near_miss(fact)
@@ -146,7 +146,7 @@ class TraceMaker:
     def _absent(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
-        """A near miss stands here, and what is asked for does not."""
+        """A near miss is here, but not what is asked for."""
         fact = facts.fact()
         missed = facts.near_miss(fact)
 
@@ -158,7 +158,7 @@ class TraceMaker:
     def _change(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Quest]], list[str]]:
-        """What was so before is so no longer: the last statement counts."""
+        """A value that changes: the last statement counts."""
         old = facts.fact(facts.relation(changes=True))
         new = facts.change(old)
         both = rng.random() < 0.3
@@ -230,7 +230,7 @@ class TraceMaker:
 
 
 def _noted_by_mistake(rng: random.Random, facts: Sequence[EnglishFact]) -> tuple[str, ...]:
-    """What a reader that would rather note too much than too little may have noted before."""
+    """What a reader that tends to note too much may have noted before."""
     return tuple(each.statement for each in _shuffled(rng, facts)[: rng.choices((0, 1, 2), (60, 30, 10))[0]])
 
 
@@ -239,7 +239,7 @@ def _list_note(subject: str, values: Sequence[str]) -> str:
 
 
 def _real_here(rng: random.Random, real: RealQuestion, foreign: Sequence[RealQuestion]) -> Quest:
-    """A sentence that stands here; what was noted before it is kept beside it, for it may be what matters."""
+    """A sentence of this section; earlier notes are kept with it, because they may be what matters."""
     question = paraphrased(rng, real.question) if rng.random() < 0.6 else real.question
     if rng.random() < 0.2:
         return Quest(question, (real.statement,), (real.statement,), real.answer, True)
@@ -275,7 +275,7 @@ def _on_section(rng: random.Random, quest: Quest, section: str) -> Turn:
         word = "STOP" if quest.is_whole and quest.after else "REWRITE" if changed else "KEEP"
         reply = f"{word}\n{after}" if changed else word
     elif role in {"extract", "map"}:
-        if role == "map" and quest.before:  # it sees no memory, and what is noted there may stand here, too
+        if role == "map" and quest.before:  # it sees no memory, and what is in memory may also be here
             return _on_section(rng, quest, section)
         found = " ".join(note for note in quest.after if note not in quest.before) if changed else ""
         reply = found or "none"
@@ -334,7 +334,7 @@ _FRAMES: Final = {
 
 
 def _asked(rng: random.Random, question: str) -> str:
-    """The question as one of many people may put it."""
+    """The question in one of several phrasings."""
     frame = rng.choices(list(_FRAMES), list(_FRAMES.values()))[0]
     plain = question.rstrip("?.")
     begins = question[:1].lower() + question[1:]

@@ -1,7 +1,7 @@
-"""Questions about sentences that stand in real prose, found by the sentences' own form.
+"""Questions about sentences of real prose, found by the form of the sentences.
 
-"If the file is empty, nothing is printed." asks "What happens if the file is empty?". So a policy learns to read what
-nobody planted: conditions, reasons, purposes, definitions and duties of manuals, licences and references.
+"If the file is empty, nothing is printed." asks "What happens if the file is empty?". So a policy learns to read facts
+that were not planted: conditions, reasons, purposes, definitions and duties of manuals, licences and references.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _COMMON: Final = frozenset(
         """,
     )
 )
-"""Words that say nothing of what a question is about."""
+"""Words that do not say what a question is about."""
 
 
 @dataclass(frozen=True, slots=True)
 class RealQuestion:
-    """A sentence of the text as it stands there, a question that it answers, and the part of it that is the answer."""
+    """A sentence of the text, unchanged, a question that it answers, and the part of it that is the answer."""
 
     statement: str
     question: str
@@ -45,7 +45,7 @@ class RealQuestion:
         return frozenset(found) - _COMMON
 
     def could_be_answered_by(self, text: str) -> bool:
-        """Whether a text has most of the question's own words, so that nobody can say that it does not answer it."""
+        """Whether a text has most of the question's own words, so that it may answer it."""
         lower = text.lower()
         return 2 * sum(word in lower for word in self.keywords) > len(self.keywords)
 
@@ -149,14 +149,14 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], tuple[tuple[str, str], ...]], ...]] =
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The text's sentences as they stand in it, white space between words included."""
+    """The text's sentences, unchanged, including white space between words."""
     for paragraph in re.split(r"\n\s*\n", text):
         for part in split_sentences(paragraph):
             yield part.strip()
 
 
 def real_questions(text: str) -> list[RealQuestion]:
-    """Questions about the sentences of a text whose form gives any; several about one sentence."""
+    """Questions about the sentences of a text that have a known form; several per sentence."""
     found: list[RealQuestion] = []
     for statement in sentences(text):
         plain = " ".join(statement.split())
@@ -205,7 +205,7 @@ _TAIL: Final = re.compile(
     r"(?P<c>[A-Z][^;:]{20,150} (?:to|of|as|in|by|with|for|from|on|after|is|are|be|than|at|into|under|a|an|the))"
     r" (?P<r>[^;:,]{3,45})\."
 )
-"""Greedy, so that the gap is what follows the last such word."""
+"""Greedy, so that the gap is after the last such word."""
 
 
 _SYNONYMS: Final = {
@@ -220,11 +220,11 @@ _SYNONYMS: Final = {
     "current": "present", "previous": "earlier", "whole": "entire", "modify": "change", "modified": "changed",
     "obtain": "get", "permission": "leave", "distribute": "pass on", "copy": "duplicate", "stop": "end",
 }  # fmt: skip
-"""What people say instead; an empty word is left out."""
+"""Common synonyms; an empty one means that the word is left out."""
 
 
 def paraphrased(rng: random.Random, question: str) -> str:
-    """The question in somewhat other words than those of the sentence that answers it."""
+    """The question in words that differ somewhat from those of the sentence that answers it."""
     said: list[str] = []
     for word in question.split(" "):
         bare = word.rstrip("?,.")
@@ -238,7 +238,7 @@ def paraphrased(rng: random.Random, question: str) -> str:
 
 
 def _inside(part: str) -> str:
-    """A part of a sentence as it reads within another one."""
+    """A part of a sentence, adapted for use inside another one."""
     part = part.strip()
     first, _, rest = part.partition(" ")
     return (

@@ -1,12 +1,13 @@
-"""Supervised training of the language policy: an adapter on a pretrained base, resumable at any kill.
+"""Supervised training of the language policy: an adapter on a pretrained base; it can be killed and resumed at any
+time.
 
     memagent policy add smollm2-untrained
     python -m memagent_training.language.supervised --base THAT_FOLDER --corpus corpus --out work/smollm2 --steps 400
 
-Batches depend on seed and step alone, so a resumed run sees what an unbroken one would have seen. The learning rate
+Batches depend only on seed and step, so a resumed run gets the same ones as an uninterrupted run. The learning rate
 rises in the first steps and then falls to its last value along a half cosine. The loss is the mean over reply tokens.
-Those that decide between keeping and writing, or between an answer and none, weigh more, and most of all where there is
-something to write: a fact that is missed is lost for good, and a note too many can be passed over.
+Tokens that decide between keeping and writing, or between an answer and none, weigh more, and most if there is
+something to write: a missed fact is lost for good, but an unnecessary note does little harm.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Example:
     completion_ids_T: array[int]
     writes: bool = False
     opening: int = 0
-    """Tokens that every reply of its role begins with, before anything is decided."""
+    """Tokens that every reply of its role begins with, before the first decision."""
 
 
 class ExampleMaker:
@@ -61,7 +62,7 @@ class ExampleMaker:
         return [self._example(turn) for turn in self._traces.turns(rng, characters, on_section=12, elsewhere=3)]
 
     def batch(self, seed: int, step: int, tokens: int, longest: int) -> list[list[Example]]:
-        """Sections of about so many tokens that are forwarded; a function of seed and step."""
+        """Sections with about the given number of forwarded tokens; a function of seed and step."""
         rng = random.Random(f"{seed}/{step}")
         found: list[list[Example]] = []
         forwarded = 0
@@ -92,7 +93,9 @@ def weighted_loss(examples: list[Example], scores: LogProbs) -> tuple[Tensor, fl
 
 
 def sure(examples: list[Example], scores: LogProbs) -> dict[str, list[bool]]:
-    """By role: whether each reply's tokens all have more than half of the probability, so that greedy it is written."""
+    """By role: whether all tokens of each reply have a probability above one half, so that greedy decoding writes
+    it.
+    """
     lowest_B = scores.logprobs_BT.masked_fill(~scores.mask_BT, 0.0).min(dim=1).values.tolist()
     found: dict[str, list[bool]] = defaultdict(list)
     for example, lowest in zip(examples, lowest_B, strict=True):
@@ -109,7 +112,7 @@ def rate(step: int, steps: int, first: float, last: float, warmup: int = 10) -> 
 
 
 def load_model(base: Path, rank: int, adapter: Path | None, dtype: torch.dtype) -> Any:
-    """The base, in a number format, with an adapter that learns, in float32: a new one, or the one of a folder."""
+    """The base, in a number format, with a trainable adapter in float32: a new one, or one from a folder."""
     from peft import LoraConfig, PeftModel, get_peft_model  # noqa: PLC0415
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
@@ -123,7 +126,7 @@ def load_model(base: Path, rank: int, adapter: Path | None, dtype: torch.dtype) 
 
 
 def save(out: Path, model: Any, optimizer: torch.optim.Optimizer, step: int, spent: dict[str, float]) -> None:
-    """The adapter and the optimizer, each moved to its place in one stroke."""
+    """Write the adapter and the optimizer, each to a temporary file that is then renamed."""
     adapter = {name: value for name, value in model.state_dict().items() if "lora_" in name}
     partial = out / "last.partial"
     torch.save({"adapter": adapter, "optimizer": optimizer.state_dict(), "step": step, "spent": spent}, partial)
@@ -131,7 +134,7 @@ def save(out: Path, model: Any, optimizer: torch.optim.Optimizer, step: int, spe
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Run the steps that are left."""
+    """Run the remaining steps."""
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     torch.manual_seed(arguments.seed)
@@ -189,13 +192,13 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def _scores(model: Any, micro_batch: MicroBatch) -> LogProbs:
-    """In the number format that the base has."""
+    """In the base's number format."""
     with torch.autocast("cpu", torch.bfloat16, enabled=model.dtype == torch.bfloat16):
         return completion_logprobs(model, micro_batch)
 
 
 def _accumulate(model: Any, sections: list[list[Example]]) -> tuple[float, float, int, list[bool]]:
-    """Add up the gradients of a batch, a section at a time."""
+    """Sum the gradients of a batch, one section at a time."""
     total, weight, tokens, hits = 0.0, 0.0, 0, list[bool]()
     for examples in sections:
         micro_batch = lay_out(examples, "prefix_tree", pad_id=0)
@@ -209,7 +212,7 @@ def _accumulate(model: Any, sections: list[list[Example]]) -> tuple[float, float
 
 @torch.no_grad()
 def check(model: Any, checker: ExampleMaker, sections: int, longest: int) -> str:
-    """Of held-out sections, people, towns and wordings: the share of replies written exactly, by role."""
+    """The share of replies written exactly, by role, for held-out sections, people, towns and wordings."""
     found: dict[str, list[bool]] = defaultdict(list)
     for number in range(sections):
         examples = checker.section(random.Random(f"check/{number}"), longest)
@@ -228,9 +231,9 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True, help="made by memagent_training.embedded.corpus")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--profile", type=Path, default=SHIPPED, help="prompts and chat template")
-    parser.add_argument("--adapter", type=Path, help="an adapter to begin with")
+    parser.add_argument("--adapter", type=Path, help="an adapter to start from")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--tokens", type=int, default=2400, help="forwarded tokens per step, at least")
+    parser.add_argument("--tokens", type=int, default=2400, help="the minimum of forwarded tokens per step")
     parser.add_argument("--longest", type=int, default=2000, help="characters of the longest sections' prose")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--last-lr", type=float, default=5e-5)

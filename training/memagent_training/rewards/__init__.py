@@ -1,4 +1,4 @@
-"""What runs and single conversations are worth: reward functions, their names, the gold answers they compare with."""
+"""Rewards of runs and single conversations: functions, their names, and the gold answers they compare with."""
 
 from memagent_training.rewards.evidence_rewards import EvidenceF2, EvidenceF2Gain, ExitInTime, GateRight, LongRLVR
 from memagent_training.rewards.gold_answers import GoldAnswers

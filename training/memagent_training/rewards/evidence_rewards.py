@@ -1,9 +1,9 @@
-"""Rewards for resting on the right chunks, for a gate that is right, and for ending a read in time.
+"""Rewards for using the right chunks, for correct decisions of a gate, and for ending a read in time.
 
-The gold evidence of a run is texts that stand in its document (`Gold.evidence`). Its chunks are those that hold a part
-of such a text; a text that stands in several places is evidence in each. What the policy wrote is followed to chunks by
-`memagent_graph.provenance`, so nothing is asked of it for that. Where no evidence is known, the document is not kept,
-or a text does not stand in it, the reward is unknown, and says so (`why_unknown`).
+The gold evidence of a run is texts in its document (`Gold.evidence`). Its chunks are those that contain a part of such
+a text; a text in several places is evidence in each. `memagent_graph.provenance` traces what the policy wrote back to
+chunks, without asking the policy. If no evidence is known, the document is not kept, or a text is not in it, the reward
+is unknown, with a reason (`why_unknown`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import ExactMatch
 
 _Places: TypeAlias = tuple[tuple[int, int], ...]
-"""From which to which byte of the document a text stands, wherever it does."""
+"""The byte spans of a text in the document, one for each place."""
 
 
 def f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
     """F2 = 5PR / (4P + R) of chunks, which counts recall more than precision (LongRLVR, arXiv 2603.02146). 0 to 1.
 
     Args:
-        cited: Chunks that something rests on.
-        gold: Chunks that were read and hold evidence.
-        unread: How many more there are.
+        cited: Chunks that were used.
+        gold: Chunks that were read and contain evidence.
+        unread: How many evidence chunks were not read.
     """
     hits = len(cited & gold)
     if not hits:
@@ -46,15 +46,15 @@ def f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
 @dataclass(frozen=True, slots=True)
 class _OfEvidence:
     gold: GoldAnswers | None = None
-    """Where to find the gold evidence; the run's own without it."""
+    """Where to find the gold evidence; the run's own if left out."""
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """What is missing."""
+        """The reason."""
         found = self._evidence(run)
         return found if isinstance(found, str) else "a text was redacted away"
 
     def _evidence(self, run: TrainingRun) -> tuple[_Places, ...] | str:
-        """Where each gold text stands, or why that is not known."""
+        """The places of each gold text, or why they are not known."""
         gold = run.gold if self.gold is None else self.gold.gold_of(run)
         if gold is None or not gold.evidence:
             return "no gold evidence is known"
@@ -68,9 +68,9 @@ class _OfEvidence:
             return "its document is not kept"
 
     def _gold_chunks(self, run: TrainingRun) -> tuple[frozenset[int], int] | None:
-        """The chunks that were read and hold evidence, and how many texts begin behind what was read.
+        """The chunks that were read and contain evidence, and how many texts begin after the part that was read.
 
-        How the rest would have been cut is not known, so each text there counts as a chunk of its own.
+        How the rest would have been cut is not known, so each text there counts as one chunk.
         """
         evidence = self._evidence(run)
         if isinstance(evidence, str):
@@ -83,10 +83,10 @@ class _OfEvidence:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceF2(_OfEvidence):
-    """F2 of the chunks that the final memory rests on, against those that hold the gold evidence."""
+    """F2 of the chunks that the final memory is based on, compared with those that contain the gold evidence."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """0 to 1; None where it is not known."""
+        """0 to 1; None if unknown."""
         gold, behind = self._gold_chunks(run), _behind(run)
         if gold is None or behind is None:
             return None
@@ -95,13 +95,13 @@ class EvidenceF2(_OfEvidence):
 
 @dataclass(frozen=True, slots=True)
 class EvidenceF2Gain(_OfEvidence):
-    """By how much an update changed that F2 of its branch's memory; 0 for what writes no memory.
+    """The change of that F2 by an update of its branch's memory; 0 if no memory is written.
 
-    Where a chunk was asked about in several steps, the last that wrote the memory has it.
+    If a chunk was processed in several steps, the last one that wrote the memory gets it.
     """
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
-        """-1 to 1 for each; None where it is not known."""
+        """-1 to 1 for each; None if unknown."""
         gold, behind = self._gold_chunks(run), _behind(run)
         if gold is None or behind is None:
             return None
@@ -116,13 +116,13 @@ class EvidenceF2Gain(_OfEvidence):
 
 @dataclass(frozen=True, slots=True)
 class GateRight(_OfEvidence):
-    """1 where memory was rewritten at a chunk that holds evidence, or stayed at one that holds none; otherwise 0.
+    """1 if memory was rewritten at a chunk with evidence, or kept at one without; otherwise 0.
 
-    A reply that was refused decided nothing, and earns 0; so does what reads no chunk or writes no memory.
+    A refused reply decided nothing and gets 0; so does a step that reads no chunk or writes no memory.
     """
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
-        """1 or 0 for each; None where it is not known."""
+        """1 or 0 for each; None if unknown."""
         evidence = self._evidence(run)
         if isinstance(evidence, str):
             return None
@@ -143,13 +143,13 @@ class GateRight(_OfEvidence):
 class ExitInTime(_OfEvidence):
     """1 for a read that ended with the chunk that completes the evidence, -1 for one that ended before it.
 
-    Ending later costs the share of the rest that was read, so that a read of the whole document earns 0. Too early
-    costs more than too late: what was not read cannot be answered. Of a text in several places the first counts.
-    Only a run that came to its answer ended by itself, and only one that reads in one line has an end.
+    Ending later costs the share of the rest that was read, so that a read of the whole document gets 0. Too early costs
+    more than too late: without the evidence there is no answer. For a text in several places the first one counts. Only
+    a run with an answer ended by itself, and only a run without branches has one end.
     """
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """-1 to 1; None where it is not known."""
+        """-1 to 1; None if unknown."""
         evidence = self._evidence(run)
         if isinstance(evidence, str) or self._without_end(run):
             return None
@@ -162,31 +162,31 @@ class ExitInTime(_OfEvidence):
         return 1 - (read - in_time) / (size - in_time) if read > in_time else 1.0
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """What is missing."""
+        """The reason."""
         evidence = self._evidence(run)
         return evidence if isinstance(evidence, str) else self._without_end(run)
 
     @staticmethod
     def _without_end(run: TrainingRun) -> str:
         if all(each.writes is not Writes.ANSWER for each in run.conversations_K):
-            return "it did not come to an answer"
+            return "it has no answer"
         several = len({each.branch for each in run.conversations_K if each.reads}) > 1
-        return "it was read in several lines, which have no one end" if several else ""
+        return "it was read in several branches, which have no single end" if several else ""
 
 
 @dataclass(frozen=True, slots=True)
 class LongRLVR(_OfEvidence):
-    """R = acc + 0.1 F2 + 0.9 acc F2, with exact match for acc and `EvidenceF2` for F2 (arXiv 2603.02146)."""
+    """R = acc + 0.1 F2 + 0.9 acc F2, where acc is exact match and F2 is `EvidenceF2` (arXiv 2603.02146)."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """0 to 2; None where one of the two is not known."""
+        """0 to 2; None if one of the two is unknown."""
         right, grounded = ExactMatch(self.gold)(run), EvidenceF2(self.gold)(run)
         if right is None or grounded is None:
             return None
         return right + 0.1 * grounded + 0.9 * right * grounded
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """What is missing."""
+        """The reason."""
         grounded = EvidenceF2(self.gold)
         if grounded(run) is None:
             return grounded.why_unknown(run)
@@ -194,7 +194,7 @@ class LongRLVR(_OfEvidence):
 
 
 def _behind(run: TrainingRun) -> list[frozenset[int]] | None:
-    """The chunks that each memory rests on, by update; None where one was redacted away."""
+    """The chunks that each memory is based on, by update; None if one was redacted."""
     if run.store is None or any(after is None for _, after in run.memories_around):
         return None
     return chunks_behind(run.trace, chunk_reader(run.store, run.record.document, run.trace))
@@ -206,7 +206,7 @@ def _holds(span: Span, places: _Places | list[tuple[int, int]]) -> bool:
 
 @lru_cache(maxsize=64)
 def _evidence_in(root: Path, key: str, size: int, evidence: tuple[str, ...]) -> tuple[_Places, ...] | str:
-    """Where each text stands in a document of a store; of one that does not, that."""
+    """The places of each text in a stored document; for a text that is not in it, the reason."""
     text = DocumentStore(root).read_bytes(DocumentRef(key=key, name="", size=size, media_type="text/plain"), 0, size)
     found = []
     for each in evidence:
@@ -216,6 +216,6 @@ def _evidence_in(root: Path, key: str, size: int, evidence: tuple[str, ...]) -> 
             places.append((at, at + len(wanted)))
             at = text.find(wanted, at + len(wanted))
         if not places:
-            return f"the gold evidence {each[:40]!r} does not stand in the document"
+            return f"the gold evidence {each[:40]!r} is not in the document"
         found.append(tuple(places))
     return tuple(found)

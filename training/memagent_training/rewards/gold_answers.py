@@ -1,4 +1,4 @@
-"""The gold answers of runs. How an answer is compared with them is in `memagent_graph.evaluation.scorers`."""
+"""The gold answers of runs. `memagent_graph.evaluation.scorers` compares answers with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memagent_training.data.training_runs import Gold, TrainingRun
 from memagent_training.training_errors import RewardError
 
 Answers: TypeAlias = str | Sequence[str] | Gold
-"""An answer, or several; what several mean, alternatives or parts, is up to the reward function. Or all of `Gold`."""
+"""An answer, or several; the reward function decides whether several are alternatives or parts. Or a whole `Gold`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,17 @@ class GoldAnswers:
     """The right answers of runs: by run id, else by document and question, else by question alone."""
 
     answers: Mapping[str, Answers]
-    """By run id, or by question where it is asked about one document or its answer is the same in all."""
+    """By run id, or by question if it is asked about one document only or has the same answer in all."""
     of_documents: Mapping[tuple[str, str], Answers] = field(default_factory=dict)
-    """By document and question; a document goes by its key, which is a digest of it, or by its name."""
+    """By document and question; a document is identified by its key, which is its digest, or by its name."""
 
     def of(self, run: TrainingRun) -> tuple[str, ...] | None:
-        """The gold answers of a run; None where there are none."""
+        """The gold answers of a run; None if there are none."""
         found = self.gold_of(run)
         return (found.answers or None) if found is not None else None
 
     def gold_of(self, run: TrainingRun) -> Gold | None:
-        """The same as a run carries them, with the evidence where that is known."""
+        """The same in the form that a run has, with the evidence if known."""
         document = run.record.document
         of_document = ((str(document[by]), run.question) for by in ("key", "name"))
         found = self.answers.get(run.run_id)
@@ -48,12 +48,12 @@ class GoldAnswers:
     def load(cls, path: Path | str) -> GoldAnswers:
         """From JSON lines, each an object with `question` or `run_id`, and `answers` (a list) or `answer`.
 
-        `evidence`, a list, has the texts that the answer rests on, each as it stands in the document.
-        A line with `document` beside its `question`, a document's name or key, is about that document alone.
+        `evidence`, a list, has the texts that the answer is based on, each exactly as in the document. A line with
+        `question` and `document`, a document's name or key, is about that document only.
 
         Raises:
-            RewardError: the file cannot be read, a line is not of that form, or it answers otherwise what an earlier
-                one has answered; says which.
+            RewardError: the file cannot be read, a line does not have that form, or it contradicts an earlier one; the
+                message says which.
         """
         path = Path(path)
         found: dict[str | tuple[str, str], tuple[int, Gold]] = {}
@@ -94,7 +94,7 @@ def _entry(line: str, place: str) -> tuple[str | tuple[str, str], Gold]:
     if entry.evidence is not None and not (entry.evidence and all(each.strip() for each in entry.evidence)):
         raise RewardError(
             f"{place}: evidence without text",
-            hint='Give the texts as they stand in the document ("evidence": ["..."]), or leave it out.',
+            hint='Give the texts exactly as in the document ("evidence": ["..."]), or leave it out.',
         )
     of_document = None if entry.document is None or entry.run_id is not None else (entry.document, key)
     answers = (value,) if isinstance(value, str) else tuple(value)
@@ -104,12 +104,12 @@ def _entry(line: str, place: str) -> tuple[str | tuple[str, str], Gold]:
 def _no_entry(place: str) -> RewardError:
     return RewardError(
         f"{place}: no question with its answers",
-        hint='Write {"question": "...", "answers": ["...", ...]} in each line, with "document" where it is about one.',
+        hint='Write {"question": "...", "answers": ["...", ...]} in each line, with "document" if it is about one.',
     )
 
 
 def _ambiguous(place: str, before: int) -> RewardError:
     return RewardError(
         f"{place}: the question of line {before} again, with other answers",
-        hint='Say the document of each ("document": its name or key), or join wordings of one answer in one line.',
+        hint='Give the document of each ("document": its name or key), or join wordings of one answer in one line.',
     )

@@ -1,4 +1,4 @@
-r"""A language model as reward function: it grades a run's answer from 0 to 10, or says yes or no, inside \boxed{}."""
+r"""A language model as reward function: it grades a run's answer from 0 to 10, or with yes or no, inside \boxed{}."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from memagent_training.training_errors import RewardError
 
 @dataclass(frozen=True, slots=True)
 class JudgedBy:
-    """What a language model makes of a run's answer, 0 to 1 (`Grader`).
+    """A language model's grade of a run's answer, 0 to 1 (`Grader`).
 
-    It is asked from the calling thread, which waits; see `relabel`'s `at_once`.
+    It is called from the calling thread, which waits; see `relabel`'s `at_once`.
     """
 
     policy: Policy
     prompt: str = GRADE_PROMPT
-    """With the fields {question}, {answer} and {expected}; what is filled in cannot close their tags."""
+    """With the fields {question}, {answer} and {expected}; their values cannot close their tags."""
     gold: GoldAnswers | None = None
-    """What is expected, where that is known."""
+    """The expected answer, if known."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """0 to 1; None where the log does not hold the answer.
+        """0 to 1; None if the answer is not in the log.
 
         Raises:
             RewardError: the reply has no such grade.
-            PolicyError: the judge cannot be asked.
+            PolicyError: the judge cannot be reached.
         """
         return None if run.answer is None else run_sync(self.judge(run, run.answer))
 
     async def judge(self, run: TrainingRun, answer: str) -> float:
-        """The grade of an answer to the run's question; for those with an event loop of their own."""
+        """The grade of an answer to the run's question; for callers with an event loop."""
         gold = run.gold if self.gold is None else self.gold.gold_of(run)
         grader = Grader(self.policy, self.prompt, self.sampling)
         try:

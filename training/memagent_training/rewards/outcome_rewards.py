@@ -1,7 +1,7 @@
-"""Rewards of whole runs: how near a run's answer is to the gold one, as an evaluation scores it.
+"""Rewards of whole runs: a comparison of the answer with the gold one, as in an evaluation.
 
-They compare with the gold answers that they are made with, or else with those that the run itself carries, as in the
-closed loop. Rewards of single conversations are in `step_rewards`, a language model's judgement in `judge`.
+They compare with their own gold answers, or else with those of the run, as in the closed loop. Rewards of single
+conversations are in `step_rewards`, a language model's judgement in `judge`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from memagent_training.training_errors import RewardError
 @dataclass(frozen=True, slots=True)
 class _Compares:
     gold: GoldAnswers | None = None
-    """Where to find the gold answers; the run's own without it. Those of a list are alternatives."""
+    """Where to find the gold answers; the run's own if left out. Several in a list are alternatives."""
 
     def of(self, run: TrainingRun) -> Gold | None:
-        """What the run's answer should be."""
+        """The run's gold answers."""
         gold = run.gold if self.gold is None else self.gold.gold_of(run)
         return gold if gold is not None and gold.answers else None
 
 
 @dataclass(frozen=True, slots=True)
 class ExactMatch(_Compares):
-    r"""1 if the answer is a gold one and has the form that was asked for: an evaluation's strict score.
+    r"""1 if the answer is a gold one in the requested form: an evaluation's strict score.
 
-    Where the reader took the answer from a \boxed{}, that must stand in the completion's last 300 characters.
+    If the reader took the answer from a \boxed{}, that must be in the completion's last 300 characters.
     """
 
     def __call__(self, run: TrainingRun, /) -> float | None:
@@ -53,8 +53,8 @@ class ExactMatch(_Compares):
 class BoxedExactMatch(_Compares):
     r"""1 if the last \boxed{} in the last 300 characters is a gold answer, both normalised as for `strict`.
 
-    It looks where the paper's reward looks; `MemAgentReleased` also compares as that does. Reasoning counts as part of
-    the completion, which it does not for `ExactMatch`.
+    It looks at the same place as the paper's reward; `MemAgentReleased` also compares in the same way. Reasoning counts
+    as part of the completion, unlike in `ExactMatch`.
     """
 
     def __call__(self, run: TrainingRun, /) -> float | None:
@@ -70,11 +70,11 @@ class BoxedExactMatch(_Compares):
 class MemAgentReleased(_Compares):
     r"""The reward that MemAgent was released with (arXiv 2507.02259): 1 if the last box is a gold answer.
 
-    Known from the released code's verifier for HotpotQA, whose rules are told here in our own code: completion and gold
-    answer in lower case, the last \boxed{} or "\boxed " in the last 300 characters, and the string rules of
-    the MATH benchmark without its rewriting of fractions, roots and units. Spaces and line ends do not count, so
-    NewYork is New York; \dfrac and \tfrac are \frac; \left, \right, degrees, \$ and \% are left out; " ." is
-    " 0.". Other punctuation and articles count. There, each question has one gold answer; here any of several will do.
+    Known from the released code's verifier for HotpotQA, whose rules are reimplemented here: completion and gold answer
+    in lower case, the last \boxed{} or "\boxed " in the last 300 characters, and the string rules of the MATH benchmark
+    without its rewriting of fractions, roots and units. Spaces and line ends do not count, so NewYork is New York;
+    \dfrac and \tfrac are \frac; \left, \right, degrees, \$ and \% are left out; " ." is " 0.". Other punctuation and
+    articles count. There, each question has one gold answer; here any of several is accepted.
     """
 
     def __call__(self, run: TrainingRun, /) -> float | None:
@@ -92,7 +92,7 @@ _REWRITTEN: Final = (
     ("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""), ("\\right", ""),
     ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""), ("\\%", ""), (" .", " 0."), ("{.", "{0."), (" ", ""),
 )  # fmt: skip
-"""What the released reward replaces, in this order."""
+"""The replacements of the released reward, in order."""
 
 
 def _released_form(text: str) -> str:
@@ -102,7 +102,7 @@ def _released_form(text: str) -> str:
 
 
 def _released_box(said: str) -> str | None:
-    """What stands in the last box; None where there is none, or it does not end."""
+    """The content of the last box; None if there is none, or it is not closed."""
     if "\\boxed " in said:
         return said.rpartition("\\boxed ")[2].partition("$")[0]
     start = said.rfind("\\boxed")
@@ -119,7 +119,7 @@ def _released_box(said: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LenientMatch(_Compares):
-    """1 if the answer holds a gold answer as whole words. A part of a gold answer ("The") earns nothing."""
+    """1 if the answer contains a gold answer as whole words. A part of a gold answer ("The") gets 0."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """1 or 0."""
@@ -131,7 +131,7 @@ class LenientMatch(_Compares):
 
 @dataclass(frozen=True, slots=True)
 class TokenF1(_Compares):
-    """The answer's F1 over normalised words, against the gold answer that it is nearest to. 0 to 1."""
+    """The answer's F1 over normalised words, compared with the nearest gold answer. 0 to 1."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """0 to 1."""
@@ -143,14 +143,14 @@ class TokenF1(_Compares):
 
 @dataclass(frozen=True, slots=True)
 class StringMatch(_Compares):
-    """RULER's metric: gold strings contained in the answer completion, case folded and otherwise as they are.
+    """RULER's metric: gold strings contained in the answer completion, case folded and otherwise unchanged.
 
-    The completion counts as a whole, without its reasoning, as RULER looks at all that a model said; but one without an
-    answer in the form asked for is worth nothing. A task with a metric of its own is scored by that.
+    The whole completion counts, without its reasoning, as RULER looks at everything that a model said; but one without
+    an answer in the requested form gets 0. A task with its own metric is scored by that.
     """
 
     metric: Metric | None = None
-    """How several gold strings count; as the run's task says without it, or else all of them."""
+    """How several gold strings count; if left out, as the run's task says, or else all of them."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """0 to 1."""
@@ -167,19 +167,19 @@ class StringMatch(_Compares):
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """The weighted sum of reward functions, by name. It is unknown where one of them is."""
+    """The weighted sum of reward functions, by name. It is unknown if one of them is."""
 
     parts: Mapping[str, tuple[float, RewardFunction]]
 
     def __post_init__(self) -> None:
         if not self.parts:
-            raise RewardError("no rewards were given to add up", hint="Name at least one, with its weight.")
+            raise RewardError("there are no rewards to sum", hint="Name at least one, with its weight.")
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """The sum.
 
         Raises:
-            RewardError: a part is not a finite number; says which.
+            RewardError: a part is not a finite number; the message says which.
         """
         total = 0.0
         for name, (weight, function) in self.parts.items():

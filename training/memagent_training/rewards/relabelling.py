@@ -1,4 +1,4 @@
-"""Old runs are scored again, without rolling out again: rewards of runs and conversations are entered in their log.
+"""Scores old runs again, without reading again: rewards of runs and conversations are added to their log.
 
 relabel(log, short_and_right, name="short_and_right")
 """
@@ -23,12 +23,12 @@ from memagent_training.data.training_runs import TrainingRun, read_runs
 
 @dataclass(frozen=True, slots=True)
 class RelabelReport:
-    """What `relabel` did, by run id."""
+    """The report of `relabel`, by run id."""
 
     given: tuple[str, ...]
-    """They have a new reward."""
+    """Runs with a new reward."""
     unknown: tuple[str, ...]
-    """The function could not tell theirs; they got none."""
+    """Runs that the function could not judge; they got none."""
 
 
 def relabel(
@@ -40,18 +40,18 @@ def relabel(
     chosen: RunFilter | None = None,
     at_once: int = 1,
 ) -> RelabelReport:
-    """Give runs of a log a reward each. Earlier ones stay in the log; the newest of a name counts.
+    """Give each run of a log a reward. Earlier ones stay in the log; the newest of a name counts.
 
     Args:
-        log: where they are.
-        function: what they are worth.
+        log: the log.
+        function: the reward function.
         name: the reward's name in the log.
-        source: who gives it; the function's own name without it.
-        chosen: which runs; all without it.
-        at_once: how many runs to score side by side, in threads; more than 1 pays off for a judge on a server.
+        source: who gives it; the function's name if left out.
+        chosen: which runs; all if left out.
+        at_once: how many runs to score in parallel, in threads; more than 1 is useful for a judge on a server.
 
     Raises:
-        RewardError: the function gave something that is not a finite number; runs that came before have their rewards.
+        RewardError: the function returned something that is not a finite number; earlier runs have their rewards.
         RunLogError: the log cannot be read or written.
     """
 
@@ -70,7 +70,7 @@ def relabel_steps(
     source: str | None = None,
     chosen: RunFilter | None = None,
 ) -> RelabelReport:
-    """Give each conversation of runs a reward, discarded attempts excepted; otherwise as `relabel`."""
+    """Give each conversation of runs a reward, except discarded attempts; otherwise like `relabel`."""
 
     def score(run: TrainingRun) -> list[tuple[int | None, float]] | None:
         values_K = function(run)
@@ -88,7 +88,7 @@ def _entered(
     at_once: int,
     **names: str,
 ) -> RelabelReport:
-    """Log what `score` gives for runs without their discarded attempts, by conversation; None is the run itself."""
+    """Log the result of `score` for runs without their discarded attempts, by conversation; None is the run itself."""
     given: list[str] = []
     unknown: list[str] = []
     runs = map(TrainingRun.without_discarded, read_runs(log, chosen))

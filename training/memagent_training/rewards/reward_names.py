@@ -1,7 +1,7 @@
-"""Reward functions by what a user writes for them: one vocabulary for `train`, `rl`, `collect` and evaluations.
+"""Reward functions by their names: the same names for `train`, `rl`, `collect` and evaluations.
 
-A built-in that compares with gold answers is meant only where gold answers are given; the same name without them is a
-reward that the log holds, as `relabel` or `collect` may have entered it.
+A built-in that compares with gold answers is used only if there are gold answers; without them, the same name is a
+reward in the log, from `relabel` or `collect`.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ STEP_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], StepRewardFuncti
 }
 """They compare each conversation with gold answers or evidence."""
 NEED_EVIDENCE: Final = frozenset({"evidence_f2", "evidence_f2_gain", "longrlvr", "gate_right", "exit_in_time"})
-"""Those that say nothing where only the gold answers are known."""
+"""Those that need more than gold answers."""
 FORMAT_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
     "format": FormatReward(boxed=None),
     "boxed_format": FormatReward(),
     "plain_format": FormatReward(boxed=False),
 }
-"""They need no gold answers, so their names never mean a logged reward."""
+"""They need no gold answers, so their names are never those of a logged reward."""
 
 
 def named_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
-    """What a reward is logged as, and the function, which compares with the gold answers that runs carry.
+    """A reward's name in the log, and the function, which compares with the runs' gold answers.
 
     Args:
         reward: a built-in's name, or a function.
@@ -88,11 +88,11 @@ def named_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
 
 
 def chosen_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFunction:
-    """The reward function that `text` means, or the name of a logged reward.
+    """The reward function for `text`, or the name of a logged reward.
 
     Args:
         text: "module:function" or "file.py:function", a built-in's name, or a logged reward's.
-        gold: with it, a name is a built-in's.
+        gold: if given, a name is a built-in's.
 
     Raises:
         RewardError: there is no such built-in, or no such code.
@@ -110,7 +110,7 @@ def chosen_step_reward(text: str, gold: GoldAnswers | None = None) -> str | Step
         return own
     if text in FORMAT_REWARDS:
         return FORMAT_REWARDS[text]
-    # Gold answers may be there for the other reward alone.
+    # Gold answers may be only for the other reward.
     return STEP_REWARDS[text](gold) if gold is not None and text in STEP_REWARDS else text
 
 
@@ -118,8 +118,8 @@ def built_in(name: str, gold: GoldAnswers | None = None) -> RewardFunction | Ste
     """The reward of that name that comes with the package, of runs or of conversations.
 
     Args:
-        name: as terms of an advantage have it.
-        gold: where to find the gold answers; the runs' own without it.
+        name: as in terms of an advantage.
+        gold: where to find the gold answers; the runs' own if left out.
 
     Raises:
         RewardError: there is none.
@@ -137,11 +137,11 @@ def built_in(name: str, gold: GoldAnswers | None = None) -> RewardFunction | Ste
 def term_rewards(
     terms: Sequence[CreditTerm], *, gold: bool, logged: bool = True
 ) -> dict[str, RewardFunction | StepRewardFunction]:
-    """The functions of the rewards that terms of an advantage name, all but the two that a training names itself.
+    """The functions of the rewards in terms of an advantage, except the two that a training names.
 
     Args:
         terms: the terms.
-        gold: whether runs carry gold answers. With them, a built-in's name means the built-in.
+        gold: whether runs have gold answers. If so, a built-in's name is the built-in.
         logged: whether any other name is that of a reward in the log.
 
     Raises:
@@ -184,7 +184,7 @@ def _built_in(name: str) -> Callable[[GoldAnswers | None], RewardFunction]:
 
 
 def _own(text: str) -> Any:
-    """The user's own function; None where `text` names no code."""
+    """The user's own function; None if `text` does not name code."""
     if not names_own_code(text):
         return None
     value = load_own(text, what="a reward", error=RewardError)

@@ -1,4 +1,4 @@
-"""Rewards of single conversations: whether the form was kept, and whether the memory holds what the answer needs."""
+"""Rewards of single conversations: whether the form is correct, and whether the memory has what the answer needs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _CUT: Final = frozenset({EventKind.TRUNCATED.value, EventKind.OVERLONG.value})
 
 @dataclass(frozen=True, slots=True)
 class FormatReward:
-    r"""1 for a conversation that kept the form, otherwise 0.
+    r"""1 for a conversation with the correct form, otherwise 0.
 
-    A memory update must become the memory, or say in its role's words that it stays, and must not have been cut off.
-    An answer must have a complete \boxed{}, where that is asked for, or hold text at all, and not have been cut off.
+    A memory update must become the memory, or say in its role's grammar that memory stays, and must not be cut off. An
+    answer must have a complete \boxed{}, if that is requested, or some text, and must not be cut off.
     """
 
     boxed: bool | None = True
-    """Whether answers must be boxed; None asks for the form that the run's prompts asked for, by what became of it."""
+    """Whether answers must be boxed; None means the form that the run's prompts requested, as seen from the outcome."""
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
-        """1 or 0 for each; None where a text was redacted away."""
+        """1 or 0 for each; None if a text was redacted."""
         if any(each.text is None for each in run.conversations_K):
             return None
         answered = run.record.stop_reason != StopReason.NO_ANSWER.value
@@ -54,24 +54,24 @@ class FormatReward:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceInMemory:
-    """By how much a memory update changed the share of gold strings that the memory holds.
+    """The change of the share of gold strings in memory by an update.
 
-    With one gold string that is +1 when the memory first holds it, -1 when it is lost, +1 when it is there again, and 0
-    while it is kept or absent, and for the answer. So over a run it sums to what the last memory holds: dropping and
-    writing it again earns nothing. Strings are compared as whole words, normalised (`scorers.contains`). One that
-    the question itself holds says nothing, as any memory may repeat the question, and is left out.
+    With one gold string that is +1 when it enters the memory, -1 when it is lost, +1 when it is there again, and 0
+    while it is kept or absent, and for the answer. So the sum over a run is the share in the last memory: dropping it
+    and writing it again gains nothing. Strings are compared as whole words, normalised (`scorers.contains`). One that
+    is in the question itself is left out, because any memory may repeat the question.
     """
 
     gold: GoldAnswers | None = None
-    """Where to find the gold answers; the run's own without it."""
+    """Where to find the gold answers; the run's own if left out."""
     alternatives: bool = True
-    """Whether one gold string is as good as all of them; otherwise each is a part of the evidence."""
+    """Whether one gold string is enough; otherwise each is a part of the evidence."""
     store: DocumentStore | None = None
-    """Where the documents' text is. With it, a gold string counts only once a chunk that was read has it (two
-    neighbouring chunks are looked at together): a lucky guess before that earns nothing."""
+    """The store of the documents' text. If given, a gold string counts only when a chunk that was read has it (two
+    neighbouring chunks are searched together): a lucky guess before that gains nothing."""
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
-        """-1 to 1 for each; None where there is no gold answer, or a memory was redacted away.
+        """-1 to 1 for each; None if there is no gold answer, or a memory was redacted.
 
         Raises:
             DocumentError: `store` does not have the run's document.
@@ -88,18 +88,18 @@ class EvidenceInMemory:
         ]
 
     def _held(self, memory: str | None, gold: list[str], read: frozenset[str]) -> float:
-        """The share of gold strings that a memory holds, of those that were read."""
+        """The share of gold strings in a memory, of those that were read."""
         found = [each in read and contains(memory or "", each) for each in gold]
         return float(any(found)) if self.alternatives else sum(found) / max(1, len(found))
 
     def _read(self, run: TrainingRun, gold: list[str]) -> list[tuple[frozenset[str], frozenset[str]]]:
-        """The gold strings that chunks have which were read before each conversation, and with it."""
+        """The gold strings in chunks that were read before each conversation, and in it."""
         if self.store is None:
             return [(frozenset(gold), frozenset(gold))] * len(run.conversations_K)
         before: dict[str, frozenset[str]] = {}
         after: dict[str, frozenset[str]] = {}
         newest: dict[str, str] = {}
-        """By step: the text of the chunk read last on the way to it."""
+        """By step: the text of the last chunk read before it."""
         for step in run.trace.steps:
             before[step.id] = frozenset[str]().union(*(after.get(parent, frozenset()) for parent in step.parents))
             text = newest.get(step.parents[-1], "") if step.parents else ""
@@ -115,16 +115,16 @@ class EvidenceInMemory:
 
 @dataclass(frozen=True, slots=True)
 class RecallGain:
-    """By how much a memory update changed the share of the gold answer's words that the memory holds (ReMemR1).
+    """The change of the share of the gold answer's words in memory by an update (ReMemR1).
 
-    Of several wordings the nearest counts; of several strings that are all asked for, all words. 0 for an answer.
+    Of several wordings the nearest counts; of several required strings, all words count. 0 for an answer.
     """
 
     gold: GoldAnswers | None = None
-    """Where to find the gold answers; the run's own without it."""
+    """Where to find the gold answers; the run's own if left out."""
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
-        """-1 to 1 for each; None where there is no gold answer, or a memory was redacted away."""
+        """-1 to 1 for each; None if there is no gold answer, or a memory was redacted."""
         gold = run.gold if self.gold is None else self.gold.gold_of(run)
         around_K = run.memories_around
         if gold is None or not gold.answers or any(after is None for _, after in around_K):
@@ -135,7 +135,7 @@ class RecallGain:
         ]
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """What is missing."""
+        """The reason."""
         gold = run.gold if self.gold is None else self.gold.gold_of(run)
         return "a memory was redacted away" if gold is not None and gold.answers else "no gold answer is known"
 

@@ -1,4 +1,4 @@
-"""The policy that was measured best: one folder, whole at any time."""
+"""The policy with the best measurement: one folder, complete at any time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from memagent_training.job.saved_policy import merge_adapter
 from memagent_training.rl.rl_job import BEST, PreparedLoop
 
 _BEFORE: Final = f"{BEST}.before"
-"""The best policy so far, while a better one takes its place."""
+"""The best policy so far, while a better one replaces it."""
 
 
 class BestPolicy:
-    """Keeps a copy of the best weights, with what makes them a policy; puts one back that a kill left aside."""
+    """Keeps a copy of the best policy; restores it if a kill interrupted its replacement."""
 
     def __init__(self, prepared: PreparedLoop) -> None:
         self._prepared = prepared
@@ -26,15 +26,15 @@ class BestPolicy:
 
     @property
     def folder_if_any(self) -> Path | None:
-        """Where it is; None where nothing was measured yet."""
+        """Its folder; None if nothing was measured yet."""
         return self._folder if self._folder.is_dir() else None
 
     def keep(self, policy: Path) -> None:
-        """Copy a policy's folder in the place of the one that was best; the copy appears whole."""
+        """Replace the best policy by a copy of this folder; the copy appears when it is complete."""
         unfinished = self._folder.with_name(f"{BEST}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(policy, unfinished)
-        if self._prepared.job.lora_rank is not None:  # adapters alone would be no policy to begin with
+        if self._prepared.job.lora_rank is not None:  # adapters alone are not a policy to start from
             adapter = unfinished / output.ADAPTER_FOLDER
             merge_adapter(self._prepared.base, adapter, unfinished, self._prepared.config)
         shutil.rmtree(self._before, ignore_errors=True)

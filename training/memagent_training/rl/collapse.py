@@ -1,4 +1,4 @@
-"""When more training would only make a policy worse: said early, and with what to do."""
+"""Detects when more training would only make a policy worse, and says what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OTHERWISE: Final = (
 
 
 class CollapsedError(TrainingError):
-    """The policy got much worse while it was trained."""
+    """The policy became much worse during training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class CollapseSettings:
     """When a loop stops."""
 
     window: int = 8
-    """Collections that are averaged; an iteration with too few groups has several."""
+    """How many collections are averaged; an iteration with too few groups has several."""
     share: float = 0.5
-    """Of the best average of the same stage, below which the newest one must not fall; where that is above 0."""
+    """The newest average must not fall below this share of the best one of the same stage, if that is above 0."""
 
     def __post_init__(self) -> None:
         if self.window < 1 or not 0 <= self.share < 1:
@@ -38,7 +38,8 @@ class CollapseSettings:
 
 
 def check_rewards(records: Sequence[CollectionRecord], settings: CollapseSettings) -> None:
-    """Refuse to continue after rewards fell. Stages are compared with themselves: longer documents earn less at first.
+    """Refuse to continue after rewards fell. Stages are not compared with each other: rewards on longer documents are
+    lower at first.
 
     Raises:
         CollapsedError: The newest average is too far below the best one before.

@@ -1,4 +1,4 @@
-"""Collect what an iteration is trained on, enter it in the journal, and find it again when the loop is resumed."""
+"""Collects an iteration's groups, adds them to the journal, and finds them when the loop is resumed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from memagent_training.training_errors import ReplayError
 log = logging.getLogger(__name__)
 
 _COLLECTIONS_AT_MOST: Final = 3
-"""Collections in a row without enough groups, the curriculum standing still, after which nothing more is learnt."""
+"""After this many collections in a row without enough groups, at the same stage, nothing more is learned."""
 
 
 class Collector:
-    """Groups for one iteration after the other.
+    """Provides groups for each iteration.
 
-    A collection stands in the journal before it is trained on, so that none is trained on twice.
+    A collection is in the journal before it is trained on, so that none is used twice.
     """
 
     def __init__(self, prepared: PreparedLoop, serving: Serving, journal: Journal) -> None:
@@ -52,9 +52,9 @@ class Collector:
         """Collect until there are groups for every step of an iteration, with weights that are served.
 
         Raises:
-            EndOfLoop: there will be none.
-            ReplayError: nothing of what was read can be trained on.
-            CollapsedError: there will be none, and there were.
+            EndOfLoop: there will be no more.
+            ReplayError: nothing that was read can be trained on.
+            CollapsedError: there will be no more, although there were some before.
         """
         while True:
             number = len(self._journal.records)
@@ -72,7 +72,7 @@ class Collector:
             self._loaded = (number, groups)
             advantage = (
                 self._prepared.config.advantage_settings
-            )  # step rewards teach something, too; penalties alone do not
+            )  # step rewards teach something too; penalties alone do not
             teaching = sum(reason_to_drop(group, advantage) is None for group in groups)
             uniform = [group for group in (*found.groups, *found.uniform) if not group.has_variance]
             record = CollectionRecord(
@@ -129,13 +129,13 @@ class Collector:
 
     def groups(self, record: CollectionRecord) -> list[RolloutGroup]:
         """What an iteration is trained on."""
-        loaded = self._loaded  # once: a collection in the background may be the newest one at any moment
+        loaded = self._loaded  # read it once: a collection in the background may become the newest at any moment
         if loaded is not None and loaded[0] == record.number:
             return loaded[1]
         return self._load(record.number, record.stage, record.group_of)
 
     def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
-        """A collection's groups as the run log has them."""
+        """A collection's groups from the run log."""
         evidence = self._prepared.job.evidence_share > 0
         gold = self._gold(number, stage, group_of) if evidence or self._term_rewards else None
         replay = load_groups(
@@ -153,7 +153,7 @@ class Collector:
         return replay.require_groups()
 
     def _gold(self, number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:
-        """What the answers of a collection's runs should be, and what they rest on."""
+        """The gold answers of a collection's runs, with their evidence."""
         questions = islice(self._prepared.curriculum.questions(number, stage), self._prepared.job.collect.max_questions)
         of_group = {f"{_collection(number)}-{place}": gold_of(sample) for place, sample in enumerate(questions)}
         return GoldAnswers({run: of_group[group] for run, group in group_of.items()})
@@ -164,7 +164,7 @@ def _collection(number: int) -> str:
 
 
 def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
-    """The oldest that read any of it: a collection that was cut short may continue with newer weights."""
+    """The oldest weights that read any of it: an interrupted collection may continue with newer weights."""
     logged = (
         each.policy_version for group in groups for rollout in group.rollouts_G for each in rollout.conversations_K
     )

@@ -12,20 +12,20 @@ from memagent_training.rl.loop_journal import CollectionRecord
 from memagent_training.training_errors import TrainingError
 
 HELD_OUT: Final = 1_000_000_000
-"""Where the indices of samples begin that are measured with. Training takes lower ones."""
+"""The first index of samples for measuring. Training uses lower ones."""
 PER_COLLECTION: Final = 100_000
-"""How many indices a collection has for itself."""
+"""How many indices each collection has."""
 COLLECTIONS: Final = HELD_OUT // PER_COLLECTION
 """How many collections there can be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curriculum:
-    """Lengths, shortest first, of which a stage has the first ones.
+    """Lengths, shortest first; each stage has some of the first ones.
 
-    Half of a stage's questions have its longest length, the others any of its lengths. Once reads of the longest one
-    earn enough in some collection, the next stage begins. Stages depend on the journal alone, and questions on the
-    collection and their number: a loop that was killed asks the same ones again.
+    Half of a stage's questions have its longest length, the others any of its lengths. When the reward of reads of the
+    longest one is high enough in a collection, the next stage begins. Stages depend only on the journal, and questions
+    on the collection and their number: a loop that was killed asks the same ones again.
     """
 
     tasks: Sequence[Task]
@@ -44,7 +44,7 @@ class Curriculum:
         return stage
 
     def questions(self, collection: int, stage: int) -> Iterator[Sample]:
-        """The questions of a collection, as many as it may have.
+        """The questions of a collection, up to its maximum.
 
         Raises:
             TrainingError: There were too many collections before; their questions would be held-out ones.
@@ -52,7 +52,7 @@ class Curriculum:
         if not 0 <= collection < COLLECTIONS:
             raise TrainingError(
                 f"there is no collection {collection:,}: questions for training end with {COLLECTIONS - 1:,}",
-                hint="Begin another loop with the finished policy, and another seed.",
+                hint="Start another loop with the finished policy and another seed.",
             )
         unlocked = self.lengths[: stage + 1]
         for number in range(PER_COLLECTION):

@@ -22,13 +22,13 @@ _REFRESHES_PER_SECOND: Final = 2
 
 
 class Dashboard(LoopProgress):
-    """Shows a loop, from when it is entered until it is left.
+    """Shows a loop; a context manager.
 
     Args:
         iterations: how many the loop has in all.
         quiet: show nothing.
         console: where it is shown; standard error if it is left out.
-        clock: seconds, as of `time.monotonic`.
+        clock: seconds, like `time.monotonic`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Dashboard(LoopProgress):
     def __exit__(self, *_: object) -> None:
         super().ends()
         if self._is_live:
-            self._live.transient = self.iteration is None  # an empty view would only stand before the error
+            self._live.transient = self.iteration is None  # an empty view before the error would be useless
             self._live.stop()
 
     def begins(self, iteration: int, phase: Phase) -> None:

@@ -1,4 +1,4 @@
-"""Collect, train, sync, until there is nothing more to learn: what is killed continues where it was."""
+"""Collects, trains and syncs until there is nothing more to learn; a killed loop continues where it was."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a loop made."""
+    """The result of a loop."""
 
     policy: Path
     """The finished policy's folder."""
@@ -41,21 +41,21 @@ class Finished:
     """Why it ended."""
     measurements: tuple[Measurement, ...]
     best: Path | None
-    """The policy that was measured best, if any was measured."""
+    """The policy with the best measurement, if any was measured."""
 
 
 def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
     """Run a loop to its end, or continue one. To be called on every rank.
 
     Raises:
-        TrainingError: something cannot be had, or the policy collapsed (`CollapsedError`); checkpoints, journal, and
-            the best policy stay.
-        VLLMNotInstalledError: the loop is to start its own server, and cannot.
-        PolicyError: a server that is not ours is gone. The loop can be resumed.
+        TrainingError: something is missing, or the policy collapsed (`CollapsedError`); checkpoints, journal, and the
+            best policy stay.
+        VLLMNotInstalledError: the loop has to start its own server, but cannot.
+        PolicyError: a server that is not ours is down. The loop can be resumed.
     """
     prepared = prepare(job)
     if job.base_url is None:
-        find_vllm_python()  # or it would be missed only once the model is loaded
+        find_vllm_python()  # otherwise it would be found missing only after the model is loaded
     watcher = watcher or Watcher()
     checkpoints = output.find_checkpoints(job.out) if job.resume else output.Checkpoints(None)
     job.out.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def run(job: RLJob, watcher: Watcher | None = None) -> Finished:
 
 
 class _Source:
-    """What the trainer asks for groups: everything of an iteration but the training itself."""
+    """The trainer's source of groups: everything in an iteration except the training itself."""
 
     def __init__(self, prepared: PreparedLoop, serving: Serving, journal: Journal, watcher: Watcher) -> None:
         self.serving = serving
@@ -115,17 +115,17 @@ class _Source:
         self.best = BestPolicy(prepared)
 
     def close(self) -> None:
-        """Stop what is under way, and the server."""
+        """Stop running work, and the server."""
         run_sync(self._closed())
 
     def export(self, trainer: OnlineTrainer, iteration: int) -> None:
-        """Write the weights that an iteration begins with where its readers' server looks for them."""
+        """Write an iteration's initial weights to the folder where the readers' server looks for them."""
         self._begins(iteration, Phase.SYNC)
         folder = self.serving.policy_folder(iteration)
         save_policy(trainer, self._prepared.base, folder, lora_rank=self._job.lora_rank, merged=False)
 
     def groups_of(self, iteration: int) -> CollectedIteration:
-        """What an iteration is trained on: a `GroupSource`."""
+        """The groups of an iteration: a `GroupSource`."""
         record = self.journal.of_iteration(iteration)
         if record is None and self._ahead is not None:
             record = self._during(iteration, Phase.COLLECT, self._awaited())
@@ -153,7 +153,7 @@ class _Source:
         )
 
     def measure_at_end(self, iteration: int) -> None:
-        """Measure the finished weights, if any were to be measured."""
+        """Measure the finished weights, if measuring is on."""
         if self._job.measure.every and not self.journal.measurements_before(iteration):
             self._serve(iteration)
             self._during(iteration, Phase.MEASURE, self._measure(iteration))
@@ -177,7 +177,7 @@ class _Source:
         if all(found[0].mean > each.mean for each in rivals):
             policy = self.serving.policy_folder(iteration)
             await asyncio.to_thread(self.best.keep, policy)  # before the journal says that this is done
-        self.journal.measured(*found)  # together, so that a loop that is killed does not measure half of them
+        self.journal.measured(*found)  # together, so that a killed loop does not measure only half of them
         for measurement in found:
             self._watcher.measured(measurement)
 
@@ -194,7 +194,7 @@ class _Source:
     async def _closed(self) -> None:
         if self._ahead is not None:
             self._ahead.cancel()
-            await asyncio.gather(self._ahead, return_exceptions=True)  # its reads let go of log and server first
+            await asyncio.gather(self._ahead, return_exceptions=True)  # its reads release log and server first
         await self.serving.close()
 
     # Time
@@ -222,7 +222,7 @@ class _Told(TrainerCallback):
             check_metrics(logs, state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A checkpoint is whole."""
+        """A checkpoint is complete."""
         self._watcher.saved(state.global_step)
 
 

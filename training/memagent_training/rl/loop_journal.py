@@ -1,6 +1,6 @@
-"""What each collection came to and what was measured, on disk before anything is trained on it.
+"""The results of collections and measurements, on disk before anything is trained on them.
 
-A file of JSON lines, each written whole and synced. A line that a killed process left torn is cut off.
+A file of JSON lines, each written as a whole and synced. An incomplete line of a killed process is cut off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memagent_graph.evaluation.statistics import Estimate
 from memagent_training.training_errors import TrainingError
 
 _BEGINNING: Final = b'{"kind": "'
-"""Of every line."""
+"""The format of every line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LengthReward:
 
 @dataclass(frozen=True, slots=True)
 class CollectionRecord:
-    """What one collection came to."""
+    """The result of one collection."""
 
     number: int
     """Counted from 0; run ids in the log begin with its name."""
@@ -42,17 +42,17 @@ class CollectionRecord:
     is_enough: bool
     """Whether the iteration is trained on it; otherwise another collection follows."""
     version: int
-    """The iteration whose weights read; the oldest, where it was cut short and went on with newer ones."""
+    """The iteration whose weights read; the oldest one if it was interrupted and continued with newer ones."""
     stage: int
     """Of the curriculum."""
     group_of: Mapping[str, str]
-    """The group of each run with variance: what is trained on."""
+    """The group of each run of groups with variance, which are trained on."""
     by_length: Mapping[int, LengthReward]
-    """Over all reads, those of groups without variance included."""
+    """The mean over all reads, including groups without variance."""
     all_right: int
-    """Groups in which every read earned 1 or more."""
+    """Groups in which every read has a reward of 1 or more."""
     other_uniform: int
-    """Groups without variance that earned less."""
+    """Groups without variance and with lower rewards."""
     failed: int
     """Groups left out because a read failed for good."""
     prompt_tokens: int
@@ -75,18 +75,18 @@ class CollectionRecord:
 
     @property
     def cached_fraction(self) -> float:
-        """The part of the prompts' tokens that the server had in its prefix cache."""
+        """The share of prompt tokens that the server had in its prefix cache."""
         return self.cached_tokens / max(self.prompt_tokens, 1)
 
     @property
     def tokens_per_second(self) -> float:
-        """Prompts and completions; 0 where all was taken from the run log."""
+        """Tokens of prompts and completions; 0 if everything was taken from the run log."""
         return (self.prompt_tokens + self.completion_tokens) / max(self.seconds, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """How right held-out questions were answered before an iteration."""
+    """The accuracy on held-out questions before an iteration."""
 
     iteration: int
     temperature: float
@@ -102,7 +102,7 @@ class Measurement:
         return sum(each.mean for each in self.accuracy.values()) / max(len(self.accuracy), 1)
 
     def is_like(self, other: Measurement) -> bool:
-        """Whether the same was asked in the same way, so that their means can be compared."""
+        """Whether the same questions were asked in the same way, so that the means can be compared."""
         asked, others = ({length: each.n for length, each in of.accuracy.items()} for of in (self, other))
         return self.temperature == other.temperature and asked == others
 
@@ -115,7 +115,7 @@ _KINDS: Final[dict[str, type[CollectionRecord | Measurement]]] = {
 
 @dataclass
 class Journal:
-    """The file, and what stands in it.
+    """The file and its content.
 
     Raises:
         TrainingError: The file cannot be read.
@@ -139,26 +139,26 @@ class Journal:
                 raise ValueError(f"its last line begins with {torn[: len(_BEGINNING)]!r}")
         except (ValueError, KeyError, TypeError) as error:
             raise TrainingError(
-                f"{self.path} is not a journal of a loop: {error!r}", hint="Begin again in another folder."
+                f"{self.path} is not a journal of a loop: {error!r}", hint="Start again in another folder."
             ) from error
         if torn:  # only now: another program's file stays as it is
             with self.path.open("r+b") as file:
                 file.truncate(len(whole))
 
     def collected(self, record: CollectionRecord) -> None:
-        """Write what was collected."""
+        """Add a collection."""
         self._write("collected", record)
 
     def measured(self, *measurements: Measurement) -> None:
-        """Write what was measured of one version, all at once."""
+        """Add all measurements of one version in one write."""
         self._write("measured", *measurements)
 
     def of_iteration(self, iteration: int) -> CollectionRecord | None:
-        """What an iteration is trained on, if it is there."""
+        """The collection that an iteration is trained on, if there is one."""
         return next((each for each in self.records if each.iteration == iteration and each.is_enough), None)
 
     def measurements_before(self, iteration: int) -> list[Measurement]:
-        """Those of the weights that an iteration began with."""
+        """Measurements of an iteration's initial weights."""
         return [each for each in self.measurements if each.iteration == iteration]
 
     def _write(self, kind: str, *values: CollectionRecord | Measurement) -> None:

@@ -1,4 +1,4 @@
-"""How far a loop is, in numbers: what it reported, and when. How that looks is up to `loop_view`."""
+"""A loop's progress in numbers: what it reported, and when. `loop_view` shows it."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from memagent_training.rl.watching import Phase, Watcher
 from memagent_training.serving.policy_sync import Served
 
 _RECENT: Final = 10
-"""Iterations from which the time left is estimated: documents grow longer, and so do iterations."""
+"""How many recent iterations the remaining time is estimated from: documents become longer, and so do iterations."""
 
 
 @dataclass(eq=False)
 class LoopProgress(Watcher):
-    """What is known of a loop. Times are seconds of the clock.
+    """The state of a loop. Times are seconds of the clock.
 
     Args:
-        iterations: how many there are in all.
-        clock: as `time.monotonic`.
+        iterations: how many there are in total.
+        clock: like `time.monotonic`.
     """
 
     iterations: int
     clock: Callable[[], float] = time.monotonic
     lock: RLock = field(default_factory=RLock, init=False)
-    """Held while something changes that is read together: measurements come from one thread, the rest from another,
-    and a view may be drawn by a third."""
+    """Held while values that are read together change: measurements come from one thread, the rest from another, and a
+    third may draw a view."""
     began: float = field(init=False)
     iteration: int | None = field(default=None, init=False)
-    """The one at work, counted from 0; `iterations` once all are done. None before the first."""
+    """The current one, counted from 0; `iterations` when all are done. None before the first."""
     phase: Phase | None = field(default=None, init=False)
     """None before the first, and after the end."""
     phase_began: float = field(default=0.0, init=False)
     served: tuple[int, Served] | None = field(default=None, init=False)
-    """After how many iterations the weights are that the server has, and how they came there."""
+    """After how many iterations the server's weights were made, and how they were loaded."""
     records: dict[int, CollectionRecord] = field(default_factory=dict, init=False)
-    """The newest collection for each iteration, those of earlier processes included."""
+    """The newest collection for each iteration, including those of earlier processes."""
     measurements: dict[tuple[int, float], Measurement] = field(default_factory=dict, init=False)
     """By iteration and temperature."""
     step: int | None = field(default=None, init=False)
-    """The newest optimizer step, and what the trainer logged of it."""
+    """The newest optimizer step, and its logged metrics."""
     metrics: Mapping[str, float] = field(default_factory=dict, init=False)
     saved_step: int | None = field(default=None, init=False)
     reason: str | None = field(default=None, init=False)
     """Why the loop ended."""
     ended: float | None = field(default=None, init=False)
     _times: dict[int, dict[Phase, float]] = field(default_factory=dict, init=False)
-    """Seconds of each iteration that this process was at, by phase."""
+    """Seconds of each iteration of this process, by phase."""
 
     def __post_init__(self) -> None:
         self.began = self.clock()
 
     def begins(self, iteration: int, phase: Phase) -> None:
-        """A phase begins, and the one before is over."""
+        """A phase begins, and the previous one ends."""
         with self.lock:
             self._close_phase()
             self.iteration, self.phase = iteration, phase
@@ -87,7 +87,7 @@ class LoopProgress(Watcher):
         self.saved_step = step
 
     def ends(self, reason: str | None = None) -> None:
-        """The loop ended, or is given up, which has no reason here; a second call changes nothing."""
+        """The loop ended, or was given up (then without a reason); a second call changes nothing."""
         with self.lock:
             if self.ended is None:
                 self._close_phase()
@@ -107,7 +107,7 @@ class LoopProgress(Watcher):
 
     @property
     def training_tokens_per_second(self) -> float | None:
-        """Forwarded tokens of the newest step, by the time that it took."""
+        """Forwarded tokens per second in the newest step."""
         tokens, seconds = self.metrics.get("tokens/forwarded"), self.metrics.get("step_time")
         return tokens / seconds if tokens is not None and seconds else None
 
@@ -118,11 +118,11 @@ class LoopProgress(Watcher):
 
     @property
     def in_phase(self) -> float:
-        """Seconds that the present phase has lasted."""
+        """Seconds of the present phase so far."""
         return self.clock() - self.phase_began
 
     def times(self, iteration: int | None = None) -> dict[Phase, float]:
-        """Seconds by phase, of one iteration or of all that this process was at."""
+        """Seconds by phase, of one iteration or of all in this process."""
         chosen = self._times.items() if iteration is None else [(iteration, self._times.get(iteration, {}))]
         totals = dict.fromkeys(Phase, 0.0)
         for number, times in chosen:
@@ -134,7 +134,7 @@ class LoopProgress(Watcher):
 
     @property
     def left(self) -> float | None:
-        """Seconds that the other iterations will take; None while that is not known."""
+        """Estimated seconds of the remaining iterations; None if unknown."""
         if self.iteration is None or self.iteration >= self.iterations or self.ended is not None:
             return None
         done = [sum(times.values()) for number, times in sorted(self._times.items()) if number < self.iteration]

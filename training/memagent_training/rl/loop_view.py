@@ -1,4 +1,4 @@
-"""How a loop's progress looks: where it is, what it earns, how right it answers, where time goes."""
+"""Draws a loop's progress: its state, rewards, accuracy and time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from memagent_training.rl.watching import Phase
 from memagent_training.serving.policy_sync import How
 
 _WIDE: Final = 104
-"""Columns from which everything has a place beside the accuracy."""
+"""With at least this many columns, everything is next to the accuracy."""
 _MEDIUM: Final = 79
-"""Columns from which the small tables stand beside each other."""
+"""With at least this many columns, the small tables are next to each other."""
 _DOING: Final = {
     Phase.SYNC: "bringing the weights into the server",
     Phase.MEASURE: "measuring",
@@ -52,11 +52,11 @@ _SHOWN: Final = (
     ("importance capped", "importance/capped", ".2%"),
     ("loss", "loss", ".3g"),
 )
-"""How a metric is called, the trainer's name for it, and the form of its value."""
+"""A metric's label, the trainer's name for it, and the format of its value."""
 
 
 def iteration_line(progress: LoopProgress, iteration: int) -> str:
-    """What came of an iteration."""
+    """The result of an iteration."""
     parts = []
     record = progress.records.get(iteration)
     if record is not None:
@@ -71,7 +71,7 @@ def iteration_line(progress: LoopProgress, iteration: int) -> str:
 
 
 def measurement_line(measurement: Measurement) -> str:
-    """How right held-out questions were answered."""
+    """The accuracy on held-out questions."""
     lengths = ", ".join(f"{length:,}: {each}" for length, each in sorted(measurement.accuracy.items()))
     failed = f"; {measurement.failed} failed" if measurement.failed else ""
     return (
@@ -81,7 +81,9 @@ def measurement_line(measurement: Measurement) -> str:
 
 
 def rendered(progress: LoopProgress, width: int) -> RenderableType:
-    """The view of a loop, for so many columns; what matters most stands first, since a low terminal shows no more."""
+    """The view of a loop for a number of columns; the most important part is first, since a low terminal shows only
+    that.
+    """
     parts: list[RenderableType] = [_headline(progress, width), *_state_lines(progress)]
     if progress.latest is not None:
         parts += [Text(), _reward(progress), Text(_groups(progress.latest) + _speed(progress.latest), style="dim")]
@@ -106,7 +108,7 @@ def _beside(tables: Sequence[RenderableType | None]) -> Table:
 
 
 def _stacked(tables: Sequence[RenderableType | None]) -> Group:
-    """With an empty line between each two."""
+    """Join parts with empty lines between them."""
     lines = [line for each in tables if each is not None for line in (Text(), each)]
     return Group(*lines[1:])
 
@@ -132,7 +134,7 @@ def _headline(progress: LoopProgress, width: int) -> RenderableType:
 
 
 def _state_lines(progress: LoopProgress) -> Iterator[Text]:
-    """What is being done, which weights are served, and what is on disk."""
+    """The current work, the served weights, and the files on disk."""
     if progress.phase is not None:
         is_first = progress.phase is Phase.SYNC and progress.served is None  # the loop's own server then starts
         doing = _WAITING if is_first else _DOING[progress.phase]
@@ -161,7 +163,7 @@ def _reward(progress: LoopProgress) -> RenderableType:
 
 
 def _accuracy(progress: LoopProgress) -> Table | None:
-    """The newest measurements beside those before any training."""
+    """The newest measurements next to those before any training."""
     iterations = {iteration for iteration, _ in progress.measurements}
     shown = sorted(iterations & {0, max(iterations, default=0)})
     rows: list[tuple[str, ...]] = []
@@ -194,7 +196,7 @@ def _groups(record: CollectionRecord) -> str:
 
 
 def _training_rows(progress: LoopProgress) -> list[tuple[str, str]]:
-    """Names and values of what the trainer logged of the newest step; what it did not log is left out."""
+    """Names and values of the newest step's logged metrics; missing ones are left out."""
     rate = progress.training_tokens_per_second
     logged = ((label, progress.metrics.get(name), form) for label, name, form in _SHOWN)
     shown = (("tokens/s", rate, ",.0f"), *logged)
@@ -208,7 +210,7 @@ def _time(progress: LoopProgress) -> Table | None:
 
 
 def _table(title: str, rows: Sequence[Sequence[str]], headers: Sequence[str] = ()) -> Table | None:
-    """Rows of numbers; without headers, the first column holds their names. None where there are no rows."""
+    """Rows of numbers; without headers, the first column holds their names. None if there are no rows."""
     if not rows:
         return None
     heading = Text(title, style="bold")
@@ -223,7 +225,7 @@ def _table(title: str, rows: Sequence[Sequence[str]], headers: Sequence[str] = (
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """Values as a row of bars, from their lowest to their highest; where there are too many, means of neighbours."""
+    """Values as a row of bars, from lowest to highest; means of neighbours if there are too many."""
 
     values: Sequence[float]
 
@@ -250,7 +252,7 @@ def _thinned(values: Sequence[float], width: int) -> list[float]:
 
 
 def _after(iteration: int) -> str:
-    """Which weights those are that an iteration begins with."""
+    """A name for an iteration's initial weights."""
     if not iteration:
         return "before any training"
     return f"after {iteration} iteration{'' if iteration == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""How right the served policy answers held-out questions, by length."""
+"""Measures the served policy's accuracy on held-out questions, by length."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
     """Read every held-out question once; a read that fails is wrong, and counted.
 
     Args:
-        prepared: which questions, and how many.
+        prepared: the questions, and how many.
         agent: reads with the weights to measure.
-        iteration: that begins with these weights.
-        temperature: at which it reads.
+        iteration: the one that begins with these weights.
+        temperature: the sampling temperature.
 
     Raises:
-        PolicyUnreachableError, PolicyAuthenticationError: the server is gone, or refuses the key.
+        PolicyUnreachableError, PolicyAuthenticationError: the server is down, or refuses the key.
     """
     job = prepared.job
     slots = asyncio.Semaphore(job.collect.concurrency)
@@ -53,7 +53,7 @@ async def measure(prepared: PreparedLoop, agent: MemAgent, iteration: int, tempe
     ]
     reads = [asyncio.create_task(score_of(sample)) for _, sample in asked]
     try:
-        found = await asyncio.gather(*reads)  # the first error as it is, which a TaskGroup would wrap
+        found = await asyncio.gather(*reads)  # the first error unchanged; a TaskGroup would wrap it
     finally:
         for read in reads:
             read.cancel()

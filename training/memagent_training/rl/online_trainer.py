@@ -1,7 +1,7 @@
 """The trainer of a loop: one training over all iterations, whose groups are collected while it runs.
 
-Optimizer, learning rate and checkpoints are those of a single training. Before the first step of an iteration the
-source is asked for its groups, on the main process; the others wait for them.
+Optimizer, learning rate and checkpoints are those of a single training. Before the first step of an iteration, the main
+process gets its groups from the source; the others wait for them.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from memagent_training.job.training_output import step_of
 from memagent_training.training_errors import TrainingError
 
 _SEED_STRIDE: Final = 7919
-"""Between the seeds of two iterations' orders."""
+"""The distance between the seeds of two iterations' orders."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedIteration:
-    """What an iteration is trained on."""
+    """The groups of an iteration."""
 
     groups: Sequence[RolloutGroup]
     policy_versions: Sequence[str] = ()
-    """Oldest first; the last is that of the weights which the iteration begins with."""
+    """Oldest first; the last one is that of the iteration's initial weights."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """For the training log, beside the first step's."""
+    """Metrics for the training log, added to the first step's."""
 
 
 class EndOfLoop(Exception):  # noqa: N818  it is not an error
-    """The source has nothing more to train on; says why."""
+    """The source has nothing more to train on; the message says why."""
 
 
 GroupSource: TypeAlias = Callable[[int], CollectedIteration]
-"""The groups of an iteration, counted from 0, as many as it has optimizer steps at least; its weights are in its
-policy's folder by then. Only the main process asks. Raises EndOfLoop where there are none."""
+"""The groups of an iteration, counted from 0, at least as many as its optimizer steps; its weights are already in its
+policy's folder. Only the main process calls this. Raises EndOfLoop if there are none."""
 
 
 class OnlineTrainer(MultiConvDAPOTrainer):
-    """Multi-Conv DAPO on groups that are collected with the weights that it has just made.
+    """Multi-Conv DAPO on groups that are collected with the trainer's newest weights.
 
     Args:
-        model: as of `MultiConvDAPOTrainer`.
+        model: as for `MultiConvDAPOTrainer`.
         source: asked for groups before each iteration.
-        args: the settings; `max_steps` says how many steps there are in all.
+        args: the settings; `max_steps` is the total number of steps.
         steps_per_iteration: optimizer steps on one iteration's groups, each of which is in one of them.
-        save_policy: called on every process before each iteration, to write its weights where the source looks for
-            them.
-        callbacks, peft_config: as of `GRPOTrainer`.
+        save_policy: called on every process before each iteration, to write its weights to the folder where the source
+            looks for them.
+        callbacks, peft_config: as for `GRPOTrainer`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         self._iteration = -1
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """One optimizer step, before which its iteration's groups are collected if it is the first on them."""
+        """One optimizer step; if it is an iteration's first, its groups are collected before."""
         self._enter(self.state.global_step // self._steps_per_iteration)
         return super().training_step(model, inputs, num_items_in_batch)
 
@@ -104,7 +104,9 @@ class OnlineTrainer(MultiConvDAPOTrainer):
             self._metrics["train"][name].append(value)
 
     def _asked(self, iteration: int) -> CollectedIteration:
-        """What the source has, on every process; the others must hear of an error, too, or would wait for ever."""
+        """The source's groups, on every process; errors are sent to the others too, because they would wait for
+        ever.
+        """
         told: list[Any] = [None]
         if self.accelerator.is_main_process:
             try:
@@ -122,18 +124,18 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         return collected
 
     def _tell_gap(self, gap: LogProbGap) -> None:
-        """Not once an iteration: it is among the metrics."""
+        """Not at each iteration: it is in the metrics."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """The Trainer's alone: checkpoints lie between two iterations, and the next one's log-probs are computed again.
+        """Only the Trainer's: checkpoints are between two iterations, and the next one's log-probs are computed again.
 
         Raises:
-            TrainingError: This one does not.
+            TrainingError: This checkpoint is not between two iterations.
         """
         step = None if checkpoint is None else step_of(Path(checkpoint))
         if step is not None and step % self._steps_per_iteration:
             raise TrainingError(
-                f"{checkpoint} was saved within an iteration of {self._steps_per_iteration} optimizer steps",
-                hint="Resume with the settings that the loop began with.",
+                f"{checkpoint} was saved inside an iteration of {self._steps_per_iteration} optimizer steps",
+                hint="Resume with the loop's original settings.",
             )
         super(MultiConvDAPOTrainer, self)._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]

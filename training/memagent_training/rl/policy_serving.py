@@ -1,4 +1,6 @@
-"""The server that the policy reads on: started if it is ours, given each new version, and put right when it dies."""
+"""The server that the policy reads on: started if it is ours, updated with each new version, and restarted when it
+dies.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ T = TypeVar("T")
 _MODEL_NAME: Final = "policy"
 _VERSION: Final = "iteration-"
 _LOGPROBS_AFTER_TEMPERATURE: Final = ("--logprobs-mode", "processed_logprobs")
-"""What was sampled from, whatever the temperature."""
+"""Log-probs of the sampled distribution, at any temperature."""
 _RESTARTS: Final = 3
-"""How often one piece of work is begun again after the server died."""
+"""How often work is started again after the server died."""
 
 
 class Serving:
-    """The policy's newest version behind a server, and readers that ask it.
+    """The policy's newest version on a server, and readers that use it.
 
     Args:
         prepared: the loop; unless it names a server, one is started for the first version.
@@ -62,58 +64,58 @@ class Serving:
         self.rollouts = self.reader(job.temperature, self.run_log, logprobs=True)
         """Reads for training, at its temperature, and logs."""
         self.served: Served | None = None
-        """The newest version, once there is one."""
+        """The newest version, if there is one."""
 
     async def close(self) -> None:
-        """Stop the server, if it is ours, and close what readers hold."""
+        """Stop the server, if it is ours, and close the readers' resources."""
         await self._policy.aclose()
         if self._own is not None:
             await asyncio.to_thread(self._own.kill)
         self.run_log.close()
 
     def policy_folder(self, iteration: int) -> Path:
-        """Where the weights are that an iteration begins with."""
+        """The folder of an iteration's initial weights."""
         return self._folder / str(iteration)
 
     @staticmethod
     def version(iteration: int) -> str:
-        """What conversations call those weights."""
+        """The name of those weights in conversations."""
         return f"{_VERSION}{iteration}"
 
     @staticmethod
     def iteration_of(version: str) -> int:
-        """Which iteration began with the weights of that name."""
+        """The iteration that began with the weights of that name."""
         return int(version.removeprefix(_VERSION))
 
     async def serve(self, iteration: int) -> Served:
-        """Bring the weights of an iteration into the server; those of versions before the last go from the disk.
+        """Load an iteration's weights into the server; those before the previous version are deleted from disk.
 
         Raises:
-            TrainingError: the server cannot be made to serve them; says why.
+            TrainingError: the server cannot serve them; the message says why.
         """
         await self._revive()
         folder, version = self.policy_folder(iteration), self.version(iteration)
         try:
             self.served = await self._sync.sync(folder, version)
         except TrainingError:
-            if not await self._revive():  # otherwise it died meanwhile
+            if not await self._revive():  # otherwise it died in the meantime
                 raise
             self.served = await self._sync.sync(folder, version)
         self._policy.serve(self.served.model, self.served.version)
-        for folder in self._folder.iterdir():  # a newer one may be there, and even be in the making
+        for folder in self._folder.iterdir():  # a newer one may exist, or may just be written
             if folder.name.isdigit() and int(folder.name) < iteration - 1:
                 shutil.rmtree(folder, ignore_errors=True)
         return self.served
 
     async def reading(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
-        """Do what reads with the weights of `iteration`, which are served; once more where our server died meanwhile.
+        """Do work that reads with the served weights of `iteration`; start it again if our server died.
 
         Args:
             iteration: whose weights are served.
-            work: can be begun again.
+            work: the work; it can be started again.
 
         Raises:
-            PolicyUnreachableError: the server is somebody else's, or died time and again.
+            PolicyUnreachableError: the server is not ours, or died repeatedly.
         """
         for attempt in range(_RESTARTS + 1):
             assert self.served is not None  # noqa: S101  serve() was called
@@ -128,7 +130,7 @@ class Serving:
         raise AssertionError("the last attempt returns or raises")
 
     def reader(self, temperature: float, run_log: RunLog | bool = False, logprobs: bool | None = None) -> MemAgent:
-        """A reader of the newest version; without a log, to measure with."""
+        """A reader of the newest version; without a log for measuring."""
         return MemAgent(
             self._policy,
             profile=self._prepared.profile,
@@ -141,7 +143,7 @@ class Serving:
         )
 
     async def _revive(self) -> bool:
-        """Start our server if it is dead; whether it was."""
+        """Start our server if it is dead; return whether it was."""
         server = await self._own_if_dead()
         if server is None:
             return False
@@ -153,7 +155,9 @@ class Serving:
         return True
 
     async def _own_if_dead(self) -> VLLMServer | None:
-        """Our server if it does not answer: for a moment after its death, and where only its engine died, it runs."""
+        """Our server if it does not answer: its process may still run just after its death, or if only its engine
+        died.
+        """
         if self._own is None or (self._own.is_running and await asyncio.to_thread(self._own.is_healthy)):
             return None
         return self._own

@@ -1,4 +1,4 @@
-"""How a loop's policy reads, where that is to be other than its folder says: wording, budgets, chunks."""
+"""How a loop's policy reads, if different from its folder's settings: wording, budgets, chunks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WORDING: Final = ("layout", "answer_format", "update_template", "answer_templat
 
 @dataclass(frozen=True, slots=True)
 class ReadingSettings:
-    """What is to be other than in the model's own profile, or the reader's defaults; None leaves it as it is."""
+    """Changes to the model's own profile, or to the reader's defaults; None leaves a value unchanged."""
 
     profile: str | Path | None = None
-    """A folder with `memagent.json` and `templates`, or "embedded", in place of the model's own."""
+    """A folder with `memagent.json` and `templates`, or "embedded", instead of the model's own."""
     layout: str | None = None
     answer_format: str | None = None
     update_template: str | Path | None = None
@@ -37,12 +37,12 @@ class ReadingSettings:
     boundary: Boundary | None = None
 
     def resolved(self, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role] = ()) -> Profile | None:
-        """What the policy reads with, and has in its folder from then on; None where nothing was chosen.
+        """The profile that the policy reads with, and gets in its folder; None if nothing was chosen.
 
-        A model without a profile was trained on nobody's words, so it gets those of the strategy's `roles`, too.
+        A model without a profile was not trained on any templates, so it also gets those of the strategy's `roles`.
 
         Raises:
-            ProfileError, PromptError, BudgetError: it cannot be had; says what to do.
+            ProfileError, PromptError, BudgetError: it cannot be made; the message says what to do.
         """
         if self == ReadingSettings():
             return None

@@ -1,4 +1,4 @@
-"""The settings of a loop, and all that can be refused before anything is served or trained."""
+"""The settings of a loop, and everything that can be refused before anything is served or trained."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from memagent_training.training_errors import TrainingError
 JOURNAL: Final = "journal.jsonl"
 RUN_LOG: Final = "runs.sqlite"
 POLICIES: Final = "policies"
-"""The folder of the weights that readers have, by iteration."""
+"""The folder of the readers' weights, by iteration."""
 BEST: Final = "best"
-"""The policy that was measured best so far."""
+"""The policy with the best measurement so far."""
 
 _PATIENCE: Final = 86_400
 """Seconds that the other processes wait for the one that collects and measures."""
@@ -47,12 +47,12 @@ _PATIENCE: Final = 86_400
 
 @dataclass(frozen=True, slots=True)
 class MeasureSettings:
-    """How often and on what the policy is measured."""
+    """How often the policy is measured, and on what."""
 
     every: int = 10
     """Iterations between measurements; 0 for none."""
     lengths: tuple[int, ...] = ()
-    """Of the held-out questions; the curriculum's, and 4 times its longest, if none are given."""
+    """Lengths of the held-out questions; by default the curriculum's, and 4 times its longest."""
     count: int = 32
     """Questions of each length."""
     temperatures: tuple[float, ...] = (0.0,)
@@ -60,7 +60,7 @@ class MeasureSettings:
     def __post_init__(self) -> None:
         if self.every < 0 or self.count < 1 or not self.temperatures or min(self.temperatures) < 0:
             raise TrainingError(
-                f"a policy cannot be measured with {self}",
+                f"measuring is not possible with {self}",
                 hint="Give every of 0 or more, a count of 1 or more, and temperatures of 0 or more.",
             )
 
@@ -70,30 +70,30 @@ class RLJob:
     """The settings of a loop."""
 
     tasks: tuple[str, ...]
-    """Names of evaluation tasks, of which each question has one."""
+    """Names of evaluation tasks; each question is from one of them."""
     lengths: tuple[int, ...]
     """The curriculum's lengths, in the tasks' unit."""
     out: Path
-    """Where the loop keeps everything, and the finished policy in the end."""
+    """The folder of all the loop's files, and finally of the finished policy."""
     model: str = "embedded"
-    """The policy to begin with: a folder, a hub id, or "embedded"."""
+    """The policy to start from: a folder, a hub id, or "embedded"."""
     preset: str | Path = "dapo"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of `MultiConvDAPOConfig` in place of the preset's."""
+    """Settings of `MultiConvDAPOConfig` that replace the preset's."""
     iterations: int = 100
     collect: CollectSettings = field(default_factory=CollectSettings)
     temperature: float = 1.0
-    """At which rollouts are sampled."""
+    """The sampling temperature of rollouts."""
     reward: str | RewardFunction = "strict"
     """A built-in's name or a function; see `collect`."""
     evidence_share: float = 0.0
-    """The share of the advantage that each memory earns by itself, for holding what the answer needs."""
+    """The share of the advantage that is each memory's own, for having what the answer needs."""
     steps_behind: int = 0
-    """1 collects an iteration while the one before is trained on; the rollouts are then one version old."""
+    """1 collects an iteration while the previous one is trained on; the rollouts are then one version old."""
     advance_at: float = 0.8
     """The mean reward of the longest length so far at which the next one is added."""
     strategy: str | None = None
-    """The way of reading, where it is not the paper's: a strategy's name, or a user's own as `file.py:Name`."""
+    """The way of reading, if it is not the paper's: a strategy's name, or a user's own as `file.py:Name`."""
     reading: ReadingSettings = field(default_factory=ReadingSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     collapse: CollapseSettings = field(default_factory=CollapseSettings)
@@ -102,19 +102,19 @@ class RLJob:
     haystack: Path | None = None
     seed: int = 0
     base_url: str | None = None
-    """Of a vLLM server that somebody else runs, with the model's weights; by default the loop starts its own."""
+    """The URL of a vLLM server that you run, with the model's weights; by default the loop starts its own."""
     served_name: str = "policy"
-    """What that server calls the model: the --served-model-name that it was started with."""
+    """The model's name on that server: the --served-model-name that it was started with."""
     api_key: str | None = None
     server_options: tuple[str, ...] = ()
-    """Further command-line options of its own server."""
+    """More command-line options of its own server."""
     server_timeout: float = 600.0
-    """How many seconds its own server may take to come up: large models load for minutes."""
+    """How many seconds its own server may take to start: large models load for minutes."""
     sync_tolerance: float = 1e-3
     """The largest difference between log-probs of server and trainer after a swap, in nats."""
     lora_rank: int | None = None
     resume: bool = False
-    """Go on with the loop in `out`, or begin if there is none."""
+    """Continue the loop in `out`, or begin if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class PreparedLoop:
 
     @property
     def profile(self) -> Profile | None:
-        """What the policy reads with; None has the reader's defaults."""
+        """The profile that the policy reads with; None for the reader's defaults."""
         return self.base.profile or load_profile(self.base.folder)
 
     @property
@@ -144,7 +144,7 @@ class PreparedLoop:
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """What decides the weights, but for how long the loop runs."""
+        """What determines the weights, except how long the loop runs."""
         job = self.job
         reading = {"read_with": _read_with(self.base.profile)} if self.base.profile else {}
         collecting = {name: value for name, value in asdict(job.collect).items() if name != "concurrency"}
@@ -170,7 +170,7 @@ class PreparedLoop:
 
 
 def _read_with(profile: Profile) -> dict[str, int | str]:
-    """All but the rule for invented words, which loops do not heed."""
+    """Everything except the rule for invented words, which loops ignore."""
     values = {name: value for name, value in profile.values.items() if name != "on_invented"}
     return {**values, "prompts": profile.prompts.fingerprint}
 
@@ -179,7 +179,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     """Check a loop's settings, its model, its tasks, and its folder.
 
     Raises:
-        TrainingError, EvaluationError, TokenizerError: something cannot be had; says what to do.
+        TrainingError, EvaluationError, TokenizerError: something is missing or invalid; the message says what to do.
         StrategyError, BudgetError: the policy cannot read with the strategy.
     """
     _check(job)
@@ -188,7 +188,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     if job.base_url is not None and job.lora_rank is None and has_tied_embeddings(base.folder):
         raise TrainingError(
             f"{job.model} has tied embeddings, and {job.base_url} would keep its old output head on a reload",
-            hint="Train adapters (--lora), untie them, or leave --base-url out: the loop restarts a server of its own.",
+            hint="Train adapters (--lora), untie them, or leave --base-url out: the loop can restart its own server.",
         )
     config = _config(job)
     terms = config.advantage_settings.terms
@@ -206,7 +206,7 @@ def prepare(job: RLJob) -> PreparedLoop:
         _check_lengths(task, job)
         if need_evidence and not task.sample(job.lengths[0], 0).needles:
             raise TrainingError(
-                f"{', '.join(sorted(need_evidence))}: the task {task.name} does not say what its answers rest on",
+                f"{', '.join(sorted(need_evidence))}: the task {task.name} does not have the evidence of its answers",
                 hint="Choose a task whose samples have needles, such as niah_multikey_2, or other rewards.",
             )
     prepared = PreparedLoop(job, config, base, curriculum)
@@ -234,24 +234,24 @@ def _check(job: RLJob) -> None:
         )
     if job.iterations > COLLECTIONS:
         raise TrainingError(
-            f"{job.iterations:,} iterations ask more questions than there are for training",
+            f"{job.iterations:,} iterations need more questions than there are for training",
             hint=f"Give {COLLECTIONS:,} at most, with more optimizer steps in each.",
         )
     if not job.server_timeout > 0:
-        raise TrainingError(f"{job.server_timeout:g} seconds for a server to come up", hint="Give more than 0.")
+        raise TrainingError(f"{job.server_timeout:g} seconds for a server to start", hint="Give more than 0.")
     if job.lora_rank is not None and job.lora_rank < 1:
         raise TrainingError(f"a LoRA rank of {job.lora_rank}", hint="Give 1 or more.")
     if job.base_url is not None and job.server_options:
         raise TrainingError(
-            f"options for a server ({' '.join(job.server_options)}), and {job.base_url} is started by somebody else",
-            hint="Give them where it is started, or leave --base-url out.",
+            f"options for a server ({' '.join(job.server_options)}), and {job.base_url} is not started by the loop",
+            hint="Use them when you start it, or leave --base-url out.",
         )
 
 
 def _check_terms(job: RLJob, terms: Sequence[CreditTerm]) -> None:
     if any(term.reward == STEP for term in terms) and not job.evidence_share:
         raise TrainingError(
-            "a credit term is about the step reward, and a loop names none",
+            "a credit term is about the step reward, but a loop has none",
             hint="Name the reward itself in the term, such as evidence_f2_gain.",
         )
     term_rewards(terms, gold=True, logged=False)
@@ -259,7 +259,7 @@ def _check_terms(job: RLJob, terms: Sequence[CreditTerm]) -> None:
 
 
 def _check_words(base: BaseModel, roles: Sequence[Role]) -> None:
-    """Refuse a policy that knows no words for a role, as its first read would once it is served."""
+    """Refuse a policy without a template for a role, as its first read would when it is served."""
     profile = base.profile or load_profile(base.folder)
     if profile is not None:
         prompts_for(roles, profile.prompts, own_words_only=True)
@@ -273,12 +273,12 @@ def _check_folder(prepared: PreparedLoop) -> None:
         output.require_same(job.out, prepared.record)
     else:
         raise TrainingError(
-            f"{job.out} already holds a loop", hint="Go on with it (--resume), or name another folder (--out)."
+            f"{job.out} already has a loop", hint="Continue it (--resume), or name another folder (--out)."
         )
 
 
 def _holds_loop(out: Path) -> bool:
-    """Whether anything was collected there: a new loop would take runs of the same names for its own."""
+    """Whether anything was collected there: a new loop would treat runs of the same names as its own."""
     if (out / JOURNAL).exists() or not (out / RUN_LOG).exists():
         return (out / JOURNAL).exists()
     with closing(RunLog(out / RUN_LOG)) as log:
@@ -290,16 +290,16 @@ def _config(job: RLJob) -> MultiConvDAPOConfig:
     for name in (*decided, "max_steps", "num_train_epochs"):
         if name in job.settings:
             raise TrainingError(
-                f"{name} cannot be set this way", hint="The loop has options of its own for it: see memagent rl --help."
+                f"{name} cannot be set this way", hint="The loop has its own options for it: see memagent rl --help."
             )
     machine = {"ddp_timeout": _PATIENCE}
-    # A server of ours gives them so. At temperature 1 both are the same, and it decides nothing of the weights.
+    # Our own server returns them like this. At temperature 1 both are the same, and the weights do not depend on it.
     own_server = {"logged_after_temperature": True} if job.base_url is None and job.temperature != 1 else {}
     config = make_config(
         job.preset, {**machine, **own_server, **job.settings, **decided, "max_steps": job.iterations}, job.out
     )
     config.disable_tqdm = True  # the loop shows its own progress
-    config.logging_nan_inf_filter = False  # or a loss that is not a number would not be reported
+    config.logging_nan_inf_filter = False  # otherwise a loss that is not a number would not be reported
     if job.steps_behind and config.importance_cap is None:
         raise TrainingError(
             "rollouts one version behind are trained on without importance weights",
@@ -317,5 +317,5 @@ def _check_lengths(task: Task, job: RLJob) -> None:
         except EvaluationError as error:
             raise TrainingError(
                 f"the task {task.name} has too few questions to keep asking new ones: {error.message}",
-                hint="Choose one whose questions are made, such as niah_multikey_2.",
+                hint="Choose one with generated questions, such as niah_multikey_2.",
             ) from error

@@ -1,4 +1,4 @@
-"""What a loop reports while it runs."""
+"""The reports of a loop while it runs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from memagent_training.serving.policy_sync import Served
 
 
 class Phase(StrEnum):
-    """What a loop spends its time on."""
+    """The phases of a loop."""
 
     SYNC = "sync"
-    """Weights are written, and brought into the server."""
+    """Weights are written, and loaded into the server."""
     MEASURE = "measure"
     COLLECT = "collect"
-    """Questions are read; with rollouts one version behind, only what is still waited for."""
+    """Questions are read; with rollouts one version behind, only the remaining wait."""
     TRAIN = "train"
 
 
 class Watcher:
-    """Told of a loop's progress; by itself it ignores everything. Calls come from the thread that trains, but for
+    """Gets a loop's progress; this base class ignores everything. Calls come from the training thread, except
     `measured`.
     """
 
     def resumes(self, checkpoint: Path | None, passed_over: Sequence[Path]) -> None:
-        """The loop continues from a checkpoint, if there is a whole one; newer ones were not written to their end."""
+        """The loop continues from a checkpoint, if there is a complete one; newer ones are incomplete."""
 
     def begins(self, iteration: int, phase: Phase) -> None:
-        """A phase of an iteration begins; the one before has ended."""
+        """A phase of an iteration begins; the previous one has ended."""
 
     def serves(self, iteration: int, served: Served) -> None:
         """The weights of an iteration are served."""
@@ -39,13 +39,13 @@ class Watcher:
         """Held-out questions were read."""
 
     def collected(self, record: CollectionRecord) -> None:
-        """An iteration's groups are there; also what an earlier call had collected."""
+        """An iteration's groups are ready; also those that an earlier call collected."""
 
     def trained(self, step: int, metrics: Mapping[str, float]) -> None:
-        """An optimizer step was taken."""
+        """An optimizer step is done."""
 
     def saved(self, step: int) -> None:
         """There is a checkpoint."""
 
     def ends(self, reason: str) -> None:
-        """The loop ended, for what reason."""
+        """The loop ended, with the reason."""

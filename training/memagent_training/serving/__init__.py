@@ -1,1 +1,1 @@
-"""A vLLM server of one's own, and new weights into the one that reads."""
+"""Our own vLLM server, and loading new weights into the server that reads."""

@@ -1,10 +1,9 @@
-"""Run a command and end its whole session when it ends, or when the process that asked for it is gone.
+"""Runs a command and ends its whole session when it ends, or when the process that started it has ended.
 
     python watchdog.py PARENT_PID COMMAND [ARGUMENT ...]
 
-A server's worker processes outlive both the server and a test run that dies of SIGKILL, and then nobody is
-left to stop them. Start this script in a session of its own. The exit status is the command's, or 1 after the
-loss of PARENT_PID.
+A server's worker processes outlive the server and a test run that is killed with SIGKILL, and then nothing stops them.
+Start this script in its own session. The exit status is the command's, or 1 after the loss of PARENT_PID.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _TIMEOUT_SECONDS = 20.0
 def end_session(session: int) -> None:
     """SIGKILL every process of a session but the caller; return once they are gone.
 
-    Python's resource tracker is spared for a moment: it outlives its clients to unlink their shared memory
-    (up to 400 MB for each vLLM server), and then ends by itself.
+    Python's resource tracker gets a moment more: it outlives its clients to unlink their shared memory (up to 400 MB
+    for each vLLM server), and then ends by itself.
 
     Raises:
-        TimeoutError: something survives.
+        TimeoutError: a process survives.
     """
     begin = time.monotonic()
     while members := _session_members(session):
@@ -49,8 +48,8 @@ def _session_members(session: int) -> dict[int, str]:
     members = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):  # gone since it was listed
-                # The name, in parentheses, may hold spaces: fields are counted from behind it.
+            with contextlib.suppress(OSError):  # ended since it was listed
+                # The name, in parentheses, may have spaces: fields are counted after it.
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 state, process_session = fields[0], int(fields[3])
                 if process_session == session and state != "Z":
@@ -66,7 +65,7 @@ def main(arguments: list[str]) -> int:
     while status is None and os.getppid() == parent:
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = child.wait(timeout=_PARENT_POLL_SECONDS)
-    reason = "the process that started it is gone" if status is None else f"it ended with exit status {status}"
+    reason = "the process that started it has ended" if status is None else f"it ended with exit status {status}"
     print(f"watchdog: ending the session of {Path(command[0]).name}: {reason}", file=sys.stderr, flush=True)
     end_session(os.getsid(0))
     return 1 if status is None else status & 0xFF

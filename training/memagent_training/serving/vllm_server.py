@@ -1,7 +1,7 @@
-"""A vLLM server of one's own: started, killed, restarted with other weights, and gone when its owner is.
+"""Our own vLLM server: it can be started, killed and restarted with other weights, and ends with its owner.
 
 vLLM may live in another virtual environment than the trainer (on CPUs it must, see scripts/install_vllm_cpu.sh), so it
-is talked to only as a process and over HTTP.
+is controlled only as a process and over HTTP.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ _WATCHDOG = Path(__file__).with_name("session_watchdog.py")
 _POLL_SECONDS = 0.25
 _PROBE_TIMEOUT_SECONDS = 5.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""The server is on this machine, and a proxy of the environment does not know it."""
+"""The server is on this machine, and the environment's proxy cannot reach it."""
 _LOG_TAIL_LINES = 40
-_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank takes
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that --max-lora-rank accepts
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 
 SERVER_ENVIRONMENT: Mapping[str, str] = {
-    "TORCH_COMPILE_DISABLE": "1",  # else the first request for log-probs waits 17 s
+    "TORCH_COMPILE_DISABLE": "1",  # otherwise the first request for log-probs waits 17 s
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
 CPU_ENVIRONMENT: Mapping[str, str] = {
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinned to a core, it would wait for whatever else runs there
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinned to a core, it would wait for other processes there
     "OMP_NUM_THREADS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # without it vLLM overrules `--distributed-executor-backend uni` on a CPU
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # without it vLLM ignores `--distributed-executor-backend uni` on a CPU
 }
-"""Where there is no accelerator."""
+"""For machines without an accelerator."""
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel/accel[0-9]*")
 """Device files of drivers."""
 
 
 class VLLMNotInstalledError(TrainingError):
-    """There is no interpreter that has vLLM."""
+    """There is no interpreter with vLLM."""
 
 
 class VLLMServerError(TrainingError):
-    """The server did not come up or did not go away; the message ends with the tail of its log."""
+    """The server did not start or did not stop; the message ends with the last lines of its log."""
 
 
 def find_vllm_python() -> Path:
-    """The interpreter that has vLLM: $MEMAGENT_VLLM_PYTHON, else this one if it has, else .venv-vllm in a checkout.
+    """The interpreter with vLLM: $MEMAGENT_VLLM_PYTHON, else this one if it has vLLM, else .venv-vllm in a checkout.
 
     Raises:
         VLLMNotInstalledError: there is none of them.
@@ -77,7 +77,7 @@ def find_vllm_python() -> Path:
 
 
 def server_environment(devices: Path = Path("/dev")) -> Mapping[str, str]:
-    """What a server's environment must have on this machine, by the device files that are there."""
+    """Environment variables that a server needs on this machine, by the existing device files."""
     has_accelerator = any(any(devices.glob(pattern)) for pattern in _ACCELERATORS)
     return SERVER_ENVIRONMENT if has_accelerator else {**SERVER_ENVIRONMENT, **CPU_ENVIRONMENT}
 
@@ -93,29 +93,29 @@ def _free_port() -> int:
 class VLLMServer:
     """One vLLM server process tree over one model folder; a context manager.
 
-    The port is chosen once, at construction, so that `restart` comes back under the same URL. The server dies
-    with the process that started it, however that one dies. Restarts append to the log file.
+    The port is chosen once, at construction, so that `restart` keeps the URL. The server ends with the process that
+    started it, however that ends. Restarts append to the log file.
     """
 
     model: Path
     """Folder with config.json, weights and tokenizer."""
     _: KW_ONLY
     log_file: Path
-    """Where stdout and stderr of the server go."""
+    """The file for the server's stdout and stderr."""
     model_name: str = "policy"
     """The name that requests use."""
     max_model_len: int | None = None
-    """Context window in tokens; None takes the model's own."""
+    """Context window in tokens; None means the model's own."""
     api_key: str | None = None
-    """What requests must present as a bearer token; None admits everyone."""
+    """The bearer token that requests need; None admits everyone."""
     dtype: str = "float32"
-    """Of the weights; float32 makes log-probs comparable with the trainer's."""
+    """The dtype of the weights; float32 makes log-probs comparable with the trainer's."""
     max_lora_rank: int | None = None
     """The largest rank of adapters that are loaded while it runs; None admits no adapters."""
     dev_mode: bool = False
-    """Whether weights can be reloaded and caches dropped while it runs. Everyone on this machine can then."""
+    """Whether weights can be reloaded and caches dropped while it runs. Then everyone on this machine can do so."""
     options: Sequence[str] = ()
-    """Further command-line options."""
+    """More command-line options."""
     startup_timeout: float = 240.0
     """Seconds to wait for the first healthy answer."""
     port: int = field(default_factory=_free_port, init=False)
@@ -149,7 +149,7 @@ class VLLMServer:
 
         Raises:
             VLLMNotInstalledError: see `find_vllm_python`.
-            VLLMServerError: it ended or did not answer in time; nothing of it is left behind.
+            VLLMServerError: it ended or did not answer in time; no process is left.
         """
         if self.is_running:
             raise VLLMServerError(f"the server on port {self.port} is running already; stop it first")
@@ -189,10 +189,10 @@ class VLLMServer:
             raise
 
     def kill(self) -> None:
-        """SIGKILL the whole process tree, requests in flight included; return once every process is gone.
+        """SIGKILL the whole process tree, including requests in flight; return when every process has ended.
 
         Raises:
-            VLLMServerError: something of it survives.
+            VLLMServerError: a process survives.
         """
         if self._watchdog is None:
             return
@@ -206,10 +206,10 @@ class VLLMServer:
             self._scratch.cleanup()
 
     def restart(self, model: Path | None = None) -> None:
-        """Stop what is left and start again under the same URL, with an empty prefix cache and no adapters.
+        """Stop what still runs and start again under the same URL, with an empty prefix cache and no adapters.
 
         Args:
-            model: the folder to serve from now on; None keeps it. Where the start fails, the old one is kept.
+            model: the folder to serve; None keeps it. If the start fails, the old one is kept.
         """
         self.kill()
         old, self.model = self.model, model or self.model
@@ -242,12 +242,12 @@ class VLLMServer:
         arguments += ["--model", str(self.model), "--served-model-name", self.model_name]
         arguments += ["--dtype", self.dtype, "--enforce-eager", "--block-size", "32", "--seed", "0"]
         arguments += ["--enable-prompt-tokens-details", "--generation-config", "vllm"]
-        # The model in the engine's process: in one of its own, each of the two would spin while it waits for the other.
+        # The model runs in the engine's process: with two processes, each would busy-wait for the other.
         arguments += ["--disable-uvicorn-access-log", "--distributed-executor-backend", "uni"]
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
         if self.max_lora_rank is not None:
-            # Two at once: readers of one version continue while the next one's begin.
+            # Two at once: readers of one version continue while those of the next one begin.
             arguments += ["--enable-lora", "--max-loras", "2"]
             arguments += ["--max-lora-rank", str(_admitted_rank(self.max_lora_rank))]
         return [*arguments, *self.options]
@@ -258,7 +258,7 @@ class VLLMServer:
                 raise VLLMServerError(f"the vLLM server ended while starting{self._log_tail()}")
             if time.monotonic() > deadline:
                 message = f"the vLLM server did not answer within {self.startup_timeout:.0f} s"
-                hint = "Let it take longer (startup_timeout), if its log says that it is still loading."
+                hint = "Allow more time (startup_timeout), if its log says that it is still loading."
                 raise VLLMServerError(message + self._log_tail(), hint=hint)
             time.sleep(_POLL_SECONDS)
 
@@ -268,7 +268,7 @@ class VLLMServer:
 
 
 def _admitted_rank(rank: int) -> int:
-    """The smallest of the ranks that vLLM takes that admits adapters of `rank`."""
+    """The smallest rank that vLLM accepts that admits adapters of `rank`."""
     admitted = next((each for each in _LORA_RANKS if each >= rank), None)
     if rank < 1 or admitted is None:
         raise VLLMServerError(f"adapters of rank {rank} cannot be served", hint=f"Give 1 to {_LORA_RANKS[-1]}.")

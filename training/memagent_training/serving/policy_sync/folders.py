@@ -1,6 +1,6 @@
-"""A policy's folder, checked before a server hears of it: what it holds, and whether it fits what is served.
+"""Checks a policy's folder before it is sent to a server: its content, and whether it fits the served model.
 
-No weights are loaded: names and shapes stand in the headers of safetensors files.
+No weights are loaded: names and shapes are in the headers of safetensors files.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _IRRELEVANT: Final = frozenset({
     "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "initializer_range",
     "attention_dropout", "pretraining_tp", "pad_token_id", "bos_token_id", "eos_token_id",
 })  # fmt: skip
-"""Configuration that two versions of a policy may word differently: none of it changes what it answers.
+"""Configuration that may differ between two versions of a policy: none of it changes answers.
 
-Training writes the tokenizer's special tokens into it where there were none."""
+Training adds the tokenizer's special tokens if there were none."""
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFolder:
-    """What a training left: whole weights, adapters, or both."""
+    """The result of a training: whole weights, adapters, or both."""
 
     path: Path
     has_weights: bool
@@ -41,18 +41,18 @@ class PolicyFolder:
 
     @classmethod
     def find(cls, path: Path) -> PolicyFolder:
-        """Look into a folder. Adapters are in it, or in the folder that a training makes for them in it.
+        """Inspect a folder. Adapters are in it, or in a training's subfolder for them.
 
         Raises:
-            TrainingError: it holds neither weights nor adapters.
+            TrainingError: it has neither weights nor adapters.
         """
         places = (path, path / ADAPTER_FOLDER)
         adapter = next((each for each in places if (each / _ADAPTER_CONFIG).is_file()), None)
         has_weights = (path / "config.json").is_file() and bool(list(path.glob("*.safetensors"))) and adapter != path
         if not has_weights and adapter is None:
             raise TrainingError(
-                f"{path} holds no policy: neither config.json with *.safetensors nor {_ADAPTER_CONFIG}",
-                hint="Name the folder that a training left (--out).",
+                f"{path} has no policy: neither config.json with *.safetensors nor {_ADAPTER_CONFIG}",
+                hint="Name the folder of a training (--out).",
             )
         return cls(path.resolve(), has_weights, None if adapter is None else adapter.resolve())
 
@@ -80,8 +80,8 @@ class PolicyFolder:
     def adapter_name(self, version: str) -> str:
         """A server's name for the adapters of a version.
 
-        It names their content, too: the prefix cache goes by names, and would take other adapters of the same name
-        for these even after they were unloaded.
+        It also has a hash of their content: the prefix cache uses names, and would confuse other adapters of the same
+        name with these even after they were unloaded.
         """
         assert self.adapter is not None  # noqa: S101  asked for adapters only
         content = (self.adapter / _ADAPTER_CONFIG).read_bytes() + weights_version(self.adapter).encode()
@@ -93,20 +93,20 @@ class Likeness:
     """What all versions of a policy have in common."""
 
     folder: Path
-    """The version that it was taken from; it need not stay."""
+    """The version that it was read from; it does not have to be kept."""
     config: dict[str, Any]
     shapes: Shapes
 
     @classmethod
     def of(cls, folder: Path) -> Likeness:
-        """Of a folder with whole weights."""
+        """The shape of a folder with whole weights."""
         config = _config(folder).to_dict().items()
         said = {key: value for key, value in config if value is not None and key not in _IRRELEVANT}
         return cls(folder, said, _shapes(folder))
 
 
 def vocabulary_and_window(folder: Path) -> tuple[int, int | None]:
-    """Of a policy with whole weights, from its configuration."""
+    """The shape of a policy with whole weights, from its configuration."""
     config = _config(folder)
     return int(config.vocab_size), getattr(config, "max_position_embeddings", None)
 
@@ -120,7 +120,7 @@ def require_alike(new: Likeness, served: Likeness) -> None:
     """Refuse whole weights of another model than the one that is served.
 
     Raises:
-        TrainingError: configurations, tensor names or shapes differ; says which.
+        TrainingError: configurations, tensor names or shapes differ; the message says which.
     """
     differing = _differences(new.config, served.config)
     if served.shapes and not differing:  # without safetensors there is nothing to compare
@@ -129,15 +129,15 @@ def require_alike(new: Likeness, served: Likeness) -> None:
         more = f", and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise TrainingError(
             f"{new.folder} is another model than the served one, {served.folder}: {'; '.join(differing[:3])}{more}",
-            hint="Sync versions of the served model only; start a server of its own for another.",
+            hint="Sync versions of the served model only; start another server for another model.",
         )
 
 
 def require_servable(folder: Path) -> None:
-    """Refuse what a server cannot start with.
+    """Refuse a folder that a server cannot start with.
 
     Raises:
-        SyncError: there is no tokenizer beside the weights.
+        SyncError: there is no tokenizer next to the weights.
     """
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise SyncError(
@@ -150,11 +150,11 @@ def require_same_base(adapters: PolicyFolder, served: Path | None, like: Likenes
 
     Args:
         adapters: the new ones.
-        served: the served weights' folder, where it is known.
-        like: the served model, where it is known.
+        served: the served weights' folder, if known.
+        like: the served model, if known.
 
     Raises:
-        SyncError: their base model is another version or has other shapes; says which.
+        SyncError: their base model is another version or has other shapes; the message says which.
     """
     hint = "Serve the weights that the adapters were trained on, or sync merged weights."
     named = adapters.adapter_base

@@ -1,9 +1,9 @@
-"""Which weights a server answers with: log-probs of fixed prompts, compared with the trainer's own.
+"""Checks which weights a server answers with: log-probs of fixed prompts, compared with the trainer's own.
 
-Two requests for each prompt, since one does not see what the other does. The log-probs of the prompt's own tokens are
-those of the weights alone: for them vLLM reads nothing from its prefix cache. What it samples after the prompt rests
-on the cache, so that a cache of older weights shows there, and only there. For that it must have seen the prompt
-before: the probe is run before a swap, too.
+Two requests for each prompt, because each shows something else. The log-probs of the prompt's own tokens depend only on
+the weights: for them vLLM does not use its prefix cache. What it samples after the prompt depends on the cache, so a
+cache of older weights shows only there. For that it must have seen the prompt before: the probe is also run before a
+swap.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _LENGTHS: Final = (40, 170, 300)
 _SAMPLED: Final = 8
 _SEED: Final = 20
 _HEARD: Final = 6.0
-"""How many times the trainer's log-probs must have moved farther than server and trainer lie apart to tell by it."""
+"""The move of the trainer's log-probs must be this many times the difference between server and trainer to be
+conclusive."""
 _MISSED: Final = 0.4
-"""The part of that move that the server's may miss."""
+"""The share of that move that may be missing in the server's log-probs."""
 _FINEST: Final = 1e-6
-"""What float32 resolves."""
+"""The resolution of float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRow:
-    """A prompt's first token, and all that is scored after it: a `TokenRow`."""
+    """A prompt's first token, and all scored tokens after it: a `TokenRow`."""
 
     prompt_ids_P: tuple[int, ...]
     completion_ids_T: tuple[int, ...]
@@ -44,20 +45,20 @@ class ProbeLogProbs:
     given: tuple[float, ...]
     """Of the prompts' own tokens: comparable between versions."""
     sampled: tuple[float, ...]
-    """Of what the server wrote after them."""
+    """Log-probs of the server's tokens after them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a server said to the probe."""
+    """A server's reply to the probe."""
 
     rows: tuple[ProbeRow, ...]
     logprobs: ProbeLogProbs
     cached_tokens: int
-    """How many prompt tokens it took from its prefix cache, where it says so."""
+    """How many prompt tokens it took from its prefix cache, if it reports that."""
 
     def arranged(self, logprobs: Sequence[Sequence[float]]) -> ProbeLogProbs:
-        """Another's log-probs of the same rows, in the same order."""
+        """Log-probs of the same rows from elsewhere, in the same order."""
         sampled = len(self.logprobs.sampled) // len(self.rows)
         return ProbeLogProbs(
             tuple(value for row in logprobs for value in row[:-sampled]),
@@ -67,7 +68,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What server and trainer said of the prompts with the weights before."""
+    """The log-probs of server and trainer with the previous weights."""
 
     server: tuple[float, ...]
     trainer: tuple[float, ...]
@@ -75,7 +76,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Prompts as token ids, of at least two tokens each, and how many tokens are sampled after each."""
+    """Prompts as token ids, of at least two tokens each, and the number of tokens to sample after each."""
 
     prompts: tuple[tuple[int, ...], ...]
     tokens: int = _SAMPLED
@@ -88,7 +89,7 @@ class Probe:
     def of_size(cls, vocabulary: int, window: int | None) -> Probe:
         """Random prompts, the same for all models of a size.
 
-        Only of ids from the lower half: control tokens, and the marks of images, are the first or the last.
+        Ids come from the lower half, because control tokens and image tokens are usually the first or the last.
         """
         longest = _LENGTHS[-1] if window is None else max(2, min(_LENGTHS[-1], window - _SAMPLED))
         chosen = random.Random(_SEED)
@@ -100,14 +101,14 @@ class Probe:
         """Ask a server.
 
         Raises:
-            SyncError: it does not answer, or not with log-probs.
+            SyncError: it does not answer, or without log-probs.
         """
         rows: list[ProbeRow] = []
         given: list[float] = []
         sampled: list[float] = []
         cached = 0
         for prompt in self.prompts:
-            # First what reads the cache: the other request would fill it.
+            # First the request that reads the cache: the other one would fill it.
             reply = await api.complete(self._body(model, prompt, self.tokens) | {"logprobs": 0, "seed": _SEED})
             scores = await api.complete(self._body(model, prompt, 1) | {"prompt_logprobs": 0})
             try:
@@ -120,7 +121,7 @@ class Probe:
                     raise ValueError(f"{len(values)} of {self.tokens} tokens")
             except (LookupError, TypeError, ValueError) as error:
                 raise SyncError(
-                    f"{api.root_url} gives no log-probs that can be compared: {error!r}",
+                    f"{api.root_url} returns no log-probs that can be compared: {error!r}",
                     hint="It must be a vLLM server whose completions have token ids and log-probs.",
                 ) from error
             rows.append(ProbeRow(prompt[:1], (*prompt[1:], *ids)))
@@ -144,7 +145,7 @@ class Probe:
 
 
 def largest_gap(one: ProbeLogProbs, other: ProbeLogProbs) -> float:
-    """The largest difference; infinite where something is not a number."""
+    """The largest difference; infinite if something is not a number."""
     pairs = [*zip(one.given, other.given, strict=True), *zip(one.sampled, other.sampled, strict=True)]
     return max(_distance(*pair) for pair in pairs)
 
@@ -152,15 +153,15 @@ def largest_gap(one: ProbeLogProbs, other: ProbeLogProbs) -> float:
 def find_fault(
     server: ProbeLogProbs, trainer: ProbeLogProbs, *, tolerance: float, before: Standing | None = None
 ) -> str | None:
-    """What shows that the server does not answer with the trainer's weights; None where nothing does.
+    """The reason why the server does not answer with the trainer's weights; None if there is none.
 
-    With small steps the weights of two versions may lie within the tolerance of each other. What was said before the
-    swap then tells them apart, if the trainer's log-probs moved much farther than the two lay apart: the server's must
-    have moved with them.
+    With small steps, the weights of two versions may be within the tolerance of each other. Then the log-probs before
+    the swap distinguish them, if the trainer's moved much farther than the difference between the two: the server's
+    must have moved with them.
     """
     for seen, wanted, place in (
         (server.given, trainer.given, "of the probe's prompts"),
-        (server.sampled, trainer.sampled, "through its prefix cache, though not without it"),
+        (server.sampled, trainer.sampled, "through its prefix cache, but not without it"),
     ):
         worst = max(zip(seen, wanted, strict=True), key=lambda pair: _distance(*pair))
         if not _distance(*worst) <= tolerance:

@@ -1,4 +1,4 @@
-"""The trainer's own log-probs of a policy: what a server that serves it must say."""
+"""The trainer's own log-probs of a policy, which a server of this policy must reproduce."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from memagent_training.training_errors import TrainingError
 
 ReferenceLogProbs: TypeAlias = Callable[[Path, Sequence[TokenRow]], list[list[float]]]
 """Log-probs of rows' completion tokens under a policy's weights: one list per row, one number per token, at temperature
-1. Called in a thread of its own. A trainer that still holds the weights can answer without loading them again."""
+1. Called in a separate thread. A trainer that still holds the weights can answer without loading them again."""
 
 
 def folder_logprobs(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
-    """`ReferenceLogProbs` of the policy's files, loaded with transformers in float32 on the CPU, and let go again.
+    """`ReferenceLogProbs` of the policy's files, loaded with transformers in float32 on the CPU, and released again.
 
     Raises:
         TrainingError: the policy cannot be loaded.

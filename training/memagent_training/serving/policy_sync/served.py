@@ -1,4 +1,4 @@
-"""What a swap of weights promises and reports, whoever does it."""
+"""The result and the errors of a swap of weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from memagent_training.training_errors import TrainingError
 
 
 class How(Enum):
-    """The way by which weights come into a server."""
+    """A way of loading weights into a server."""
 
     ADAPTER = "adapter"
-    """Adapters beside the served weights. Readers of older ones continue undisturbed."""
+    """Adapters next to the served weights. Readers of older ones are not affected."""
     RELOAD = "reload"
     """Whole weights, in place. Requests wait for a moment."""
     RESTART = "restart"
@@ -20,7 +20,7 @@ class How(Enum):
 
 
 class SyncError(TrainingError):
-    """One way of bringing weights into a server failed; another may not."""
+    """One way of loading weights into a server failed; another may work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Served:
     """Weights that a server answers with, verified."""
 
     model: str
-    """The name to ask the server for."""
+    """The model name for requests."""
     version: str
-    """What conversations are to carry as their policy's version."""
+    """The policy version for conversations."""
     how: How
     seconds: float
-    """Of the whole swap, verification included."""
+    """Seconds of the whole swap, including verification."""
     gap: float
     """The largest difference between the server's log-probs of the probe and the trainer's."""
     reasons: tuple[str, ...] = ()
-    """Why the ways before this one were not taken, one sentence each."""
+    """Why earlier ways were not used, one sentence each."""

@@ -1,6 +1,6 @@
-"""The requests by which a vLLM server's weights are swapped and probed, and its refusals in words that help.
+"""Requests that swap and probe a vLLM server's weights, and helpful messages for its errors.
 
-Measured with vLLM 0.31. The endpoints exist only where the server was started for them: adapters need
+Measured with vLLM 0.31. The endpoints exist only if the server was started for them: adapters need
 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, all others VLLM_SERVER_DEV_MODE=1, which leaves them open to everyone who reaches
 the port, key or not.
 """
@@ -33,7 +33,7 @@ class UnreachableError(SyncError):
 
 
 class NoAnswerError(UnreachableError):
-    """The server is there, and did not answer in time."""
+    """The server did not answer in time."""
 
 
 class NotServedError(SyncError):
@@ -47,7 +47,7 @@ class ServerAPI:
     root_url: str
     """Without /v1."""
     api_key: str | None
-    """What the server wants as a bearer token, if anything."""
+    """The server's bearer token, if it needs one."""
     _: KW_ONLY
     timeout: float
     """Seconds that one request may take; a pause waits for all requests in flight."""
@@ -55,10 +55,10 @@ class ServerAPI:
     """Whether the environment's proxies are used."""
 
     async def window(self, model: str) -> int | None:
-        """The context window of a served model, in tokens, where the server says it.
+        """The context window of a served model, in tokens, if the server reports it.
 
         Raises:
-            NotServedError: it serves no such model; the message names those that it does.
+            NotServedError: it serves no such model; the message lists those that it does.
         """
         entries = await self._models()
         for entry in entries:
@@ -69,7 +69,7 @@ class ServerAPI:
         raise NotServedError(f"{self.root_url} does not serve {model!r}; it serves {names}", hint="Name one of these.")
 
     async def adapters(self, model: str) -> list[str]:
-        """The names of the adapters that are loaded beside a model, oldest first."""
+        """The names of a model's loaded adapters, oldest first."""
         return [str(entry.get("id")) for entry in await self._models() if entry.get("parent") == model]
 
     async def _models(self) -> list[dict[str, Any]]:
@@ -78,10 +78,10 @@ class ServerAPI:
 
     async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """The answer to a completion request."""
-        return await self._request("POST", "/v1/completions", body, remedy="Look into the server's log.")
+        return await self._request("POST", "/v1/completions", body, remedy="Check the server's log.")
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load adapters; nothing happens where the name is taken, so that a name must mean the same ones for ever."""
+        """Load adapters; nothing happens if the name exists, so a name must always mean the same adapters."""
         try:
             body = {"lora_name": name, "lora_path": path}
             await self._request("POST", "/v1/load_lora_adapter", body, remedy=_ADAPTER_REMEDY)
@@ -93,7 +93,7 @@ class ServerAPI:
             raise
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget adapters; requests in flight end with them."""
+        """Unload adapters; requests in flight end with them."""
         await self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name}, remedy=_ADAPTER_REMEDY)
 
     async def pause(self) -> None:
@@ -105,7 +105,7 @@ class ServerAPI:
         await self._request("POST", "/resume", remedy=_DEV_REMEDY)
 
     async def reload_weights(self, path: str) -> None:
-        """Load weights from a folder over those that are served. A failure leaves the server unusable."""
+        """Replace the served weights by those from a folder. A failure leaves the server unusable."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         await self._request("POST", "/collective_rpc", body, remedy=_DEV_REMEDY)
 
@@ -113,7 +113,7 @@ class ServerAPI:
         """Drop what was computed with older weights.
 
         Raises:
-            SyncError: requests that run on hold parts of it.
+            SyncError: running requests use parts of it.
         """
         deadline = asyncio.get_running_loop().time() + min(_BUSY_SECONDS, self.timeout)
         while True:
@@ -137,7 +137,7 @@ class ServerAPI:
                 session.request(method, f"{self.root_url}{path}", json=body) as reply,
             ):
                 content, status = await reply.read(), reply.status
-        except (aiohttp.ClientError, ValueError) as error:  # one that takes too long to connect, too
+        except (aiohttp.ClientError, ValueError) as error:  # also one that takes too long to connect
             raise UnreachableError(
                 f"no connection to {self.root_url}: {error or type(error).__name__}",
                 hint="Is the server running, and is this its address?",
@@ -154,7 +154,7 @@ class ServerAPI:
     def _refusal(self, path: str, status: int, words: str | None, remedy: str) -> SyncError:
         if status in {401, 403}:
             return SyncError(f"{self.root_url} refused the key ({status})", hint="Give the server's key (api_key).")
-        if status in {404, 405} and words is None:  # by the router: a server's own 404 has words
+        if status in {404, 405} and words is None:  # from the router: a server's own 404 has a message
             return SyncError(f"{self.root_url} has no {path}", hint=remedy)
         words = words or "no words"
         kind = NotServedError if status == 404 and "does not exist" in words else SyncError
@@ -166,13 +166,13 @@ class ServerAPI:
 def _decoded(content: bytes) -> dict[str, Any]:
     try:
         reply = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # some answer with a sentence, or with nothing
+    except (msgspec.DecodeError, UnicodeDecodeError):  # some errors are plain text or empty
         return {}
     return reply if isinstance(reply, dict) else {}
 
 
 def _words(content: bytes) -> str | None:
-    """What the server itself says; None where only its router spoke."""
+    """The server's own message; None if only its router answered."""
     reply = _decoded(content)
     error = reply.get("error")
     if isinstance(error, dict):

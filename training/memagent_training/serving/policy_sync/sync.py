@@ -1,4 +1,4 @@
-"""One way after the other, until the server answers with the new weights."""
+"""Tries one way after the other, until the server answers with the new weights."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True)
 class RemoteServer:
-    """A vLLM server that somebody else starts and stops."""
+    """A vLLM server that you start and stop."""
 
     base_url: str
-    """As readers have it, ending in /v1."""
+    """The readers' URL, ending in /v1."""
     model_name: str
-    """Of its base model."""
+    """The name of its base model."""
     api_key: str | None = None
     model: Path | None = None
-    """The weights that it was started with, where this machine sees them: new ones are compared with them first."""
+    """The weights that it was started with, if this machine has access: new ones are compared with them first."""
     path_on_server: Callable[[Path], str] = str
-    """Where the server finds a folder of this machine: the same path on a shared file system, say."""
+    """The server's path for a folder of this machine, for example the same path on a shared file system."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncSettings:
-    """How a swap is done."""
+    """The settings of a swap."""
 
     ways: tuple[How, ...] = tuple(How)
-    """Which are tried, in this order."""
+    """The ways to try, in this order."""
     tolerance: float = 1e-3
-    """The largest difference between log-probs of server and trainer. It is for a server in float32, where 1e-4 was
-    measured. In bfloat16 it was 0.4 to 0.9 with a small model and random prompts: measure your own with the first
-    policy, and know that only gross faults are noticed then."""
+    """The largest difference between log-probs of server and trainer. The default is for a server in float32, where
+    1e-4 was measured. In bfloat16 it was 0.4 to 0.9 with a small model and random prompts: measure yours with the first
+    policy; only large errors are detected then."""
     keep_adapters: int = 2
-    """How many versions stay loaded. Older ones go when their last reader has finished."""
+    """How many versions stay loaded. Older ones are unloaded when their last reader has finished."""
     reload_tied: bool = False
-    """Whether a model whose output head is its input embedding is reloaded in place, too: vLLM 0.31 keeps the old head.
-    The probe decides then."""
+    """Whether a model with tied embeddings is also reloaded in place: vLLM 0.31 keeps the old head. The probe decides
+    then."""
     timeout: float = 300.0
     """Seconds that the server may take for one request; for a pause, until the requests in flight have ended."""
 
@@ -69,17 +69,17 @@ class SyncSettings:
 
 
 class PolicySync:
-    """Brings versions of one policy into one server.
+    """Loads versions of one policy into one server.
 
-    Readers of an older version may continue while adapters are loaded. Whole weights change under everyone who reads:
-    conversations that are sent during such a swap carry the old version although the new weights may write them. So
-    readers say so while they are at work (`reading`), and a swap that would change their weights is refused.
+    Readers of an older version may continue while adapters are loaded. Whole weights change for all readers:
+    conversations during such a swap are logged with the old version although the new weights may write them. So readers
+    register while they work (`reading`), and a swap that would change their weights is refused.
 
     Args:
-        server: whose weights are swapped. After a reload or a restart, an own server's `model` is the new folder.
+        server: the server. After a reload or a restart, the `model` of your own server is the new folder.
         settings: how.
         reference: the trainer's log-probs; by default `folder_logprobs`.
-        probe: what is compared; by default random prompts.
+        probe: the prompts to compare; by default random ones.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PolicySync:
 
     @asynccontextmanager
     async def reading(self, served: Served) -> AsyncIterator[None]:
-        """While it lasts, the model that `served` names keeps its weights, and adapters stay loaded."""
+        """In this context, the model of `served` keeps its weights, and adapters stay loaded."""
         self._readers[served.model] += 1
         try:
             yield
@@ -121,14 +121,14 @@ class PolicySync:
             await self._unload_surplus()
 
     async def sync(self, policy: Path, version: str) -> Served:
-        """Serve a policy's weights from now on.
+        """Load a policy's weights into the server.
 
         Args:
-            policy: a folder with whole weights, adapters (by themselves, or as `training_job` leaves them), or both.
+            policy: a folder with whole weights, adapters (separate, or as written by `training_job`), or both.
             version: its name for the run log.
 
         Raises:
-            TrainingError: the folder is of another model, or no way succeeded; says why for each.
+            TrainingError: the folder is of another model, or no way succeeded; the message has the reasons.
         """
         async with self._at_work:
             begin = time.monotonic()
@@ -162,11 +162,11 @@ class PolicySync:
 
     @property
     def _base(self) -> Path | None:
-        """The whole weights that the server has, where they are known."""
+        """The server's whole weights, if known."""
         return self._own.model if self._own is not None else self._remote_base
 
     def _checked(self, policy: Path) -> PolicyFolder:
-        """Look into the folder, and refuse another model than the served one."""
+        """Inspect the folder, and refuse another model than the served one."""
         folder = PolicyFolder.find(policy)
         if self._like is None and self._base is not None:
             self._like = Likeness.of(self._base)
@@ -183,9 +183,9 @@ class PolicySync:
         if not ways:
             held = "whole weights" if folder.has_weights else "only adapters"
             raise TrainingError(
-                f"{folder.path} holds {held}, which none of the chosen ways brings into this server:"
+                f"{folder.path} holds {held}, which cannot be loaded into this server in any of the chosen ways:"
                 f" {', '.join(how.value for how in self.settings.ways)}",
-                hint="Choose others (SyncSettings.ways). Only a VLLMServer of one's own can be restarted.",
+                hint="Choose others (SyncSettings.ways). Only your own VLLMServer can be restarted.",
             )
         return ways
 
@@ -193,7 +193,7 @@ class PolicySync:
         if how is not How.ADAPTER and self._readers:
             raise TrainingError(
                 f"{self._readers.total()} readers are at work, and a {how.value} would change their weights",
-                hint="Let them finish first, or sync adapters, which leave them theirs.",
+                hint="Let them finish first, or sync adapters, which do not change them.",
             )
 
     async def _before(self, folder: PolicyFolder) -> Standing | None:
@@ -286,7 +286,7 @@ class PolicySync:
         self._adapters.clear()
 
     async def _adopt(self, folder: PolicyFolder) -> None:
-        """Other whole weights are served: adapters of the old ones mean nothing any more."""
+        """Other whole weights are served: adapters of the old ones are useless now."""
         self._remote_base = folder.path
         self._like = self._like or await asyncio.to_thread(Likeness.of, folder.path)
         if self._own is not None:
@@ -296,7 +296,7 @@ class PolicySync:
         self._adapters.clear()
 
     async def _verify(self, folder: PolicyFolder, model: str, before: Standing | None, how: How) -> float:
-        """The largest difference to the trainer's log-probs.
+        """The largest difference from the trainer's log-probs.
 
         Raises:
             SyncError: the server does not answer with these weights.
@@ -307,7 +307,7 @@ class PolicySync:
             fault = find_fault(reading.logprobs, expected, tolerance=self.settings.tolerance, before=before)
             if fault is not None:
                 raise SyncError(
-                    f"the server's answers are not the new weights': {fault}",
+                    f"the server does not answer with the new weights: {fault}",
                     hint="Is its dtype the trainer's? Otherwise raise the tolerance (SyncSettings.tolerance).",
                 )
         except SyncError:
@@ -325,7 +325,7 @@ class PolicySync:
 
     async def _unload_surplus(self) -> None:
         for name in self._adapters[: -self.settings.keep_adapters]:
-            # Others may have come here while this one waited for the server.
+            # Other calls may have run while this one waited for the server.
             if name in self._adapters and not self._readers[name] and name != self._model:
                 self._adapters.remove(name)
                 await self._unload(name)
@@ -333,7 +333,7 @@ class PolicySync:
     async def _unload(self, name: str) -> None:
         try:
             await self._api.unload_adapter(name)
-        except SyncError as error:  # it costs memory, no more
+        except SyncError as error:  # it only costs memory
             log.warning("the adapters %s stay loaded: %s", name, error)
 
     def _on_server(self, folder: Path) -> str:

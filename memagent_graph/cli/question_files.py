@@ -1,4 +1,4 @@
-"""Questions on the command line: given one by one, or as @FILE with one on each line."""
+"""Questions on the command line, and in files that are named with @ in front."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from memagent_graph.errors import MemAgentError
 
 
-def questions_given(given: Iterable[str]) -> list[str]:
+def questions_of(given: Iterable[str]) -> list[str]:
     """The questions, with each @FILE replaced by the questions in that file.
 
     Raises:

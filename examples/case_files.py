@@ -1,0 +1,43 @@
+"""Where do statements contradict each other? `python examples/case_files.py FOLDER QUESTION...`.
+
+Every file in the folder is asked every question. Answers that differ are listed with the words they rest on, and the
+page or place where these stand. Name a server with OPENAI_BASE_URL; without one, the policy of this machine reads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from memagent_graph import MemAgent, report
+from memagent_graph.settings import ReaderSettings
+
+
+def main(folder: Path, questions: list[str]) -> None:
+    """Print what the files say, and write the whole report beside them."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in {".txt", ".md", ".pdf", ".docx"})
+    settings = ReaderSettings(tokenizer=os.environ.get("MEMAGENT_TOKENIZER")).decided()
+    agent: MemAgent = settings.make_reader(checkpoints=folder / "case.sqlite")
+    with agent:
+        # Extractive: the answers as they are, because in a case nothing should be worded anew.
+        case = report(agent, f"The case in {folder.name}", files, questions=questions, extractive=True)
+    matrix = case.matrix
+    for found in case.contradictions:
+        print(f"CONTRADICTION ({found.rule.value}): {matrix.questions[found.question]}")
+        for group in found.groups:
+            for document in group:
+                cell = matrix.cell(document, found.question)
+                print(f"  {matrix.documents[document].name}: {cell.answer}")
+                for quote in cell.quotes[:1]:
+                    place = quote.page or f"characters {quote.start_char}-{quote.end_char}"
+                    print(f'    "{" ".join(quote.text.split())}" ({place})')
+    silent = [cell for cell in matrix.cells if cell.answer is None]
+    for cell in silent:
+        print(f"{matrix.documents[cell.document].name} does not say: {matrix.questions[cell.question]}")
+    (folder / "case.html").write_text(case.to_html(), encoding="utf-8", errors="replace")
+    print(f"{case.totals['quotes_found']} of {case.totals['quotes_checked']} quotes stand in the files; see case.html")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

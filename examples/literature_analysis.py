@@ -1,0 +1,43 @@
+"""What do studies find, and where do they differ? `python examples/literature_analysis.py QUESTION OUT PAPER...`.
+
+Papers are PDF, Markdown or text. Title, author and year come from a Markdown file's front matter, or from a file
+`papers.json` beside the first paper. Name a server with OPENAI_BASE_URL; without one, the policy of this machine reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from memagent_graph import MemAgent, ReportSource, report
+from memagent_graph.reports.report_files import write_report
+from memagent_graph.settings import ReaderSettings
+
+QUESTIONS = (
+    "How many participants did the study have?",
+    "What was the effect, in numbers?",
+    "What limits the result, according to the authors?",
+)
+
+
+def main(question: str, out: Path, papers: list[Path]) -> None:
+    """Write the review, its matrix and its bibliography to a folder."""
+    beside = papers[0].with_name("papers.json")
+    known = json.loads(beside.read_text("utf-8")) if beside.exists() else {}
+    sources = [ReportSource(paper, metadata=known.get(paper.name, {})) for paper in papers]
+    settings = ReaderSettings(tokenizer=os.environ.get("MEMAGENT_TOKENIZER")).decided()
+    agent: MemAgent = settings.make_reader(checkpoints=out.with_suffix(".sqlite"))
+    with agent:
+        review = report(agent, question, sources, questions=QUESTIONS)
+    for path in write_report(review, out, ("md", "html", "csv", "parquet", "bib")):
+        print("wrote", path.name)
+    for sentence in review.sentences:
+        if not sentence.is_quoted:
+            print("not quoted:", sentence.text, "-", "; ".join(each.detail for each in sentence.problems))
+    print(f"{review.totals['quoted']} of {review.totals['sentences']} sentences are quoted")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), [Path(each) for each in sys.argv[3:]])

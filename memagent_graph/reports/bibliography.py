@@ -1,0 +1,73 @@
+"""References as text, and BibTeX entries for the documents that have a title."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Final
+
+from memagent_graph.reports.evidence_matrix import ReportDocument
+from memagent_graph.reports.export_safety import one_line, tex_text
+from memagent_graph.reports.report_data import Reference, ReportData
+
+_KINDS: Final = (
+    ("journal", "article"), ("booktitle", "inproceedings"), ("isbn", "book"), ("publisher", "book"),
+    ("institution", "techreport"),
+)  # fmt: skip
+_NOT_FIELDS: Final = frozenset({"date", "case", "court"})
+
+
+def described(document: ReportDocument) -> str:
+    """Author, title, where it appeared and year; the document's name where there is no title."""
+    known = document.metadata
+    if not known.get("title"):
+        return document.name
+    place = next(
+        (known[name] for name in ("journal", "booktitle", "publisher", "institution", "court") if known.get(name)), ""
+    )
+    parts = [known.get("author", ""), known["title"], place, known.get("case", ""), known.get("year", "")]
+    return ", ".join(one_line(part) for part in parts if part) + f" ({document.name})"
+
+
+def place_of(reference: Reference) -> str:
+    """Where a quote stands in its document: the page, where it is known, and the characters."""
+    quote = reference.quote
+    page = f"{quote.page}, " if quote.page else ""
+    return f"{page}characters {quote.start_char:,}-{quote.end_char:,}"
+
+
+def bibtex(report: ReportData) -> str:
+    """An entry for each document whose title is known; empty if none has one."""
+    entries, used = [], set[str]()
+    for document in report.matrix.documents:
+        if document.metadata.get("title"):
+            key = _key(document.metadata, used)
+            used.add(key)
+            entries.append(_entry(key, document))
+    return "\n".join(entries)
+
+
+def _entry(key: str, document: ReportDocument) -> str:
+    known = {name: value for name, value in document.metadata.items() if name not in _NOT_FIELDS}
+    kind = next((kind for name, kind in _KINDS if known.get(name)), "misc")
+    note = f"Cited from {tex_text(document.name)}"
+    lines = [f"  {name} = {{{tex_text(value)}}}," for name, value in sorted(known.items())]
+    return "\n".join([f"@{kind}{{{key},", *lines, f"  note = {{{note}}},", "}", ""])
+
+
+def _key(known: Mapping[str, str], used: set[str]) -> str:
+    """A key like `lovelace1843notes`; a letter is added where it is used."""
+    author = re.split(r"\s+and\s+", known.get("author", ""))[0]
+    family = author.split(",")[0] if "," in author else (author.split() or ["anonymous"])[-1]
+    word = next((word for word in re.findall(r"\w+", known["title"]) if len(word) > 3), "document")
+    key = _ascii(f"{family}{known.get('year', '')}{word}") or "document"
+    found, letters = key, iter("abcdefghijklmnopqrstuvwxyz")
+    while found in used:
+        found = f"{key}{next(letters, '')}" if len(used) < 27 else f"{key}{len(used)}"
+    return found
+
+
+def _ascii(text: str) -> str:
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9]", "", plain.lower())

@@ -1,0 +1,131 @@
+"""What a report consists of, and how its references are numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from memagent_graph.events import EventKind
+from memagent_graph.reports.contradictions import Contradiction
+from memagent_graph.reports.drafts import ReportMode
+from memagent_graph.reports.evidence_matrix import CellState, EvidenceMatrix, QuotePlace, SourceQuote
+from memagent_graph.reports.sentence_checks import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSentence:
+    """A sentence of the report."""
+
+    text: str
+    quotes: tuple[QuotePlace, ...]
+    """What it is bound to."""
+    problems: tuple[Problem, ...] = ()
+    """What its quotes do not have; empty if it is quoted."""
+    document: int | None = None
+    """The document whose answer it is, in an extractive report."""
+    chosen_by_code: bool = False
+    """Whether the code found its quotes, because those that the policy named do not have what it states."""
+
+    @property
+    def is_quoted(self) -> bool:
+        """Whether all that can be compared stands in its quotes, and these in their documents."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSection:
+    """A heading and its sentences."""
+
+    heading: str
+    questions: tuple[int, ...]
+    sentences: tuple[ReportSentence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportEvent:
+    """Something that happened and that a reader of the report should know."""
+
+    kind: EventKind
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A quote that the report uses, under the number by which its sentences name it."""
+
+    number: int
+    document: int
+    quote: SourceQuote
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """What a report over documents consists of: its matrix, its sections, and what was found wrong with them."""
+
+    report_id: str
+    mode: ReportMode
+    model: str
+    """The policy's name."""
+    matrix: EvidenceMatrix
+    sections: tuple[ReportSection, ...]
+    contradictions: tuple[Contradiction, ...] = ()
+    events: tuple[ReportEvent, ...] = ()
+    quotes_checked: int = 0
+    """Quotes of all cells, each of which was looked for in its document."""
+    quotes_found: int = 0
+
+    @property
+    def question(self) -> str:
+        """What the report is about."""
+        return self.matrix.question
+
+    @cached_property
+    def references(self) -> tuple[Reference, ...]:
+        """The quotes that the sections use, numbered from 1 in the order of their first use."""
+        numbers = self._numbers
+        found: dict[int, Reference] = {}
+        for place in (place for sentence in self.sentences for place in sentence.quotes):
+            number = numbers[self._key(place)]
+            found.setdefault(number, Reference(number, place.document, self.matrix.quote(place)))
+        return tuple(found[number] for number in sorted(found))
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[int, int, int], int]:
+        numbers: dict[tuple[int, int, int], int] = {}
+        for place in (place for sentence in self.sentences for place in sentence.quotes):
+            numbers.setdefault(self._key(place), len(numbers) + 1)
+        return numbers
+
+    def _key(self, place: QuotePlace) -> tuple[int, int, int]:
+        """Equal for the same passage in several cells."""
+        quote = self.matrix.quote(place)
+        return place.document, quote.start_char, quote.end_char
+
+    def numbers(self, sentence: ReportSentence) -> list[int]:
+        """The numbers of a sentence's references, in order."""
+        return sorted({self._numbers[self._key(place)] for place in sentence.quotes})
+
+    @property
+    def sentences(self) -> Iterator[ReportSentence]:
+        """Those of all sections."""
+        return (sentence for section in self.sections for sentence in section.sentences)
+
+    @cached_property
+    def totals(self) -> Mapping[str, int]:
+        """How many documents, cells, sentences and quotes there are of each kind."""
+        cells = self.matrix.cells
+        states = {state.value: sum(cell.state is state for cell in cells) for state in CellState}
+        sentences = list(self.sentences)
+        return {
+            "documents": len(self.matrix.documents),
+            "questions": len(self.matrix.questions),
+            **states,
+            "sentences": len(sentences),
+            "quoted": sum(sentence.is_quoted for sentence in sentences),
+            "contradictions": len(self.contradictions),
+            "quotes_checked": self.quotes_checked,
+            "quotes_found": self.quotes_found,
+            "prompt_tokens": sum(cell.prompt_tokens for cell in cells),
+            "completion_tokens": sum(cell.completion_tokens for cell in cells),
+        }

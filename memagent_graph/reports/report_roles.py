@@ -1,0 +1,117 @@
+"""The roles in which a policy helps with a report: questions, outline, sections, and whether answers contradict.
+
+A policy that was trained on its own prompts has templates for them in its profile, or writes none of these: then the
+report's question is asked as it is, and the sections are the cells' answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from memagent_graph.events import EventKind
+from memagent_graph.prompts import Prompts
+from memagent_graph.roles import Parsed, Role, Trouble, shipped
+from memagent_graph.trace import Writes
+
+MOST_QUESTIONS: Final = 6
+_MOST_HEADINGS: Final = 12
+_LONGEST_HEADING: Final = 120
+_LIST_MARK: Final = re.compile(r"^\s*(?:[-*•]|\(?\d+[.):]|[Qq]\d+[.:])\s+|^#+\s*")
+_QUOTE_MARKS: Final = re.compile(r"\[\s*q\s*\d+(?:\s*[,;]\s*q?\s*\d+)*\s*\]", re.IGNORECASE)
+_OWN_REFERENCES: Final = re.compile(r"\s*\[\s*\d+(?:\s*[,;-]\s*\d+)*\s*\]")
+"""References that a model makes up; the report's are made by code."""
+_HEADING: Final = re.compile(r"^(?P<heading>.+?)\s*\[(?P<questions>[\s\dqQ,;]+)\]\s*$")
+
+
+def parse_questions(text: str, _: Prompts) -> Parsed | Trouble:
+    """The questions of a reply, one a line; of more than `MOST_QUESTIONS`, the first."""
+    lines = [_LIST_MARK.sub("", line).strip() for line in text.splitlines()]
+    asked = list(dict.fromkeys(line for line in lines if line.endswith("?")))
+    if not asked:
+        return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, and no line of it is a question")
+    return Parsed(text, asked[:MOST_QUESTIONS])
+
+
+def parse_outline(text: str, _: Prompts) -> Parsed | Trouble:
+    """Headings, one a line, with the numbers of questions behind them: from 1 in the reply, from 0 here."""
+    found: list[tuple[str, list[int]]] = []
+    for line in text.splitlines():
+        match = _HEADING.match(_LIST_MARK.sub("", line).strip())
+        if match is not None:
+            numbers = [int(each) - 1 for each in re.findall(r"\d+", match["questions"])]
+            found.append((_one_line(match["heading"]), list(dict.fromkeys(each for each in numbers if each >= 0))))
+    if not found:
+        return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
+    return Parsed(text, found[:_MOST_HEADINGS])
+
+
+def parse_section(text: str, _: Prompts) -> Parsed | Trouble:
+    """Sentences, one a line, and the numbers of the quotes that each names."""
+    sentences: list[tuple[str, list[int]]] = []
+    for line in text.splitlines():
+        written = _LIST_MARK.sub("", line).strip()
+        numbers = [int(each) for marks in _QUOTE_MARKS.findall(written) for each in re.findall(r"\d+", marks)]
+        sentence = _OWN_REFERENCES.sub("", _QUOTE_MARKS.sub("", written))
+        sentence = re.sub(r"\s+([.!?,;:])", r"\1", " ".join(sentence.split())).strip()
+        if re.search(r"\w", sentence):
+            sentences.append((sentence, list(dict.fromkeys(numbers))))
+    if not sentences:
+        return Trouble(EventKind.MALFORMED, "the reply has no sentence")
+    return Parsed(text, sentences)
+
+
+def parse_judgement(text: str, _: Prompts) -> Parsed | Trouble:
+    """CONTRADICT or COMPATIBLE, as a truth value."""
+    word = next(iter(text.split()), "").strip(".,:*").upper()
+    if word not in {"CONTRADICT", "COMPATIBLE"}:
+        return Trouble(EventKind.MALFORMED, f"the reply is {text[:40]!r}, neither CONTRADICT nor COMPATIBLE")
+    return Parsed(text, word == "CONTRADICT")
+
+
+def _one_line(heading: str) -> str:
+    return " ".join(_OWN_REFERENCES.sub("", heading).strip("*#: ").split())[:_LONGEST_HEADING]
+
+
+QUESTIONS = Role(
+    "report_questions",
+    Writes.DECISION,
+    frozenset({"chunk"}),
+    shipped("report_questions"),
+    bound="answer_tokens",
+    parse=parse_questions,
+    optional=True,
+)
+OUTLINE = Role(
+    "report_outline",
+    Writes.DECISION,
+    frozenset({"chunk"}),
+    shipped("report_outline"),
+    bound="answer_tokens",
+    parse=parse_outline,
+    optional=True,
+)
+SECTION = Role(
+    "report_section",
+    Writes.DECISION,
+    frozenset({"chunk", "heading"}),
+    shipped("report_section"),
+    bound="answer_tokens",
+    parse=parse_section,
+    optional=True,
+)
+JUDGE = Role(
+    "report_judge",
+    Writes.DECISION,
+    frozenset({"chunk"}),
+    shipped("report_judge"),
+    bound=16,
+    parse=parse_judgement,
+    optional=True,
+)
+
+
+def are_understood(roles: Sequence[Role], prompts: Prompts, *, own_words_only: bool) -> bool:
+    """Whether a policy has a prompt for each role: those of the package, or, if it understands no others, its own."""
+    return not own_words_only or all(prompts.has(role.name) for role in roles)

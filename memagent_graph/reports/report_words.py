@@ -1,0 +1,65 @@
+"""The words that a report is told in, the same in every format."""
+
+from __future__ import annotations
+
+from memagent_graph.reports.contradictions import Contradiction, ContradictionRule
+from memagent_graph.reports.drafts import ReportMode
+from memagent_graph.reports.evidence_matrix import Cell, CellState
+from memagent_graph.reports.report_data import ReportData, ReportSentence
+
+NOT_QUOTED = "not quoted"
+"""The mark of a sentence that no quotes support."""
+WHAT_QUOTED_MEANS = (
+    "A sentence is quoted if its numbers, units, dates, names and quotations stand in its quotes, and these stand in "
+    "their documents, character by character but for white space and Unicode variants. That does not make it true. "
+    f'Sentences marked "{NOT_QUOTED}" failed this check.'
+)
+_RULES = {
+    ContradictionRule.YES_NO: "yes against no",
+    ContradictionRule.DATES: "different dates",
+    ContradictionRule.NUMBERS: "different numbers",
+    ContradictionRule.ANSWERS: "different answers",
+}
+
+
+def summary(report: ReportData) -> str:
+    """What was read and found, in one sentence or two."""
+    total = report.totals
+    told = (
+        f"{_counted(total['documents'], 'document')} read with {_counted(total['questions'], 'question')}: "
+        f"{total['answered']} of {len(report.matrix.cells)} cells have an answer. "
+        f"{total['quoted']} of {_counted(total['sentences'], 'sentence')} quoted; "
+        f"{total['quotes_found']} of {_counted(total['quotes_checked'], 'quote')} found in the documents."
+    )
+    return told if report.mode is ReportMode.WRITTEN else f"{told} The sentences are the answers of the cells."
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def cell_words(cell: Cell) -> str:
+    """What a cell shows: its answer, or why there is none."""
+    if cell.state is CellState.ANSWERED:
+        return cell.answer or ""
+    if cell.state is CellState.FAILED:
+        return f"(failed: {cell.error})"
+    return "(empty)" if cell.state is CellState.EMPTY else f"(stopped: {cell.stop_reason})"
+
+
+def sentence_words(report: ReportData, sentence: ReportSentence) -> str:
+    """A sentence; an answer of a cell with the name of its document in front."""
+    if sentence.document is None:
+        return sentence.text
+    return f"{report.matrix.documents[sentence.document].name}: {sentence.text}"
+
+
+def contradiction_words(report: ReportData, found: Contradiction) -> tuple[str, list[str]]:
+    """What documents differ in, and a line for each group of them that agrees."""
+    judged = {None: "", True: "; judged a contradiction by the policy", False: "; judged compatible by the policy"}
+    title = f"{report.matrix.questions[found.question]} ({_RULES[found.rule]}{judged[found.judgement]})"
+    lines = []
+    for group in found.groups:
+        names = ", ".join(report.matrix.documents[document].name for document in group)
+        lines.append(f"{names}: {report.matrix.cell(group[0], found.question).answer}")
+    return title, lines

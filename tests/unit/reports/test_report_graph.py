@@ -1,0 +1,411 @@
+"""A report: every document is read once, its quotes are those of the documents, and its sentences are checked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.document_files import pdf
+from support.fake_server import FakeServer
+from support.report_documents import asked_sections, reads_keys, reads_keys_and_writes, real_documents, writes_reports
+from support.scripts import document_with, part
+
+from memagent_graph import (
+    Budget,
+    Document,
+    DocumentError,
+    EventKind,
+    MemAgent,
+    MemAgentError,
+    PolicyError,
+    RunError,
+    RunLog,
+    ScriptedPolicy,
+    load_prompts,
+    report,
+)
+from memagent_graph.policies.profile import Profile
+from memagent_graph.reading.state import Limits
+from memagent_graph.reports import Report, ReportSource, areport
+from memagent_graph.reports.contradictions import ContradictionRule
+from memagent_graph.reports.drafts import ReportMode
+from memagent_graph.reports.evidence_matrix import CellState
+from memagent_graph.reports.sentence_checks import ProblemKind
+from memagent_graph.storage.leases import lease
+
+WIDE = Budget(context_window=4000, question_tokens=100, memory_tokens=200, chunk_tokens=1200, answer_tokens=600)
+QUESTION = "What is said about conditions and exceptions?"
+ASKED = ["What is said about if?", "What is said about not?"]
+
+
+def reader_in(folder: Path, policy: Any, **options: Any) -> MemAgent:
+    given: dict[str, Any] = {
+        "tokenizer": "embedded", "budget": WIDE, "prompts": load_prompts(), "store": folder / "documents",
+        "checkpoints": folder / "checkpoints.sqlite", "run_log": folder / "runs.sqlite",
+    }  # fmt: skip
+    return MemAgent(policy, **{**given, **options})
+
+
+def keys(folder: Path, **found: str) -> list[Path]:
+    """Documents that each say what the key of harbor is, in sentences of prose."""
+    paths = []
+    for name, key in found.items():
+        paths.append(folder / f"{name}.txt")
+        sentence = f"Every night it rained. The key of harbor is {key}. Nobody came."
+        text = document_with({0.5: sentence} if key else {}, words=600).replace("word", f"{name}word")
+        paths[-1].write_text(text)
+    return paths
+
+
+def test_a_report_over_ten_real_documents_has_only_quotes_that_are_in_them(tmp_path: Path) -> None:
+    paths, policy = real_documents(tmp_path / "files"), ScriptedPolicy(writes_reports)
+    with reader_in(tmp_path, policy) as agent:
+        found = report(agent, QUESTION, paths)
+        texts = [path.read_text("utf-8") for path in paths]
+    assert found.mode is ReportMode.WRITTEN
+    assert list(found.matrix.questions) == ASKED  # the policy's
+    assert [document.name for document in found.matrix.documents] == [path.name for path in paths]
+    quotes = list(found.matrix.quotes())
+    assert len(quotes) >= 8
+    for place, quote in quotes:
+        assert texts[place.document][quote.start_char : quote.end_char] == quote.text
+        answer = found.matrix.cell(place.document, place.question).answer
+        assert answer is not None
+    assert (found.quotes_checked, found.quotes_found) == (len(quotes), len(quotes))
+    assert [section.heading for section in found.sections] == ["On conditions", "On exceptions"]
+    for section in found.sections:
+        *copied, invented = section.sentences
+        assert copied
+        assert all(sentence.is_quoted for sentence in copied)
+        assert {ProblemKind.NUMBER, ProblemKind.NAME} <= {problem.kind for problem in invented.problems}
+    assert [reference.number for reference in found.references] == list(range(1, len(found.references) + 1))
+    once = Counter(asked_sections(policy.prompts))
+    assert set(once.values()) == {1}
+
+
+def test_a_finished_report_costs_nothing_and_a_new_document_costs_its_own_read(tmp_path: Path) -> None:
+    paths, policy = real_documents(tmp_path / "files"), ScriptedPolicy(writes_reports)
+    with reader_in(tmp_path, policy) as agent:
+        first = report(agent, QUESTION, paths[:4], questions=ASKED)
+        asked = len(policy.prompts)
+        assert report(agent, QUESTION, paths[:4], questions=ASKED) == first
+        assert len(policy.prompts) == asked
+        longer = report(agent, QUESTION, paths[:5], questions=ASKED)
+    assert longer.report_id != first.report_id
+    assert longer.matrix.cells[:8] == first.matrix.cells
+    new = {section for _, section in asked_sections(policy.prompts[asked:])}
+    assert new
+    assert all(" ".join(section.split()) in " ".join(paths[4].read_text().split()) for section in new)
+
+
+def test_the_calls_of_a_report_are_logged_as_runs(tmp_path: Path) -> None:
+    with reader_in(tmp_path, ScriptedPolicy(writes_reports)) as agent:
+        found = report(agent, QUESTION, real_documents(tmp_path / "files")[:3], judge=True)
+        log = RunLog(tmp_path / "runs.sqlite")
+        runs = {run.run_id: run for run in log.runs()}
+        cells = {cell.run_id: cell for cell in found.matrix.cells}
+        assert set(runs) == {*cells, f"{found.report_id}-plan", f"{found.report_id}-writing"}
+        for run_id, cell in cells.items():
+            assert runs[str(run_id)].question == found.matrix.questions[cell.question]
+        steps = log.trace(f"{found.report_id}-writing").steps
+        assert {step.role for step in steps} <= {"report_outline", "report_section", "report_judge"}
+        assert sum(step.role == "report_section" for step in steps) == 2
+        assert log.get(f"{found.report_id}-plan").answer == "\n".join(ASKED)
+
+
+def test_a_policy_with_prompts_of_its_own_only_gives_an_extractive_report_with_an_event(tmp_path: Path) -> None:
+    prompts = load_prompts()
+    policy = ScriptedPolicy(reads_keys)
+    with reader_in(tmp_path, policy, budget=None, prompts=None, profile=Profile(WIDE, prompts)) as agent:
+        found = report(agent, "What is the key of harbor?", keys(tmp_path, a="4711", b="12"))
+    assert found.mode is ReportMode.EXTRACTIVE
+    assert [event.kind for event in found.events] == [EventKind.NOT_PLANNED, EventKind.EXTRACTIVE]
+    (section,) = found.sections
+    assert section.heading == "What is the key of harbor?"
+    assert [(each.document, each.text, each.is_quoted) for each in section.sentences] == [
+        (0, "4711", True), (1, "12", True)
+    ]  # fmt: skip
+    assert [quote.text for _, quote in found.matrix.quotes()] == [
+        "The key of harbor is 4711.", "The key of harbor is 12."
+    ]  # fmt: skip
+    assert not [prompt for prompt in policy.prompts if "<quotes>" in prompt or "<documents>" in prompt]
+
+
+def test_extractive_can_be_asked_for(tmp_path: Path) -> None:
+    with reader_in(tmp_path, ScriptedPolicy(reads_keys)) as agent:
+        asked = ["What is the key of harbor?"]
+        found = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=asked, extractive=True)
+    assert (found.mode, found.events) == (ReportMode.EXTRACTIVE, ())
+
+
+def test_replies_in_another_form_fall_back_to_the_question_and_to_the_answers(tmp_path: Path) -> None:
+    def script(prompt: str) -> str:
+        if prompt.rstrip().endswith(("Questions:", "Headings:", "Sentences:")):
+            return "..."
+        return reads_keys(prompt)
+
+    with reader_in(tmp_path, ScriptedPolicy(script)) as agent:
+        found = report(agent, "What is the key of harbor?", keys(tmp_path, a="4711"))
+    assert found.matrix.questions == ("What is the key of harbor?",)
+    assert [sentence.text for sentence in found.sentences] == ["4711"]
+    kinds = {event.kind for event in found.events}
+    assert {EventKind.NOT_PLANNED, EventKind.MALFORMED} <= kinds
+
+
+def test_a_sentence_that_names_wrong_quotes_gets_those_of_its_section_that_have_what_it_states(tmp_path: Path) -> None:
+    def script(prompt: str) -> str:
+        if prompt.rstrip().endswith("Sentences:"):
+            return "The key of harbor is 12. [q1] [99]\nThe key of harbor is 4711.\nThe key of harbor is 5. [q1, q2]"
+        if prompt.rstrip().endswith("Headings:"):
+            return "Keys [1] [7]"
+        return reads_keys(prompt)
+
+    with reader_in(tmp_path, ScriptedPolicy(script)) as agent:
+        asked = ["What is the key of harbor?"]
+        found = report(agent, "Keys?", keys(tmp_path, a="4711", b="12"), questions=asked)
+    first, second, third = found.sentences
+    assert [first.text, second.text] == ["The key of harbor is 12.", "The key of harbor is 4711."]
+    assert first.is_quoted
+    assert first.chosen_by_code
+    assert {place.document for place in second.quotes} == {0}
+    assert [problem.kind for problem in third.problems] == [ProblemKind.NUMBER]
+
+
+def test_contradictions_are_listed_and_may_be_judged(tmp_path: Path) -> None:
+    asked = ["What is the key of harbor?"]
+
+    def script(prompt: str) -> str:
+        if prompt.rstrip().endswith("COMPATIBLE:"):
+            assert part(prompt, "answers") == "a.txt: 4711\nc.txt: 4711\nb.txt: 12"
+            return "CONTRADICT"
+        return reads_keys_and_writes(prompt)
+
+    with reader_in(tmp_path, ScriptedPolicy(script)) as agent:
+        paths = keys(tmp_path, a="4711", b="12", c="4711", d="")
+        unjudged = report(agent, "Keys?", paths, questions=asked)
+        judged = report(agent, "Keys?", paths, questions=asked, judge=True)
+    (found,) = unjudged.contradictions
+    assert (found.rule, found.groups, found.judgement) == (ContradictionRule.NUMBERS, ((0, 2), (1,)), None)
+    assert [each.judgement for each in judged.contradictions] == [True]
+    assert judged.matrix.cell(3, 0).state is CellState.EMPTY
+    assert "(empty)" in judged.to_markdown()
+
+
+def test_pages_are_known_where_documents_have_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.pdf"
+    path.write_bytes(pdf("It rained. Nobody came.", "It snowed. The key of harbor is 4711. Then it rained."))
+    with reader_in(tmp_path, ScriptedPolicy(reads_keys)) as agent:
+        found = report(agent, "What is the key of harbor?", [path], extractive=True)
+    ((_, quote),) = found.matrix.quotes()
+    assert (quote.text, quote.page) == ("The key of harbor is 4711.", "page 2")
+    assert "page 2" in found.to_markdown()
+
+
+def test_a_document_that_cannot_be_read_is_a_row_of_failed_cells(tmp_path: Path) -> None:
+    good = keys(tmp_path, a="4711")
+    (tmp_path / "empty.txt").write_text("  \n")
+    with reader_in(tmp_path, ScriptedPolicy(reads_keys)) as agent:
+        paths = [*good, tmp_path / "missing.txt", tmp_path / "empty.txt"]
+        found = report(agent, "What is the key of harbor?", paths, extractive=True)
+        states = [cell.state for cell in found.matrix.cells]
+        assert states == [CellState.ANSWERED, CellState.FAILED, CellState.FAILED]
+        assert "missing.txt does not exist" in str(found.matrix.cells[1].error)
+        assert str(tmp_path) not in found.to_markdown()
+        with pytest.raises(DocumentError, match="does not exist"):
+            report(agent, "What is the key of harbor?", paths[1:])
+
+
+def test_equal_texts_are_read_once_and_equal_names_are_told_apart(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(reads_keys)
+    text = document_with({0.5: "The key of harbor is 4711."}, words=300)
+    with reader_in(tmp_path, policy) as agent:
+        documents = [Document.from_text(text, "a"), Document.from_text(text, "a"), Document.from_text("Rain.", "a")]
+        found = report(agent, "What is the key of harbor?", documents, extractive=True)
+    assert [document.name for document in found.matrix.documents] == ["a", "a (2)", "a (3)"]
+    assert [cell.answer for cell in found.matrix.cells] == ["4711", "4711", None]
+    assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
+
+
+def test_bad_requests_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(reads_keys)
+    with reader_in(tmp_path, policy) as agent:
+        paths = keys(tmp_path, a="4711")
+        for question, given, options, words in (
+            (" ", paths, {}, "the question is empty"),
+            ("Keys?", [], {}, "there are no documents"),
+            ("Keys?", paths, {"questions": ["Keys?", ""]}, "the question is empty"),
+            ("Keys?", paths, {"questions": ["key " * 500]}, "its budget is 100"),
+            ("Keys?", paths, {"documents_at_once": 0}, "documents_at_once is 0"),
+            ("Keys?", [iter(["one ", "two"])], {}, "is a live stream"),
+        ):
+            with pytest.raises(MemAgentError, match=words):
+                report(agent, question, given, **options)  # type: ignore[arg-type]
+    assert policy.prompts == []
+
+
+def test_an_id_of_your_own_belongs_to_one_report(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(reads_keys)
+    with reader_in(tmp_path, policy) as agent:
+        paths = keys(tmp_path, a="4711", b="12")
+        ask: dict[str, Any] = {"questions": ["What is the key of harbor?"], "extractive": True, "report_id": "mine"}
+        report(agent, "Keys?", paths[:1], **ask)
+        with pytest.raises(RunError, match="other documents, questions or settings"):
+            report(agent, "Keys?", paths, **ask)
+        assert {cell.run_id[:4] for cell in report(agent, "Keys?", paths[:1], **ask).matrix.cells if cell.run_id} == {
+            "mine"
+        }
+
+
+def test_two_processes_do_not_write_one_report(tmp_path: Path) -> None:
+    with reader_in(tmp_path, ScriptedPolicy(reads_keys)) as agent:
+        paths = keys(tmp_path, a="4711")
+        with lease(tmp_path / "checkpoints.sqlite-reading", "mine"), pytest.raises(RunError, match="already"):
+            report(agent, "What is the key of harbor?", paths, report_id="mine", extractive=True)
+
+
+def test_a_read_that_stopped_at_a_limit_is_no_answer(tmp_path: Path) -> None:
+    with reader_in(tmp_path, ScriptedPolicy(reads_keys), budget=Budget(900, 50, 60, 100, 60)) as agent:
+        asked = ["What is the key of harbor?"]
+        limits = Limits(max_chunks=2)
+        found = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=asked, extractive=True, limits=limits)
+    assert [(cell.state, cell.answer) for cell in found.matrix.cells] == [(CellState.STOPPED, None)]
+
+
+def test_a_failed_call_stops_the_report_and_the_same_call_continues_it(tmp_path: Path) -> None:
+    state = {"fails": True}
+
+    def script(prompt: str) -> Any:
+        if state["fails"] and "aword150 " in part(prompt, "section"):
+            return PolicyError("the server is gone")
+        return reads_keys(prompt)
+
+    policy = ScriptedPolicy(script)
+    with reader_in(tmp_path, policy, budget=Budget(900, 50, 60, 100, 60)) as agent:
+        paths = keys(tmp_path, a="4711", b="12", c="5")
+        with pytest.raises(PolicyError):
+            report(agent, "What is the key of harbor?", paths, extractive=True)
+        state["fails"] = False
+        found = report(agent, "What is the key of harbor?", paths, extractive=True)
+    assert [cell.answer for cell in found.matrix.cells] == ["4711", "12", "5"]
+    again = sum(Counter(asked_sections(policy.prompts)).values()) - len(set(asked_sections(policy.prompts)))
+    assert again <= 3  # the chunk that failed, and those that the other two documents were at
+
+
+def test_without_checkpoints_and_inside_another_graph_a_report_is_its_own(tmp_path: Path) -> None:
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.graph import END, START, StateGraph
+
+    paths = keys(tmp_path, a="4711")
+
+    async def main() -> Report:
+        agent = reader_in(tmp_path, ScriptedPolicy(reads_keys), checkpoints=None)
+        builder: Any = StateGraph(dict)
+
+        async def node(state: dict[str, Any]) -> dict[str, Any]:
+            found = await areport(agent, "What is the key of harbor?", paths, extractive=True)
+            return {"report": found.to_dict()}
+
+        builder.add_node("report", node)
+        builder.add_edge(START, "report")
+        builder.add_edge("report", END)
+        saver = InMemorySaver()
+        graph = builder.compile(checkpointer=saver)
+        async with agent:
+            state = await graph.ainvoke({}, {"configurable": {"thread_id": "outer"}})
+        assert {each.config["configurable"]["thread_id"] for each in saver.list(None)} == {"outer"}
+        assert {each.config["configurable"]["checkpoint_ns"] for each in saver.list(None)} == {""}
+        return Report.from_dict(state["report"])
+
+    assert [cell.answer for cell in asyncio.run(main()).matrix.cells] == ["4711"]
+
+
+def test_metadata_comes_from_front_matter_langchain_and_the_caller(tmp_path: Path) -> None:
+    from langchain_core.documents import Document as LangChainDocument
+
+    body = "Rain. The key of harbor is 4711. Rain."
+    (tmp_path / "note.md").write_text(f"---\ntitle: Of harbors\nauthor: Ada Weiss\ndate: 2019-05-03\n---\n\n{body}")
+    given = [
+        tmp_path / "note.md",
+        LangChainDocument(
+            body.replace("4711", "12"), metadata={"title": "Keys", "authors": ["A. B", "C. D"], "year": 7}
+        ),
+        ReportSource(Document.from_text(body.replace("4711", "5"), "x"), metadata={"title": "X", "year": "2001"}),
+    ]
+    with reader_in(tmp_path, ScriptedPolicy(reads_keys)) as agent:
+        found = report(agent, "What is the key of harbor?", given, extractive=True)
+    assert [dict(document.metadata) for document in found.matrix.documents] == [
+        {"title": "Of harbors", "author": "Ada Weiss", "date": "2019-05-03", "year": "2019"},
+        {"title": "Keys", "author": "A. B and C. D", "year": "7"},
+        {"title": "X", "year": "2001"},
+    ]
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts, report
+
+url, folder = sys.argv[1], Path(sys.argv[2])
+agent = MemAgent(
+    OpenAICompatiblePolicy("fake", base_url=url),
+    tokenizer="embedded",
+    budget=Budget(context_window=1500, question_tokens=60, memory_tokens=60, chunk_tokens=100, answer_tokens=200),
+    prompts=load_prompts(),
+    store=folder / "documents",
+    checkpoints=folder / "checkpoints.sqlite",
+    run_log=folder / "runs.sqlite",
+)
+with agent:
+    print("writing", flush=True)
+    found = report(agent, "What are the keys?", sorted(folder.glob("*.txt")),
+                   questions=["What is the key of harbor?", "What is the key of castle?"])
+    print(found.report_id, *(cell.answer for cell in found.matrix.cells), flush=True)
+"""
+
+
+def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
+    tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
+) -> None:
+    kills, documents = size(3, 30), size(4, 40)
+    for number in range(documents):
+        facts = {0.3: f"The key of harbor is {1000 + number}.", 0.8: f"The key of castle is {2000 + number}."}
+        (tmp_path / f"{number:02}.txt").write_text(f"Book {number}. " + document_with(facts, words=900))
+    (tmp_path / "write.py").write_text(WRITE)
+    moments = random.Random(7)
+
+    def respond(body: dict[str, Any], number: int) -> str:
+        return reads_keys_and_writes(body["messages"][0]["content"])
+
+    with FakeServer(respond, delay=0.03) as server:
+        command = [sys.executable, str(tmp_path / "write.py"), server.base_url, str(tmp_path)]
+        killed = 0
+        for _ in range(kills):
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "writing\n"
+                time.sleep(moments.uniform(0.05, 0.5))
+                if process.poll() is None:
+                    os.kill(process.pid, signal.SIGKILL)
+                    killed += 1
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        prompts = [body["messages"][0]["content"] for body in server.requests]
+    answers = done.stdout.split()[2:]
+    assert answers == [key for number in range(documents) for key in (f"{1000 + number}", f"{2000 + number}")]
+    asked = Counter((part(prompt, "problem"), prompt) for prompt in prompts if "<section>" in prompt)
+    again = sum(asked.values()) - len(asked)
+    # Each kill may lose the chunk that each of the two questions on each of the eight documents in flight was at.
+    assert again <= killed * 2 * 8
+    assert killed > 0
+    finished = Counter(prompt for prompt in prompts if "<section>" not in prompt and "<memory>" in prompt)
+    assert max(finished.values()) <= 1 + killed
+    record_property("sections asked again per kill", round(again / max(1, killed), 2))

@@ -1,0 +1,114 @@
+"""Quotes are whole sentences of their documents, and are found there again, character by character."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memagent_graph.documents import SourceMark
+from memagent_graph.reports.checked_report import quote_flaw
+from memagent_graph.reports.evidence_matrix import SourceQuote
+from memagent_graph.reports.sentence_checks import ProblemKind
+from memagent_graph.reports.source_text import LONGEST_QUOTE, SourceText
+
+TEXT = """Title of it
+
+Dr. Keller met Mr. A. B. Weiss on 3 May. They agreed, unless it
+rains, to meet in No. 5 Mill St. again. Nobody "came."  All left.
+
+- first point
+- second point, which is
+  longer
+Name: Weiss
+| a | b |
+"""
+
+
+@pytest.mark.parametrize(
+    ("within", "sentence"),
+    [
+        ("met", "Dr. Keller met Mr. A. B. Weiss on 3 May."),
+        ("rains", "They agreed, unless it\nrains, to meet in No. 5 Mill St. again."),
+        ("came", 'Nobody "came."'),
+        ("first", "- first point"),
+        ("longer", "- second point, which is\n  longer"),
+        ("Name", "Name: Weiss"),
+        ("Title", "Title of it"),
+    ],
+)
+def test_a_passage_is_widened_to_its_sentence_or_list_item(within: str, sentence: str) -> None:
+    source = SourceText(TEXT)
+    start = TEXT.index(within)
+    begin, end, whole = source.sentence(start, start + len(within))
+    assert (TEXT[begin:end], whole) == (sentence, True)
+    assert source.is_whole(begin, end)
+
+
+def test_a_long_sentence_is_quoted_in_part() -> None:
+    text = "word " * 1000
+    begin, end, whole = SourceText(text).sentence(2000, 2004)
+    assert begin <= 2000 <= 2004 <= end
+    assert not whole
+    assert end - begin <= LONGEST_QUOTE
+    assert text[begin:end].split() == ["word"] * len(text[begin:end].split())
+
+
+def test_a_quote_is_found_whatever_its_white_space_quotation_marks_and_dashes() -> None:
+    source = SourceText("He said\n\u201cno\u201d \u2013 and\u00a0left the \ufb01eld. Then rain.")
+    found = source.find('He said "no" - and left the field.')
+    assert found is not None
+    assert source.text[slice(*found)] == "He said\n\u201cno\u201d \u2013 and\u00a0left the \ufb01eld."
+    assert source.find('He said "No" - and left the field.') is None
+    assert source.find("and left the fields") is None
+
+
+def test_of_several_places_the_nearest_is_found() -> None:
+    source = SourceText("It rains. It snows. It rains.")
+    assert source.find("It  rains.", 18) == (20, 29)
+    assert source.find("It  rains.", 2) == (0, 9)
+
+
+def test_a_page_is_that_in_which_a_character_is() -> None:
+    source = SourceText("one two three", [SourceMark(0, "page 1"), SourceMark(4, "page 2")])
+    assert [source.page(place) for place in (0, 3, 4, 12)] == ["page 1", "page 1", "page 2", "page 2"]
+
+
+def test_a_quote_that_is_cut_or_changed_has_a_flaw() -> None:
+    source = SourceText(TEXT)
+    whole = "They agreed, unless it\nrains, to meet in No. 5 Mill St. again."
+    at = TEXT.index(whole)
+
+    def flaw(text: str, start: int = at) -> ProblemKind | None:
+        found = quote_flaw(SourceQuote(text, start, start + len(text), None), source, "it")
+        return found.kind if found else None
+
+    assert flaw(whole) is None
+    assert flaw(" ".join(whole.split())) is None
+    assert flaw("They agreed") is ProblemKind.QUOTE_CUT
+    assert flaw("to meet in No. 5 Mill St. again.") is ProblemKind.QUOTE_CUT
+    assert flaw(whole.replace("5", "6")) is ProblemKind.QUOTE_NOT_IN_SOURCE
+    assert flaw("They agreed ... to meet in No. 5 Mill St. again.") is ProblemKind.QUOTE_NOT_IN_SOURCE
+
+
+@given(st.text(min_size=1, max_size=400), st.data())
+def test_every_passage_of_any_text_is_found_in_it(text: str, data: st.DataObject) -> None:
+    source = SourceText(text)
+    start = data.draw(st.integers(0, len(text) - 1))
+    end = data.draw(st.integers(start + 1, len(text)))
+    begin, finish, _ = source.sentence(start, end)
+    assert 0 <= begin <= finish <= len(text)
+    quote = text[begin:finish]
+    if quote.strip():
+        assert source.find(quote, begin) == (begin, finish)
+
+
+@given(
+    st.lists(st.sampled_from(["Anna", "rain.", "\u2019s", "e\u0301t", "\ufb01n", "\n", "\u00a0", "\u200b", "5", "-"]))
+)
+def test_a_passage_between_words_is_found_from_any_place(words: list[str]) -> None:
+    source = SourceText(" ".join(words))
+    for number in range(len(words)):
+        quote = " ".join(words[number:])
+        if quote.strip(" \n\u00a0\u200b"):
+            assert source.find(" ".join(quote.split()), 0) is not None

@@ -1,0 +1,88 @@
+"""What a text states: numbers with units, dates, names and codes."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memagent_graph.reports.stated_facts import facts_of, one_form
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit"),
+    [
+        ("5 km", "5", "kilometre"),
+        ("5 kilometers", "5", "kilometre"),
+        ("five kilometres", "5", "kilometre"),
+        ("1,234.5 tonnes", "1234.5", "tonne"),
+        ("$5.2 million", "5200000", "dollar"),
+        ("$5m", "5000000", "dollar"),
+        ("5.2 million dollars", "5200000", "dollar"),
+        ("12%", "12", "percent"),
+        ("12 per cent", "12", "percent"),
+        ("twenty-one days", "21", "day"),
+        ("a 30-day notice", "30", "day"),
+        ("two hundred feet", "200", "foot"),
+        ("at -4 °C", "-4", "celsius"),
+        ("a dozen", "12", ""),
+        ("in the 1990s", "1990", ""),
+        ("the third time", "3", ""),
+    ],
+)
+def test_a_number_is_known_with_its_unit_however_it_is_written(text: str, value: str, unit: str) -> None:
+    (number,) = facts_of(text).numbers
+    assert (number.value, number.unit) == (Decimal(value), unit)
+
+
+@pytest.mark.parametrize(
+    "text", ["2021-03-03", "3 March 2021", "March 3, 2021", "3rd of March 2021", "Mar 3, 2021", "on 3 march 2021"]
+)
+def test_a_date_is_the_same_in_every_form(text: str) -> None:
+    (date,) = facts_of(text).dates
+    assert (date.year, date.month, date.day) == (2021, 3, 3)
+    assert facts_of(text).numbers == ()
+
+
+def test_a_part_of_a_date_is_within_the_date_and_no_other() -> None:
+    (whole,) = facts_of("3 March 2021").dates
+    (month,) = facts_of("in March 2021").dates
+    (other,) = facts_of("in April 2021").dates
+    assert month.is_within(whole)
+    assert not whole.is_within(month)
+    assert not other.is_within(whole)
+    assert other.excludes(whole)
+
+
+def test_may_is_a_verb_and_a_month() -> None:
+    assert facts_of("Members may 3 times a year ask").dates == ()
+    assert [date.month for date in facts_of("It was on 3 May 2020").dates] == [5]
+
+
+def test_names_are_written_with_a_capital_where_no_sentence_begins() -> None:
+    facts = facts_of("Yesterday Anna Keller met the NASA team. Rain fell in Zurich.")
+    assert [word.text for word in facts.names] == ["anna", "keller", "nasa", "zurich"]
+    assert [word.text for word in facts.words if word.is_first] == ["yesterday", "rain"]
+
+
+def test_a_text_in_capitals_has_no_names() -> None:
+    assert facts_of("THIS SOFTWARE IS PROVIDED AS IS WITHOUT WARRANTY").names == ()
+
+
+def test_versions_times_and_words_with_digits_are_codes() -> None:
+    assert facts_of("Version 3.2.1 came at 14:30 in Q3").codes == ("3.2.1", "14:30", "q3")
+
+
+def test_quotation_marks_dashes_and_spaces_have_one_form() -> None:
+    assert one_form("\u201cA\u00a0 b\u201d \u2013\n it\u2019s") == '"A b" - it\'s'
+    assert one_form("\ufb01ne\u200b") == "fine"
+
+
+@given(st.text())
+def test_any_text_has_facts_and_one_form(text: str) -> None:
+    facts = facts_of(text)
+    assert one_form(facts.text) == facts.text
+    for each in (*facts.numbers, *facts.dates, *facts.words):
+        assert 0 <= each.start < each.end <= len(facts.text)
