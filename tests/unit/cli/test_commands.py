@@ -157,9 +157,9 @@ def test_other_packages_are_looked_for_only_where_their_commands_are_asked_for(m
 
 def test_a_long_help_has_groups_and_the_common_options_come_first() -> None:
     told = memagent("read", "--help").stdout
-    of_others = {"Tables and datasets", "What may be opened", "The estimate"}
-    groups = ["Arguments", "Options", *(each for each in OPTION_GROUPS if each not in of_others)]
-    places = [told.index(f"─ {group} ─") for group in groups]
+    assert all(f"─ {group} ─" in told for group in ("Policy and server", "Sampling", "Limits", "Output"))
+    assert "─ Load ─" not in told, "those are of memagent serve"
+    places = [told.index(f"─ {each} ─") for each in ("Arguments", "Options", *OPTION_GROUPS) if f"─ {each} ─" in told]
     assert places == sorted(places)
     common = told[: told.index("─ Policy and server ─")]
     assert all(option in common for option in ("--question", "--model", "--base-url", "--strategy"))
