@@ -154,6 +154,11 @@ class Corpus(ReaderOptions):
                 raise MemAgentError("there is no question", hint="Ask with -q, or name a --question-column.")
             inputs = self._inputs()
             settings = replace(self.settings(), logprobs=None if self.log else False)
+            if (self.requests_per_minute or self.tokens_per_minute) and settings.policy_name in {"embedded", "local"}:
+                raise MemAgentError(
+                    "bounds of requests and tokens a minute are for a server, and this policy has none",
+                    hint="Leave out --requests-per-minute and --tokens-per-minute, or name a server with --base-url.",
+                )
             console.policy(settings.policy_told)
             try:
                 if self.estimate:

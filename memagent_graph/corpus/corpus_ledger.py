@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS documents (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS replaced (part INTEGER NOT NULL, id TEXT NOT NULL, PRIMARY KEY (part, id)) WITHOUT ROWID;
 """
+_ROWS_AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,9 @@ class CorpusLedger:
         changed = bool(found) and bool(known[0]) and bool(version) and known[0] != version
         done = set() if changed else {question for question, failed in found if not (failed and retry_failed)}
         left = tuple(each for each in questions if _question(each) not in done)
+        if not left and version and not known[0]:  # its rows were found in the table: from here on, changes show
+            with self._transaction() as connection:
+                connection.execute("UPDATE documents SET version = ? WHERE name = ?", (version, name))
         return Open(left, begun=bool(known[1]), changed=changed)
 
     def has(self, identity: str) -> bool:
@@ -157,13 +161,20 @@ class CorpusLedger:
             )
             return [part for (part,) in found.fetchall()]
 
-    def rows_of(self, part: int) -> list[Row]:
-        """The rows that a part is made of, until it is written."""
-        with self._transaction(write=False) as connection:
-            found = connection.execute(
-                "SELECT payload FROM rows WHERE part = ? AND payload IS NOT NULL ORDER BY number", (part,)
-            )
-            return [decoded_row(payload) for (payload,) in found.fetchall()]
+    def rows_of(self, part: int) -> Iterator[Row]:
+        """The rows that a part is made of, until it is written; few of them held at a time."""
+        last = -1
+        while True:
+            with self._transaction(write=False) as connection:
+                found = connection.execute(
+                    "SELECT number, payload FROM rows WHERE part = ? AND payload IS NOT NULL AND number > ? "
+                    "ORDER BY number LIMIT ?",
+                    (part, last, _ROWS_AT_ONCE),
+                ).fetchall()
+            if not found:
+                return
+            last = found[-1][0]
+            yield from (decoded_row(payload) for _, payload in found)
 
     def written(self, part: int) -> None:
         """Note that a part is in the table."""

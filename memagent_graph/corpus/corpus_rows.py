@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -100,12 +102,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class Told:
     """Removes from messages what a table must not show: where the input's root is on this machine."""
 
-    roots: Sequence[str] = field(default=())
+    roots: Sequence[str] = ()
 
     def __call__(self, text: str) -> str:
-        """The text with each root left out."""
-        for root in sorted(filter(None, self.roots), key=len, reverse=True):
-            text = text.replace(root.rstrip("/\\") + "/", "").replace(root, ".")
+        """The text with paths relative to the roots."""
+        known = {variant for root in self.roots if root for variant in (root, os.path.abspath(root))}  # noqa: PTH100
+        for root in sorted((each.rstrip("/\\") for each in known), key=len, reverse=True):
+            text = re.sub(rf"(?<![\w/.-]){re.escape(root)}[/\\]", "", text)
+            if len(root) > 1 and root.startswith("/"):
+                text = re.sub(rf"(?<![\w/.-]){re.escape(root)}(?![\w-])", ".", text)
         return text
 
 

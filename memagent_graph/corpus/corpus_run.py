@@ -111,7 +111,7 @@ def exclusive(table: TableFolder) -> Iterator[Path]:
     work = table.work
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(lease(work / "lock", table.location))
+            stack.enter_context(lease(work / "lock", "the table"))
         except RunError as error:
             if "already" not in error.message:
                 raise CorpusError(f"{work} cannot be written: {error.message}", hint=error.hint) from error
@@ -368,9 +368,7 @@ class _Run:
             ledger.removed(number)
 
     def _write(self, number: int) -> None:
-        rows = self._ledger.rows_of(number)
-        if rows:
-            self._table.write_part(number, rows)
+        self._table.write_part(number, self._ledger.rows_of(number))
         self._ledger.written(number)
 
     def _recover(self) -> None:

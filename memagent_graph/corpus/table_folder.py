@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -41,6 +42,7 @@ _FORMAT: Final = "memagent-corpus"
 _VERSION: Final = 1
 _PART: Final = re.compile(r"part-(\d{6,})\.parquet")
 _READ_ROWS: Final = 1024
+_GROUP_ROWS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,23 +195,23 @@ class TableFolder:
         numbers = (_PART.fullmatch(name) for name in self._files.names() if name not in listed)
         return sorted(int(found[1]) for found in numbers if found)
 
-    def write_part(self, number: int, rows: Sequence[Row]) -> None:
-        """Write a part, or write it again, and enter it in the manifest.
+    def write_part(self, number: int, rows: Iterable[Row]) -> None:
+        """Write a part, or write it again, and enter it in the manifest. Without any row there is no part.
 
         Raises:
             CorpusError: the disk is full, the store refuses, or another run has taken over.
         """
-        self._put(number, [_plain(row) for row in rows])
+        self._put(number, map(_plain, rows))
 
     def remove_rows(self, number: int, ids: set[str]) -> None:
         """Write a part again without some of its rows; an empty one is removed."""
         name = part_name(number)
         if any(part.name == name for part in self._current.parts):
-            self._put(number, [row for row in self.rows_of(name) if row["id"] not in ids])
+            self._put(number, (row for row in self.rows_of(name) if row["id"] not in ids))
 
     def list_part(self, number: int) -> None:
         """Enter a part in the manifest that is there."""
-        self._put(number, list(self.rows_of(part_name(number))))
+        self._put(number, self.rows_of(part_name(number)))
 
     @property
     def _current(self) -> Manifest:
@@ -217,20 +219,21 @@ class TableFolder:
             raise CorpusError("the table is not open for writing", hint="Call take_over first.")
         return self._manifest
 
-    def _put(self, number: int, rows: list[dict[str, Any]]) -> None:
+    def _put(self, number: int, rows: Iterable[dict[str, Any]]) -> None:
         self._require_mine()
         name = part_name(number)
+        made = _parquet(rows)
+        was_there = any(part.name == name for part in self._current.parts)
         others = [part for part in self._current.parts if part.name != name]
-        if rows:
-            content = _parquet_bytes(rows)
+        if made.rows:
             with self._failures_told():
-                self._files.write(name, content)
-            failed = sum(row["error"] is not None for row in rows)
-            others.append(Part(name, len(rows), failed, len(content), hashlib.sha256(content).hexdigest()))
+                self._files.write(name, made.content)
+            sha256 = hashlib.sha256(made.content).hexdigest()
+            others.append(Part(name, made.rows, made.failed, len(made.content), sha256))
         parts = tuple(sorted(others, key=lambda part: part.number))
         self._manifest = Manifest(self._current.settings, self._current.input, parts, self._writer)
         self._write_manifest()
-        if not rows:
+        if was_there and not made.rows:
             with self._failures_told():
                 self._files.remove(name)
 
@@ -364,11 +367,23 @@ def _plain(row: Row) -> dict[str, Any]:
     return values
 
 
-def _parquet_bytes(rows: list[dict[str, Any]]) -> bytes:
+class _Made(NamedTuple):
+    content: bytes
+    rows: int
+    failed: int
+
+
+def _parquet(rows: Iterable[dict[str, Any]]) -> _Made:
+    """Rows as a Parquet file; few of them are held at a time, besides what is written."""
     arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
-    made = io.BytesIO()
-    parquet.write_table(arrow.Table.from_pylist(rows, schema=_schema(arrow)), made, compression="zstd")
-    return made.getvalue()
+    made, schema, count, failed = io.BytesIO(), _schema(arrow), 0, 0
+    source = iter(rows)
+    with parquet.ParquetWriter(made, schema, compression="zstd") as writer:
+        while batch := list(itertools.islice(source, _GROUP_ROWS)):
+            writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
+            count += len(batch)
+            failed += sum(row["error"] is not None for row in batch)
+    return _Made(made.getvalue(), count, failed)
 
 
 def _schema(arrow: Any) -> Any:

@@ -116,6 +116,9 @@ class TableInputs:
                     rows += _parquet(location).ParquetFile(file).metadata.num_rows
             elif scheme_of(location):
                 return Total(None, None)
+            elif _kind(location) == "jsonl":
+                with self.access.open_file(location) as file:
+                    rows += sum(1 for line in file if not line.isspace())
             else:
                 rows += sum(1 for _ in self._rows(location, []))
         return Total(rows, None)
