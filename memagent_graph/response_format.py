@@ -202,21 +202,26 @@ class ResponseFormat:
         found = self.checked(answer) if answer else None
         return found.value if isinstance(found, Fits) else None
 
+    @cached_property
+    def properties(self) -> Mapping[str, Any]:
+        """The schemas of the answer's fields by name, in order; none if the answer is not an object."""
+        return _properties(self.resolved(self.schema))
+
     def fields_in_words(self, *, short: bool = False) -> str:
         """What the answer will hold, for prompts that have no room for the schema; empty if it names no fields.
 
         Args:
             short: only the fields' names.
         """
-        root = self._resolved(self.schema)
+        root = self.resolved(self.schema)
+        properties = self.properties
         if root.get("type") == "array":
-            root = self._resolved(root.get("items"))
-        properties = root.get("properties")
-        if not isinstance(properties, dict) or not properties:
+            properties = _properties(self.resolved(root.get("items")))
+        if not properties:
             return ""
         if short:
             return f"The answer will have these fields: {', '.join(properties)}."
-        lines = (self._line(name, self._resolved(each)) for name, each in properties.items())
+        lines = (self._line(name, self.resolved(each)) for name, each in properties.items())
         return "\n".join(["The answer will have these fields:", *lines])
 
     def _line(self, name: str, schema: Mapping[str, Any]) -> str:
@@ -231,16 +236,16 @@ class ResponseFormat:
             return f"one of {', '.join(shown)}{', ...' if len(options) > len(shown) else ''}"
         for keyword in ("anyOf", "oneOf"):
             if isinstance(either := schema.get(keyword), list) and depth:
-                return " or ".join(dict.fromkeys(self._kind(self._resolved(each), depth - 1) for each in either))
+                return " or ".join(dict.fromkeys(self._kind(self.resolved(each), depth - 1) for each in either))
         kind = schema.get("type", "any")
         if kind == "array" and depth:
-            return f"list of {self._kind(self._resolved(schema.get('items')), depth - 1)}"
+            return f"list of {self._kind(self.resolved(schema.get('items')), depth - 1)}"
         properties = schema.get("properties")
         if kind == "object" and isinstance(properties, dict) and properties:
             return f"object with {', '.join(properties)}"
         return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
-    def _resolved(self, schema: Any) -> Mapping[str, Any]:
+    def resolved(self, schema: Any) -> Mapping[str, Any]:
         """A schema, or what it refers to; its own words have priority."""
         for _ in range(MOST_DEPTH):
             if not isinstance(schema, dict):
@@ -271,6 +276,11 @@ class ResponseFormat:
         except (_TooManyStepsError, RecursionError):
             return "it takes too many steps to compare it with the schema"
         return _listed((_place(each.absolute_path), each.message) for each in errors) if errors else Fits(text, data)
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
 
 
 class _TooManyStepsError(Exception):

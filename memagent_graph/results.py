@@ -120,8 +120,8 @@ class ReadResult:
 
     @property
     def json_value(self) -> Any:
-        """`value` as JSON values; of a model, its dump."""
-        return self.value.model_dump(mode="json") if isinstance(self.value, BaseModel) else self.value
+        """`value` as JSON values; of a model, its dump, with the names that its schema has."""
+        return self.value.model_dump(mode="json", by_alias=True) if isinstance(self.value, BaseModel) else self.value
 
     @property
     def events(self) -> tuple[ReadEvent, ...]:

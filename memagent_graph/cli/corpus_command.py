@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from memagent_graph.corpus.corpus_inputs import Inputs
     from memagent_graph.corpus.corpus_run import CorpusSummary
     from memagent_graph.evaluation.prices import Prices
+    from memagent_graph.response_format import ResponseFormat
     from memagent_graph.settings import ReaderSettings
 
 
@@ -45,6 +46,7 @@ class Corpus(ReaderOptions):
         'memagent corpus filings -q "Who signed it?" -q "When?" --out answers --base-url http://localhost:8000/v1',
         'memagent corpus "s3://bucket/2024/*.pdf" --questions @questions.txt --out s3://bucket/answers',
         "memagent corpus filings.parquet --text-column body --question-column question --out answers",
+        'memagent corpus filings -q "What does it report?" --schema filing.py:Filing --out answers',
         'memagent corpus filings -q "Who signed it?" --out answers --estimate --price-in 0.2 --price-out 0.6',
     )
     source: Annotated[
@@ -66,6 +68,14 @@ class Corpus(ReaderOptions):
         ),
     ] = None
     out: Annotated[str, typer.Option(help="The folder, or its URL, for the table.")]
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            help="The form of the answers: a file with a JSON schema, or a Pydantic model as path/to/file.py:Model. "
+            "Each of its properties is a typed column of the table.",
+            show_default="answers in words",
+        ),
+    ] = None
     estimate: Annotated[
         bool,
         typer.Option("--estimate", help="Say how many tokens it would take, and the price and time; read nothing."),
@@ -145,6 +155,7 @@ class Corpus(ReaderOptions):
         from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.corpus.corpus_run import Ended  # noqa: PLC0415
         from memagent_graph.evaluation.prices import prices_of  # noqa: PLC0415
+        from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415
 
         console = Console(as_json=self.as_json, quiet=self.quiet)
         with failures_told(console):
@@ -152,6 +163,7 @@ class Corpus(ReaderOptions):
             questions = questions_of(self.question or ())
             if not questions and self.question_column is None:
                 raise MemAgentError("there is no question", hint="Ask with -q, or name a --question-column.")
+            form = None if self.schema is None else ResponseFormat.named(self.schema)
             inputs = self._inputs()
             settings = replace(self.settings(), logprobs=None if self.log else False)
             if (self.requests_per_minute or self.tokens_per_minute) and settings.policy_name in {"embedded", "local"}:
@@ -162,9 +174,9 @@ class Corpus(ReaderOptions):
             console.policy(settings.policy_told)
             try:
                 if self.estimate:
-                    self._print_estimate(asyncio.run(self._estimated(inputs, questions, settings)), prices)
+                    self._print_estimate(asyncio.run(self._estimated(inputs, questions, settings, form)), prices)
                     return
-                summary = asyncio.run(self._read(inputs, questions, settings))
+                summary = asyncio.run(self._read(inputs, questions, settings, form))
             except ValueError as error:
                 raise typer.Exit(console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
             except (KeyboardInterrupt, asyncio.CancelledError):
@@ -199,7 +211,9 @@ class Corpus(ReaderOptions):
             self.source, InputOptions(access=access, columns=columns, subset=self.subset, split=self.split)
         )
 
-    async def _read(self, inputs: Inputs, questions: list[str], settings: ReaderSettings) -> CorpusSummary:
+    async def _read(
+        self, inputs: Inputs, questions: list[str], settings: ReaderSettings, form: ResponseFormat | None
+    ) -> CorpusSummary:
         from memagent_graph.corpus.corpus_progress import CorpusProgress  # noqa: PLC0415
         from memagent_graph.corpus.corpus_reader import CorpusReader  # noqa: PLC0415
         from memagent_graph.corpus.corpus_run import (  # noqa: PLC0415
@@ -219,7 +233,14 @@ class Corpus(ReaderOptions):
                 checkpoints=work / CHECKPOINTS,
                 run_log=self.log or False,
             )
-            reader = CorpusReader(agent, questions, inputs.access, keep_texts=self.keep_texts, on_update=progress.reads)
+            reader = CorpusReader(
+                agent,
+                questions,
+                inputs.access,
+                keep_texts=self.keep_texts,
+                on_update=progress.reads,
+                response_format=form,
+            )
             try:
                 return await run_corpus(
                     inputs,
@@ -234,7 +255,9 @@ class Corpus(ReaderOptions):
             finally:
                 await reader.aclose()
 
-    async def _estimated(self, inputs: Inputs, questions: list[str], settings: ReaderSettings) -> CorpusEstimate:
+    async def _estimated(
+        self, inputs: Inputs, questions: list[str], settings: ReaderSettings, form: ResponseFormat | None
+    ) -> CorpusEstimate:
         import tempfile  # noqa: PLC0415
 
         from memagent_graph.corpus.corpus_estimate import estimate_corpus  # noqa: PLC0415
@@ -242,7 +265,7 @@ class Corpus(ReaderOptions):
 
         with tempfile.TemporaryDirectory(prefix="memagent-estimate-") as folder:
             agent = settings.make_reader(api_key=self.api_key, store=Path(folder), run_log=False)
-            reader = CorpusReader(agent, questions, inputs.access)
+            reader = CorpusReader(agent, questions, inputs.access, response_format=form)
             try:
                 return await estimate_corpus(inputs, reader)
             finally:

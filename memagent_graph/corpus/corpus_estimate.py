@@ -27,7 +27,8 @@ _COUNTED_BYTES: Final = 50 * 2**20
 class CorpusEstimate:
     """What a corpus would take at most, with memories and answers as long as they may be.
 
-    One pass over the chunks and an answer is counted: a strategy that looks back or reads again takes more.
+    One pass over the chunks and an answer is counted: a strategy that looks back or reads again takes more, and so does
+    the repair of an answer that does not fit its schema.
     """
 
     documents: int
@@ -57,7 +58,7 @@ async def estimate_corpus(inputs: Inputs, reader: CorpusReader) -> CorpusEstimat
         MemAgentError: the inputs cannot be listed, or the policy's settings do not fit.
     """
     await reader.settings()
-    graph = await reader.agent.agraph()
+    graph = await reader.agent.agraph(response_format=reader.response_format)
     total = await asyncio.to_thread(inputs.total)
     step = max(1, math.ceil((total.documents or _COUNTED_DOCUMENTS) / _COUNTED_DOCUMENTS))
     return await asyncio.to_thread(_Estimate(inputs, reader, graph.reader_context, step).result)
@@ -71,6 +72,9 @@ class _Estimate:
         count, prompts, budget = context.tokenizer.count, context.prompts, context.budget
         self._update = count(prompts.update.literal) + budget.memory_tokens
         self._answer = count(prompts.answer.literal) + budget.memory_tokens
+        if context.structure:  # the answer's prompt has the schema, and those of memories have its fields in words
+            self._update += count(context.structure.outline)
+            self._answer += 0 if context.own_words_only else count(prompts.neutralise(context.structure.format.text))
         self._bytes = self._tokens = self._counted = self._unreadable = 0
 
     def result(self) -> CorpusEstimate:

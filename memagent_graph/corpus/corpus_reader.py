@@ -21,6 +21,7 @@ from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.corpus.corpus_documents import CorpusDocument
 from memagent_graph.corpus.corpus_rows import Row, Told, digest_of, failed_row, row_id, row_of
 from memagent_graph.corpus.source_access import SourceAccess
+from memagent_graph.corpus.typed_columns import columns_of
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.conversion import ConversionCancellation
 from memagent_graph.errors import (
@@ -41,6 +42,7 @@ from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.reader import MemAgent, result_of
 from memagent_graph.reading.graph import check_question
 from memagent_graph.reading.state import ReaderContext
+from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
@@ -59,6 +61,11 @@ class CorpusReader:
         keep_texts: leave documents' texts in the agent's store.
         is_done: whether there is an answer for a row's id already; such questions are not read for again.
         on_update: called with each memory update.
+        response_format: the form of all answers: a Pydantic model, or a JSON schema. Their values fill typed columns.
+
+    Raises:
+        ResponseFormatError, MissingExtraError: `response_format` cannot be used.
+        CorpusError: two of its properties would have one column.
     """
 
     def __init__(
@@ -70,12 +77,15 @@ class CorpusReader:
         keep_texts: bool = False,
         is_done: Callable[[str], bool] = lambda _: False,
         on_update: Callable[[MemoryUpdate], None] | None = None,
+        response_format: ResponseFormatSource | None = None,
     ) -> None:
         self.agent = agent
         self.questions = tuple(dict.fromkeys(questions))
         self.access = access or SourceAccess()
         self.is_done = is_done
         self.on_update = on_update
+        self.response_format = None if response_format is None else ResponseFormat.of(response_format)
+        self.columns = columns_of(self.response_format, Row.__struct_fields__) if self.response_format else ()
         self.keeps_texts = keep_texts
         self._told = Told((self.access.root, str(agent.store.root)))
         self._loading = ThreadPoolExecutor(_LOADING, thread_name_prefix="memagent-loading")
@@ -87,9 +97,10 @@ class CorpusReader:
         """Everything that decides on a row besides document and question, JSON-ready.
 
         Raises:
-            MemAgentError: the policy cannot be reached, or the settings do not fit it; a question is too long.
+            MemAgentError: the policy cannot be reached, or the settings or the schema do not fit it; a question is too
+                long.
         """
-        graph = await self.agent.agraph()
+        graph = await self.agent.agraph(response_format=self.response_format)
         for each in self.questions:
             check_question(each, graph.reader_context)
         return settings_of(graph.reader_context)
@@ -138,7 +149,11 @@ class CorpusReader:
                     rows.append(self._failure(document, digest, question, settings, outcome))
                 else:
                     evidence = await asyncio.to_thread(_evidence, outcome)
-                    rows.append(row_of(outcome, document.name, question, document.metadata, evidence))
+                    try:
+                        row = row_of(outcome, document.name, question, document.metadata, evidence, self.columns)
+                    except ValueError as error:  # from the serializers of a user's model
+                        row = self._failure(document, digest, question, settings, error)
+                    rows.append(row)
             return rows
         finally:
             self._texts[digest] -= 1
@@ -187,10 +202,12 @@ class CorpusReader:
     ) -> ReadResult:
         if may_resume and self.agent.keeps_checkpoints:
             try:
-                return await result_of(self.agent.astream_resume(run_id, pace=pace), self.on_update)
+                stream = self.agent.astream_resume(run_id, response_format=self.response_format, pace=pace)
+                return await result_of(stream, self.on_update)
             except (RunNotFoundError, RunMismatchError):
                 pass  # nothing of it was saved, or a version that cannot be continued
-        return await result_of(self.agent.astream(reference, question, run_id=run_id, pace=pace), self.on_update)
+        stream = self.agent.astream(reference, question, response_format=self.response_format, run_id=run_id, pace=pace)
+        return await result_of(stream, self.on_update)
 
     def _failure(
         self, document: CorpusDocument, digest: str | None, question: str, settings: str, error: Exception
@@ -206,6 +223,7 @@ def _evidence(result: ReadResult) -> Sequence[Evidence]:
 def settings_of(context: ReaderContext) -> dict[str, Any]:
     """What decides on a row, JSON-ready. Where the server is, and how it is used, is no part of it."""
     sampling, rules = context.sampling, context.rules
+    form = context.structure.format if context.structure else None
     return {
         "model": context.policy.name,
         "strategy": context.strategy.name,
@@ -218,6 +236,7 @@ def settings_of(context: ReaderContext) -> dict[str, Any]:
         "seed": sampling.seed,
         **asdict(context.budget),
         **{f"on_{name}": getattr(value, "value", value) for name, value in asdict(rules).items()},
+        **({"response_format": {"schema": form.schema, "digest": form.fingerprint}} if form else {}),
     }
 
 

@@ -11,11 +11,16 @@ from typing import Any, Final
 
 import msgspec
 
+from memagent_graph.corpus.typed_columns import TypedColumn, typed_values
 from memagent_graph.errors import MemAgentError
+from memagent_graph.events import EventKind, StopReason
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 
 _ID_CHARACTERS: Final = 32
+INVALID_ANSWER: Final = "InvalidAnswer"
+NOT_HELD: Final = "value_not_in_column"
+"""The event of a value that a typed column cannot hold."""
 
 
 class Quote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -66,7 +71,10 @@ class RowEvent(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One document and one question. Exactly one of `stop_reason` and `error` is set."""
+    """One document and one question.
+
+    Exactly one of `stop_reason` and `error` is set; both are if the answer does not fit the schema that was asked for.
+    """
 
     id: str
     """A hash of document, text, question and settings; the id of the run that read it."""
@@ -77,7 +85,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     question: str
     answer: str | None = None
     value: Any = None
-    """The answer as a typed value, where one was asked for; JSON-ready."""
+    """The answer as a typed value, where one was asked for; JSON-ready. None if it does not fit."""
     memory: str | None = None
     evidence: tuple[Quote, ...] = ()
     usage: RowUsage = RowUsage()
@@ -87,7 +95,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """What went wrong, if there is no answer because of that."""
     error_kind: str | None = None
-    """The error's class."""
+    """The error's class; `InvalidAnswer` if the answer does not fit the schema."""
     model: str = ""
     metadata: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The columns of the input that were to be kept."""
@@ -121,17 +129,38 @@ def row_id(document: str, digest: str, question: str, settings: str) -> str:
 
 
 def row_of(
-    result: ReadResult, document: str, question: str, metadata: Mapping[str, Any], evidence: Sequence[Evidence]
+    result: ReadResult,
+    document: str,
+    question: str,
+    metadata: Mapping[str, Any],
+    evidence: Sequence[Evidence],
+    columns: Sequence[TypedColumn] = (),
 ) -> Row:
-    """The row of a read that has ended."""
-    usage = result.usage
+    """The row of a read that has ended.
+
+    Args:
+        result: what the read returned.
+        document: the document's name.
+        question: what was asked.
+        metadata: columns of the input.
+        evidence: the result's.
+        columns: the typed columns of the table. An event says which of them cannot hold a value of the answer.
+
+    Raises:
+        ValueError: the answer's Pydantic model cannot be written as JSON.
+    """
+    usage, value = result.usage, result.json_value
+    not_held = typed_values(columns, value).not_held
+    events = [RowEvent(each.kind.value, each.chunk_index, each.detail) for each in result.events]
+    events += [RowEvent(NOT_HELD, None, each) for each in not_held]
+    error = _misfit(result)
     return Row(
         id=result.run_id,
         document=document,
         digest=digest_of(result.document["key"]),
         question=question,
         answer=result.answer,
-        value=getattr(result, "value", None),
+        value=value,
         memory=result.memory,
         evidence=tuple(map(Quote.of, evidence)),
         usage=RowUsage(
@@ -139,10 +168,24 @@ def row_of(
         ),
         chunks=result.chunks_read,
         stop_reason=result.stop_reason.value,
-        events=tuple(RowEvent(each.kind.value, each.chunk_index, each.detail) for each in result.events),
+        events=tuple(events),
+        error=error,
+        error_kind=INVALID_ANSWER if error else None,
         model=result.model,
         metadata=metadata,
     )
+
+
+def _misfit(result: ReadResult) -> str | None:
+    """Why a structured answer has no value; None if it has one, or if the read was stopped by a limit."""
+    if result.response_format is None:
+        return None
+    if result.stop_reason is StopReason.NO_ANSWER:
+        return "the policy wrote no answer"
+    if result.stop_reason is StopReason.INVALID_ANSWER:
+        kinds = {each.kind: each.detail for each in result.events}
+        return kinds.get(EventKind.INVALID_ANSWER) or "the answer does not fit the schema"
+    return None
 
 
 def failed_row(

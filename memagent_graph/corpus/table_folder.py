@@ -6,6 +6,7 @@
 
 `pandas.read_parquet(folder)`, DuckDB's `'folder/*.parquet'` and `datasets.load_dataset("parquet", ...)` read it as one
 table: names with an underscore are left out. Columns are those of `corpus_rows.Row`; `value` and `metadata` are JSON.
+If the answers have a schema, the typed columns of its properties follow (`typed_columns`).
 
 Two runs cannot write to one table. On one machine a lock says so at once. Elsewhere the manifest does: whoever starts
 last is named in it, and any other run stops at its next part.
@@ -32,7 +33,9 @@ import msgspec
 
 from memagent_graph.corpus.corpus_rows import Quote, Row, RowEvent, RowUsage
 from memagent_graph.corpus.source_access import SourceAccess, scheme_of, shown, store_failures
+from memagent_graph.corpus.typed_columns import TypedColumn, columns_of, typed_values
 from memagent_graph.errors import CorpusError, DocumentError, MissingExtraError
+from memagent_graph.response_format import ResponseFormat
 from memagent_graph.storage.paths import data_folder
 from memagent_graph.storage.private_files import private_folder
 
@@ -43,6 +46,9 @@ _VERSION: Final = 1
 _PART: Final = re.compile(r"part-(\d{6,})\.parquet")
 _READ_ROWS: Final = 1024
 _GROUP_ROWS: Final = 1024
+_FORM: Final = "response_format"
+_MOST_DIFFERENCES: Final = 12
+_LONGEST_DIFFERENCE: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +207,8 @@ class TableFolder:
         Raises:
             CorpusError: the disk is full, the store refuses, or another run has taken over.
         """
-        self._put(number, map(_plain, rows))
+        columns = _typed_columns(self._current.settings)
+        self._put(number, (_plain(row, columns) for row in rows))
 
     def remove_rows(self, number: int, ids: set[str]) -> None:
         """Write a part again without some of its rows; an empty one is removed."""
@@ -222,7 +229,7 @@ class TableFolder:
     def _put(self, number: int, rows: Iterable[dict[str, Any]]) -> None:
         self._require_mine()
         name = part_name(number)
-        made = _parquet(rows)
+        made = _parquet(rows, _typed_columns(self._current.settings))
         was_there = any(part.name == name for part in self._current.parts)
         others = [part for part in self._current.parts if part.name != name]
         if made.rows:
@@ -271,13 +278,28 @@ def part_name(number: int) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The settings that differ, as in "chunk_tokens: 5000 there, 2000 now"."""
-    before, now = json.loads(json.dumps(before)), json.loads(json.dumps(now))
-    return [
-        f"{name}: {before.get(name)} there, {now.get(name)} now"
-        for name in dict.fromkeys((*before, *now))
-        if before.get(name) != now.get(name)
-    ]
+    """The settings that differ, as in "chunk_tokens: 5000 there, 2000 now"; of a schema, the parts that differ."""
+    found = list(_differences(json.loads(json.dumps(before)), json.loads(json.dumps(now)), ""))
+    digest, schema = f"{_FORM}.digest:", f"{_FORM}.schema."
+    told = [each for each in found if not each.startswith(digest)]
+    if len(told) < len(found) and not any(each.startswith(schema) for each in told):
+        told.append(f"{_FORM}: the same schema there, with its parts in another order")
+    shown = told[:_MOST_DIFFERENCES]
+    return shown + [f"and {len(told) - len(shown)} more"] * (len(told) > len(shown))
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str) -> Iterator[str]:
+    for name in dict.fromkeys((*before, *now)):
+        there, here = before.get(name), now.get(name)
+        if isinstance(there, dict) and isinstance(here, dict):
+            yield from _differences(there, here, f"{within}{name}.")
+        elif there != here:
+            yield f"{within}{name}: {_brief(there)} there, {_brief(here)} now"
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
+    return text if len(text) <= _LONGEST_DIFFERENCE else f"{text[:_LONGEST_DIFFERENCE]}..."
 
 
 class _LocalFiles:
@@ -360,10 +382,17 @@ class _StoreFiles:
             self._filesystem.rm_file(f"{self._path}/{name}")
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _typed_columns(settings: Mapping[str, Any]) -> tuple[TypedColumn, ...]:
+    """The typed columns of a table with these settings; none if its answers have no schema."""
+    form = settings.get(_FORM)
+    return columns_of(ResponseFormat("answer", json.dumps(form["schema"])), Row.__struct_fields__) if form else ()
+
+
+def _plain(row: Row, columns: Sequence[TypedColumn]) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.to_builtins(row)
-    for name in ("value", "metadata"):
-        values[name] = json.dumps(values[name], ensure_ascii=False) if values[name] not in (None, {}) else None
+    values |= typed_values(columns, values["value"]).values
+    values["value"] = None if row.value is None else json.dumps(values["value"], ensure_ascii=False)
+    values["metadata"] = json.dumps(values["metadata"], ensure_ascii=False) if row.metadata else None
     return values
 
 
@@ -373,10 +402,10 @@ class _Made(NamedTuple):
     failed: int
 
 
-def _parquet(rows: Iterable[dict[str, Any]]) -> _Made:
+def _parquet(rows: Iterable[dict[str, Any]], columns: Sequence[TypedColumn]) -> _Made:
     """Rows as a Parquet file; few of them are held at a time, besides what is written."""
     arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
-    made, schema, count, failed = io.BytesIO(), _schema(arrow), 0, 0
+    made, schema, count, failed = io.BytesIO(), _schema(arrow, columns), 0, 0
     source = iter(rows)
     with parquet.ParquetWriter(made, schema, compression="zstd") as writer:
         while batch := list(itertools.islice(source, _GROUP_ROWS)):
@@ -386,7 +415,7 @@ def _parquet(rows: Iterable[dict[str, Any]]) -> _Made:
     return _Made(made.getvalue(), count, failed)
 
 
-def _schema(arrow: Any) -> Any:
+def _schema(arrow: Any, typed: Sequence[TypedColumn]) -> Any:
     text, number, real = arrow.string(), arrow.int64(), arrow.float64()
     kinds: dict[str, Any] = {"str": text, "str | None": text, "int": number, "int | None": number, "float": real}
 
@@ -403,6 +432,7 @@ def _schema(arrow: Any) -> Any:
         "metadata": text,
     }
     columns = [(name, special.get(name) or kinds[str(kind)]) for name, kind in Row.__annotations__.items()]
+    columns += [(each.name, each.arrow_type(arrow)) for each in typed]
     return arrow.schema(columns, metadata={"memagent.format": f"{_FORMAT} {_VERSION}"})
 
 
