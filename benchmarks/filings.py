@@ -1,0 +1,146 @@
+"""Filings turned into a typed table by a schema, and its accuracy against the truth, field by field.
+
+    python -m benchmarks.filings 1000 --base-url http://localhost:8000/v1 --model NAME
+
+Filings are generated (`filing_texts.py`), read with `memagent corpus --schema`, which gets all options after the
+number, and compared with what they were generated from. The policy has to be named. With `--out FOLDER` the table is
+kept, and the same command continues it.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import rich.box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import filing_texts
+from benchmarks.filing_texts import QUESTION, Filing, GeneratedFiling, write_filings
+from memagent_graph.corpus import TableFolder
+from memagent_graph.evaluation.statistics import wilson
+
+FIELDS: Final = tuple(Filing.model_fields)
+_TOLERANCE: Final = 0.0005
+"""Relative: amounts are stated with at least four digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldAccuracy:
+    """How often a column has the truth."""
+
+    field: str
+    right: int
+    wrong: int
+    """Another value than the truth."""
+    missing: int
+    """Null where the truth is a value; also where the row has an error."""
+    invented: int
+    """A value where the truth is null."""
+
+    @property
+    def rows(self) -> int:
+        """All rows."""
+        return self.right + self.wrong + self.missing + self.invented
+
+
+def judged(value: Any, truth: Any, *, has_answer: bool) -> str:
+    """How a value compares with the truth: "right", "wrong", "missing" or "invented".
+
+    Texts are compared without case and spaces around them, numbers with a small tolerance, and lists in any order.
+
+    Args:
+        value: what the column has.
+        truth: what the filing was generated from.
+        has_answer: whether the row has no error; a null is right only then.
+    """
+    if truth is None:
+        return "invented" if value is not None else "right" if has_answer else "missing"
+    if value is None:
+        return "missing"
+    return "right" if _plain(value) == _plain(truth) or _are_close(value, truth) else "wrong"
+
+
+def accuracies(rows: Iterable[Mapping[str, Any]], truths: Mapping[str, GeneratedFiling]) -> list[FieldAccuracy]:
+    """The accuracy of every column.
+
+    Args:
+        rows: those of the table, with `document`, `error` and the columns of `Filing`.
+        truths: the filings by file name.
+
+    Raises:
+        ValueError: a filing has no row, or several.
+    """
+    listed = list(rows)
+    found = {row["document"]: row for row in listed}
+    if len(found) != len(listed) or found.keys() != truths.keys():
+        raise ValueError(f"{len(listed)} rows of {len(found)} documents for {len(truths)} filings")
+    made = []
+    for field in FIELDS:
+        counts = dict.fromkeys(("right", "wrong", "missing", "invented"), 0)
+        for name, filing in truths.items():
+            row = found[name]
+            counts[judged(row[field], getattr(filing.truth, field), has_answer=row["error"] is None)] += 1
+        made.append(FieldAccuracy(field, **counts))
+    return made
+
+
+def report(fields: Iterable[FieldAccuracy], *, errors: int) -> Table:
+    """The table that is printed."""
+    table = Table("field", "accuracy", "95 % interval", "wrong", "missing", "invented", box=rich.box.SIMPLE)
+    for each in fields:
+        share = wilson(each.right, each.rows)
+        table.add_row(
+            each.field,
+            f"{share.mean:.1%}",
+            f"{share.low:.1%} to {share.high:.1%}",
+            *(f"{count:,}" for count in (each.wrong, each.missing, each.invented)),
+        )
+    table.caption = f"{errors:,} rows with errors, whose fields are missing"
+    return table
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case str():
+            return " ".join(value.casefold().split())
+        case list():
+            return sorted(map(str, map(_plain, value)))
+        case _:
+            return value
+
+
+def _are_close(value: Any, truth: Any) -> bool:
+    return isinstance(value, float) and isinstance(truth, float) and math.isclose(value, truth, rel_tol=_TOLERANCE)
+
+
+def main(arguments: list[str]) -> int:
+    """Read and compare; the exit status."""
+    if len(arguments) < 2 or not arguments[0].isdigit() or not {"--model", "--base-url"} & set(arguments):
+        sys.stderr.write("python -m benchmarks.filings NUMBER --model NAME [--base-url URL] [--out FOLDER] [...]\n")
+        return 2
+    count, options = int(arguments[0]), arguments[1:]
+    with tempfile.TemporaryDirectory(prefix="filings-") as folder:
+        truths = write_filings(Path(folder) / "in", count)
+        out = options[options.index("--out") + 1] if "--out" in options else str(Path(folder) / "out")
+        command = [
+            *(sys.executable, "-m", "memagent_graph", "corpus", str(Path(folder) / "in"), "-q", QUESTION),
+            *("--schema", f"{Path(filing_texts.__file__)}:Filing", *options),
+            *(() if "--out" in options else ("--out", out)),
+        ]
+        if code := subprocess.run(command, check=False).returncode:
+            return code
+        rows = list(TableFolder(out).rows(["document", "error", *FIELDS]))
+    Console().print(report(accuracies(rows, truths), errors=sum(row["error"] is not None for row in rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
