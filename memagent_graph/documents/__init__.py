@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from memagent_graph.documents.conversion import ConversionBounds
+from memagent_graph.documents.shared_store import SharedDocumentStore
 from memagent_graph.documents.sources import Document, DocumentRef, SourceMark
 from memagent_graph.documents.store import DocumentStore
 
-__all__ = ["ConversionBounds", "Document", "DocumentRef", "DocumentStore", "SourceMark"]
+__all__ = ["ConversionBounds", "Document", "DocumentRef", "DocumentStore", "SharedDocumentStore", "SourceMark"]

@@ -174,6 +174,7 @@ class Chunker:
         Raises:
             DocumentError: The text is no longer in the store, or a live stream failed.
         """
+        await self._store.fetch_async(self._ref)
         for found in self._cutting(cursor):
             if not isinstance(found, int):
                 return found

@@ -23,7 +23,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, in_thread
 from memagent_graph.documents.headings import headings, is_markdown
@@ -41,7 +41,8 @@ from memagent_graph.storage.private_files import private_folder
 __all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark"]
 
 _KEY = re.compile(r"(sha256):([0-9a-f]{64})|(stream):([0-9a-f-]{36})")
-_ABANDONED_SECONDS = 86_400
+ABANDONED_SECONDS: Final = 86_400
+"""After so long, a file that is being written has been given up."""
 
 
 class DocumentStore:
@@ -91,7 +92,7 @@ class DocumentStore:
             opening = opened(document, replace=replace, bounds=self._bounds, cancellation=cancellation)
             with opening as (kind, pieces), self._new_file() as (file, temporary):
                 key, size, marks = _write(pieces, file, document.name, replace=replace)
-                _publish(file, temporary, self._texts / f"{key}.txt")
+                publish(file, temporary, self._texts / f"{key}.txt")
             ref = DocumentRef(key=f"sha256:{key}", name=document.name, size=size, media_type=kind)
             if marks:
                 ref["sections"] = self._add_sections(marks)
@@ -124,7 +125,7 @@ class DocumentStore:
         """
         if "pages" in ref and document.pages is None:
             document = document.only(ref["pages"])
-        kind, name = _parsed(ref)
+        kind, name = parsed_key(ref)
         if kind == "stream" and self._ended_as(name) is None:
             self._make_folders()
             if not document.is_live:
@@ -158,7 +159,7 @@ class DocumentStore:
 
     def resolve(self, ref: DocumentRef) -> DocumentRef:
         """For a stream that has ended, its reference by content; any other reference unchanged."""
-        kind, name = _parsed(ref)
+        kind, name = parsed_key(ref)
         ended = self._ended_as(name) if kind == "stream" else None
         return ref if ended is None else {**ref, "key": f"sha256:{ended[0]}", "size": ended[1]}
 
@@ -174,7 +175,7 @@ class DocumentStore:
         size = self.size(ref)
         if size is not None:
             return size
-        live = self._live.get(_parsed(ref)[1])
+        live = self._live.get(parsed_key(ref)[1])
         return live.stored_bytes if live is not None else self._path(ref).stat().st_size
 
     def read_bytes(self, ref: DocumentRef, start_byte: int, end_byte: int) -> bytes:
@@ -210,6 +211,9 @@ class DocumentStore:
                 live.pull(until_byte)
                 self._finish(ref, live)
 
+    async def fetch_async(self, ref: DocumentRef) -> None:
+        """Bring a text to this machine before it is read; in this store it is there, or nowhere."""
+
     async def pull_async(self, ref: DocumentRef, until_byte: int) -> None:
         """Like `pull`, without blocking the event loop."""
         live = self._source_for(ref, until_byte)
@@ -240,7 +244,7 @@ class DocumentStore:
             DocumentError: the text is no longer here.
         """
         resolved = self.resolve(ref)
-        kind, name = _parsed(resolved)
+        kind, name = parsed_key(resolved)
         kept = self._sections / f"{name}-{'markdown' if is_markdown(ref['media_type']) else 'text'}.json"
         if kind == "stream":
             return []
@@ -250,7 +254,7 @@ class DocumentStore:
         # Where the store cannot be written, they are looked for again the next time.
         with contextlib.suppress(OSError), self._new_file() as (file, temporary):
             file.write(json.dumps([[mark.start_char, mark.label] for mark in found]).encode())
-            _publish(file, temporary, kept)
+            publish(file, temporary, kept)
         return found
 
     def _decoded(self, ref: DocumentRef) -> Iterator[str]:
@@ -262,20 +266,20 @@ class DocumentStore:
         """Delete a document's text. Other references to the same text lose it too."""
         self.close(ref)
         resolved = self.resolve(ref)
-        names = [self._texts / f"{_parsed(resolved)[1]}.txt"]
-        kind, name = _parsed(ref)
+        names = [self._texts / f"{parsed_key(resolved)[1]}.txt"]
+        kind, name = parsed_key(ref)
         if kind == "stream":
             names += [self._streams / f"{name}.json", self._streams / f"{name}.txt"]
             self._became.pop(name, None)
         if "sections" in ref:
             names.append(self._sections / f"{ref['sections']}.json")
-        names += [self._sections / f"{_parsed(resolved)[1]}-{kind}.json" for kind in ("markdown", "text")]
+        names += [self._sections / f"{parsed_key(resolved)[1]}-{kind}.json" for kind in ("markdown", "text")]
         for path in names:
             path.unlink(missing_ok=True)
 
     def close(self, ref: DocumentRef) -> None:
         """Release a live stream's source; the text that was stored stays."""
-        live = self._live.pop(_parsed(ref)[1], None)
+        live = self._live.pop(parsed_key(ref)[1], None)
         if live is not None:
             live.close()
 
@@ -296,7 +300,7 @@ class DocumentStore:
                 private_folder(folder)
         for path in self.root.glob(".incoming-*"):
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                     path.unlink()
 
     @contextlib.contextmanager
@@ -317,7 +321,7 @@ class DocumentStore:
         name = hashlib.sha256(data.encode("utf-8", "replace")).hexdigest()
         with self._new_file() as (file, temporary):
             file.write(data.encode("utf-8", "replace"))
-            _publish(file, temporary, self._sections / f"{name}.json")
+            publish(file, temporary, self._sections / f"{name}.json")
         return name
 
     def _register(self, document: Document, name: str, replace: bool) -> DocumentRef:
@@ -325,7 +329,7 @@ class DocumentStore:
         return DocumentRef(key=f"stream:{name}", name=document.name, size=None, media_type=document.media_type)
 
     def _source_for(self, ref: DocumentRef, until_byte: int) -> LiveStream | None:
-        kind, name = _parsed(ref)
+        kind, name = parsed_key(ref)
         if kind == "sha256" or self._ended_as(name) is not None:
             return None
         live = self._live.get(name)
@@ -338,14 +342,14 @@ class DocumentStore:
 
     def _finish(self, ref: DocumentRef, live: LiveStream) -> None:
         """Name an ended stream's text by its content. The alias is written first, so that a crash loses nothing."""
-        _, name = _parsed(ref)
+        _, name = parsed_key(ref)
         if not live.ended or name in self._became:
             return
         key, size = live.digest.hexdigest(), live.stored_bytes
         live.close()
         with self._new_file() as (file, temporary):
             file.write(json.dumps({"sha256": key, "size": size}).encode())
-            _publish(file, temporary, self._streams / f"{name}.json")
+            publish(file, temporary, self._streams / f"{name}.json")
         (self._streams / f"{name}.txt").replace(self._texts / f"{key}.txt")
         self._became[name] = (key, size)
         self._live.pop(name, None)
@@ -359,7 +363,7 @@ class DocumentStore:
         return known
 
     def _path(self, ref: DocumentRef) -> Path:
-        kind, name = _parsed(ref)
+        kind, name = parsed_key(ref)
         ended = self._ended_as(name) if kind == "stream" else (name, 0)
         candidates = [self._texts / f"{ended[0]}.txt"] if ended is not None else []
         if kind == "stream":
@@ -373,7 +377,8 @@ class DocumentStore:
         )
 
 
-def _parsed(ref: DocumentRef) -> tuple[str, str]:
+def parsed_key(ref: DocumentRef) -> tuple[str, str]:
+    """The kind of a reference's key, "sha256" or "stream", and the name after it."""
     match = _KEY.fullmatch(ref["key"])
     if match is None:
         raise DocumentError(f"{ref['key']!r} is not a key of the document store")
@@ -405,7 +410,7 @@ def _write(
     return digest.hexdigest(), size, marks
 
 
-def _publish(file: IO[bytes], temporary: Path, final: Path) -> None:
+def publish(file: IO[bytes], temporary: Path, final: Path) -> None:
     """Rename a finished file. It is on disk before anyone can see it."""
     if final.exists():
         return

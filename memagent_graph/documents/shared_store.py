@@ -1,0 +1,284 @@
+"""A document store for several machines: texts at a URL, and a folder on each machine in front of it.
+
+    URL/texts/<sha256>.txt       as in `DocumentStore`: named by content, never changed
+    URL/sections/<sha256>.json
+    URL/streams/<uuid>.json      which text a live stream became when it ended
+
+What one machine adds, any other can read by its reference. A machine fetches a text once, compares it with its name,
+and reads it from its own disk from then on, as fast as from a store that is not shared. A text appears at the URL when
+it is complete: object stores show an upload only then, and on file systems it is renamed. A live stream is read on one
+machine, and the others can read it when it has ended.
+
+fsspec opens the URL: `s3://`, `gs://`, `az://`, `file://`, `sftp://` and others; some need a package of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import hashlib
+import importlib
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation
+from memagent_graph.documents.loaders import READ_BYTES
+from memagent_graph.documents.sources import DocumentRef, SourceMark
+from memagent_graph.documents.store import ABANDONED_SECONDS, DocumentStore, parsed_key, publish
+from memagent_graph.errors import DocumentError, MissingExtraError
+from memagent_graph.storage.paths import data_folder
+
+_RENAMING: Final = frozenset({"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp", "memory"})
+"""File systems on which a file is seen while it is written; elsewhere it is seen when it is complete."""
+_INCOMING: Final = ".incoming-"
+
+
+class SharedDocumentStore(DocumentStore):
+    """A document store at a URL, with a folder on this machine in front of it.
+
+    Args:
+        url: where the texts are.
+        folder: the folder on this machine; one in the data folder if it is left out. Processes may share it.
+        bounds: as in `DocumentStore`.
+        options: for fsspec, such as an endpoint or keys. Without them, the client's own settings are used.
+
+    Raises:
+        MissingExtraError: fsspec is not installed.
+        DocumentError: there is no such kind of URL, or its package is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        folder: Path | None = None,
+        *,
+        bounds: ConversionBounds | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        own = data_folder() / "shared-documents" / hashlib.sha256(url.encode()).hexdigest()[:24]
+        super().__init__(folder or own, bounds=bounds)
+        self.url = url
+        self._files = _RemoteFiles(url, options or {})
+        self._uploaded: set[str] = set()
+        """Streams whose text is at the URL."""
+
+    def add(
+        self, document: Any, *, replace_undecodable: bool = False, cancellation: ConversionCancellation | None = None
+    ) -> DocumentRef:
+        """As in `DocumentStore`. When it returns, every machine can read the text; a stream's, when it has ended."""
+        ref = super().add(document, replace_undecodable=replace_undecodable, cancellation=cancellation)
+        if parsed_key(ref)[0] == "sha256":
+            self._upload(ref)
+        return ref
+
+    def pull(self, ref: DocumentRef, until_byte: int) -> None:
+        """As in `DocumentStore`; the text of a stream that has ended is uploaded."""
+        super().pull(ref, until_byte)
+        if self._has_ended_here(ref):
+            self._upload(ref)
+
+    async def pull_async(self, ref: DocumentRef, until_byte: int) -> None:
+        """Like `pull`, without blocking the event loop."""
+        await super().pull_async(ref, until_byte)
+        if self._has_ended_here(ref):
+            await asyncio.to_thread(self._upload, ref)
+
+    async def fetch_async(self, ref: DocumentRef) -> None:
+        """Fetch a text that is not on this machine, in a thread; upload a stream's that ended before a crash.
+
+        Raises:
+            DocumentError: it is not at the URL, is damaged, or the URL cannot be reached.
+        """
+        kind, name = parsed_key(ref)
+        if kind == "sha256" and not self._text_path(name).exists():
+            await asyncio.to_thread(self._path, ref)
+        elif kind == "stream" and name not in self._live and name not in self._uploaded:
+            await asyncio.to_thread(self._settle_stream, ref)
+
+    def _settle_stream(self, ref: DocumentRef) -> None:
+        self.resolve(ref)
+        if self._has_ended_here(ref):
+            self._upload(ref)
+
+    def sections(self, ref: DocumentRef) -> list[SourceMark]:
+        """As in `DocumentStore`; fetched if they are not on this machine."""
+        name = ref.get("sections", "")
+        if re.fullmatch(r"[0-9a-f]{64}", name) and not (self._sections / f"{name}.json").exists():
+            self._fetch(f"sections/{name}.json", self._sections / f"{name}.json", name)
+        return super().sections(ref)
+
+    def remove(self, ref: DocumentRef) -> None:
+        """Delete a document's text on this machine and at the URL. Texts that other machines fetched stay there."""
+        names = [f"texts/{parsed_key(self.resolve(ref))[1]}.txt"]
+        kind, name = parsed_key(ref)
+        names += [f"streams/{name}.json"] * (kind == "stream") + [f"sections/{ref.get('sections')}.json"] * (
+            "sections" in ref
+        )
+        super().remove(ref)
+        self._uploaded.discard(name)
+        for each in names:
+            self._files.remove(each)
+
+    def _has_ended_here(self, ref: DocumentRef) -> bool:
+        kind, name = parsed_key(ref)
+        return kind == "stream" and name in self._became and name not in self._uploaded
+
+    def _upload(self, ref: DocumentRef) -> None:
+        """Put what belongs to a reference at the URL, where it is not there yet; the text first."""
+        kind, name = parsed_key(ref)
+        digest = parsed_key(super().resolve(ref))[1]
+        paths = [(f"texts/{digest}.txt", self._text_path(digest))]
+        if "sections" in ref:
+            paths.append((f"sections/{ref['sections']}.json", self._sections / f"{ref['sections']}.json"))
+        if kind == "stream":
+            paths.append((f"streams/{name}.json", self._streams / f"{name}.json"))
+        for remote, path in paths:
+            if path.exists():  # an alias that was fetched may have come without its text
+                self._files.upload(path, remote)
+        if kind == "stream":
+            self._uploaded.add(name)
+
+    def _path(self, ref: DocumentRef) -> Path:
+        kind, name = parsed_key(super().resolve(ref))
+        path = self._text_path(name)
+        if kind == "sha256" and not path.exists():
+            self._fetch(f"texts/{name}.txt", path, name)
+            if not path.exists():
+                raise DocumentError(
+                    f"the text of {ref['name']} is not in the document store {_shown(self.url)}",
+                    hint="It was removed, or stored elsewhere: pass the document again.",
+                )
+        return super()._path(ref)
+
+    def _ended_as(self, name: str) -> tuple[str, int] | None:
+        known = super()._ended_as(name)
+        spool, alias = self._streams / f"{name}.txt", self._streams / f"{name}.json"
+        if known is not None or name in self._live or spool.exists():
+            return known
+        self._fetch(f"streams/{name}.json", alias, None)
+        known = super()._ended_as(name)
+        if known is not None:
+            self._uploaded.add(name)
+        return known
+
+    def _text_path(self, digest: str) -> Path:
+        return self._texts / f"{digest}.txt"
+
+    def _fetch(self, remote: str, path: Path, sha256: str | None) -> None:
+        """Fetch a file, if it is at the URL; it is seen here when it is complete and compared with its name.
+
+        Raises:
+            DocumentError: it is damaged, the URL cannot be reached, or this machine's disk is full.
+        """
+        with self._failures_told():
+            self._make_folders()
+            with self._new_file() as (file, temporary):
+                digest, found = hashlib.sha256(), False
+                for piece in self._files.pieces(remote):
+                    found = True
+                    digest.update(piece)
+                    file.write(piece)
+                if not found:
+                    return
+                if sha256 is not None and digest.hexdigest() != sha256:
+                    raise DocumentError(
+                        f"{remote} in the document store {_shown(self.url)} is damaged: its content has another sha256 "
+                        "than its name",
+                        hint="Delete that file, and pass the document again.",
+                    )
+                publish(file, temporary, path)
+
+
+class _RemoteFiles:
+    """The files at a URL. Methods block, and may be called from any thread."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._url = url
+        try:
+            fsspec = importlib.import_module("fsspec")
+        except ImportError:
+            raise MissingExtraError("corpus", "a document store at a URL") from None
+        try:
+            self._filesystem, root = fsspec.core.url_to_fs(url, **options)
+        except (ImportError, ValueError) as error:
+            raise DocumentError(
+                f"the document store {_shown(url)} cannot be opened: {error}",
+                hint="Install the package of this kind of URL, such as s3fs, gcsfs or adlfs, or name another URL.",
+            ) from None
+        self._root = root.rstrip("/")
+        protocol = self._filesystem.protocol
+        self._renames = bool(_RENAMING & {*((protocol,) if isinstance(protocol, str) else protocol)})
+        self._is_swept = not self._renames
+
+    def upload(self, path: Path, name: str) -> None:
+        """Put a file there, unless there is one of its name and size."""
+        final = f"{self._root}/{name}"
+        with self._failures("written"):
+            self._filesystem.invalidate_cache()
+            with contextlib.suppress(FileNotFoundError):
+                if self._filesystem.info(final)["size"] == path.stat().st_size:
+                    return
+            if not self._renames:
+                self._filesystem.put_file(str(path), final)
+                return
+            self._sweep()
+            incoming = f"{self._root}/{_INCOMING}{uuid.uuid4().hex}"
+            self._filesystem.makedirs(final.rpartition("/")[0], exist_ok=True)
+            try:
+                self._filesystem.put_file(str(path), incoming)
+                self._filesystem.mv(incoming, final)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    self._filesystem.rm_file(incoming)
+                raise
+
+    def _sweep(self) -> None:
+        """Delete what uploads that were killed have left, once."""
+        if self._is_swept:
+            return
+        self._is_swept = True
+        now = datetime.datetime.now(datetime.UTC)
+        with contextlib.suppress(Exception):  # it is tidying up: what matters fails where it is needed
+            for path in self._filesystem.glob(f"{self._root}/{_INCOMING}*"):
+                if (now - self._filesystem.modified(path)).total_seconds() > ABANDONED_SECONDS:
+                    self._filesystem.rm_file(path)
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """A file's content, a megabyte at a time; nothing if there is no such file."""
+        with self._failures("read"):
+            self._filesystem.invalidate_cache()
+            try:
+                file = self._filesystem.open(f"{self._root}/{name}", "rb")
+            except FileNotFoundError:
+                return
+            with file:
+                while piece := file.read(READ_BYTES):
+                    yield piece
+
+    def remove(self, name: str) -> None:
+        """Delete a file, if it is there."""
+        with self._failures("written"), contextlib.suppress(FileNotFoundError):
+            self._filesystem.rm_file(f"{self._root}/{name}")
+
+    @contextlib.contextmanager
+    def _failures(self, done: Literal["read", "written"]) -> Iterator[None]:
+        try:
+            yield
+        except (DocumentError, GeneratorExit):
+            raise
+        except Exception as error:  # clients of stores raise their own kinds, whose words may repeat keys
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise DocumentError(
+                f"the document store {_shown(self._url)} cannot be {done}: {reason or type(error).__name__}",
+                hint="Check the URL, your rights there, and the connection; then start again. What is on this machine "
+                "is kept.",
+            ) from error
+
+
+def _shown(url: str) -> str:
+    """The URL without a user's name and password."""
+    return re.sub(r"//[^/@]*@", "//", url)
