@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memagent_graph.errors import MissingExtraError as MissingExtraError
     from memagent_graph.errors import PolicyError as PolicyError
     from memagent_graph.errors import PromptError as PromptError
+    from memagent_graph.errors import ResponseFormatError as ResponseFormatError
     from memagent_graph.errors import RunError as RunError
     from memagent_graph.errors import RunLogError as RunLogError
     from memagent_graph.errors import TokenizerError as TokenizerError
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from memagent_graph.reports import ReportSource as ReportSource
     from memagent_graph.reports import areport as areport
     from memagent_graph.reports import report as report
+    from memagent_graph.response_format import ResponseFormat as ResponseFormat
     from memagent_graph.results import ReadResult as ReadResult
     from memagent_graph.results import Usage as Usage
     from memagent_graph.roles import ANSWER as ANSWER
@@ -99,6 +101,7 @@ _HOMES = {
         "MissingExtraError",
         "PolicyError",
         "PromptError",
+        "ResponseFormatError",
         "CheckpointError",
         "RunError",
         "RunLogError",
@@ -112,6 +115,7 @@ _HOMES = {
     "reader": ("MemAgent", "ReadRequest"),
     "reports": ("Report", "ReportSource", "areport", "report"),
     "events": ("EventKind", "ReadEvent", "StopReason", "UpdateRule"),
+    "response_format": ("ResponseFormat",),
     "results": ("ReadResult", "Usage"),
     "roles": ("ANSWER", "UPDATE", "Parsed", "Role", "Trouble"),
     "trace": ("MemoryUpdate", "Span", "Trace", "TraceStep", "Writes"),

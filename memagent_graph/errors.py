@@ -9,6 +9,7 @@
     │   └── RefusedSourceError          a source that a language model may not read
     ├── TokenizerError              there is no such tokenizer, or it cannot be loaded
     ├── PromptError                 a template with missing, unknown or repeated fields
+    ├── ResponseFormatError         a model or JSON schema that answers cannot be checked against
     ├── StrategyError               an unknown or invalid way of reading
     ├── BudgetError                 question, memory, chunk and output do not fit the context window
     ├── ProfileError                budgets and prompts of a policy are missing or unreadable
@@ -121,6 +122,10 @@ class TokenizerError(LastingError):
 
 class PromptError(LastingError):
     """A prompt template with missing, unknown or repeated fields."""
+
+
+class ResponseFormatError(LastingError):
+    """A model or JSON schema that is not valid, is too large, or uses what answers cannot be checked against."""
 
 
 class StrategyError(LastingError):

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class StopReason(StrEnum):
-    """Why a read ended. All but the first three end in a state that can be resumed."""
+    """Why a read ended. All but the first four end in a state that can be resumed."""
 
     ANSWERED = "answered"
     """The whole document was read and the policy answered."""
@@ -17,6 +17,8 @@ class StopReason(StrEnum):
     """The policy answered before the document's end, because there was enough to answer from."""
     NO_ANSWER = "no_answer"
     """The policy wrote nothing or refused when it was asked for the answer."""
+    INVALID_ANSWER = "invalid_answer"
+    """The policy answered, but never in the form that `response_format` asks for; its last reply is the answer."""
     MAX_CHUNKS = "max_chunks"
     MAX_TOKENS = "max_tokens_total"
     MAX_SECONDS = "max_seconds"
@@ -24,7 +26,7 @@ class StopReason(StrEnum):
     @property
     def resumable(self) -> bool:
         """Whether `resume` can continue from here."""
-        return self not in {StopReason.ANSWERED, StopReason.ENOUGH, StopReason.NO_ANSWER}
+        return self not in {StopReason.ANSWERED, StopReason.ENOUGH, StopReason.NO_ANSWER, StopReason.INVALID_ANSWER}
 
 
 class UpdateRule(StrEnum):
@@ -67,6 +69,10 @@ class EventKind(StrEnum):
     """Escaping made the chunk longer than its budget, so a shorter chunk was read."""
     UNBOXED_ANSWER = "unboxed_answer"
     """The answer did not have the required form; the whole completion is the answer."""
+    INVALID_ANSWER = "invalid_answer"
+    """The answer does not have the form that `response_format` asks for; it was requested again if tries were left."""
+    SCHEMA_REFUSED = "schema_refused"
+    """The server did not accept the JSON schema, so the answer was written without guided decoding."""
     MEMORY_EDITED = "memory_edited"
     """A person replaced the memory."""
     PINNED = "pinned"
@@ -75,6 +81,8 @@ class EventKind(StrEnum):
     """A report's documents were asked the report's own question, because the policy wrote none, or cannot."""
     EXTRACTIVE = "extractive"
     """A report's sections are the answers of its cells, because the policy has no prompt for writing them."""
+    NOT_JUDGED = "not_judged"
+    """Contradictions in a report were not judged, because the policy has no prompt for that."""
     LOGGING_STOPPED = "logging_stopped"
     """The run log could not be written; the read continued without it."""
 

@@ -57,6 +57,9 @@ class SamplingParams:
 
     With None the reader decides: it asks for them if runs are logged and the policy can return them.
     """
+    json_schema: str | None = None
+    """The JSON schema that the completion should be valid against, for policies that can guide decoding by one: the
+    `json_schema` of an OpenAI `response_format`, as JSON. Others ignore it; the reader checks every reply."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -96,6 +99,8 @@ class Completion:
     """How many times the request was repeated before this reply came."""
     policy_version: str = ""
     """Which weights wrote it, if the policy reports that."""
+    schema_refused: bool = False
+    """Whether the server did not take `SamplingParams.json_schema`, so that this was written without it."""
 
     def __post_init__(self) -> None:
         # A hundred replies have hundreds of thousands of numbers. As objects in lists, every pass of the garbage

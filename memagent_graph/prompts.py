@@ -24,6 +24,8 @@ from memagent_graph.policy import Message
 
 COMMON_FIELDS = frozenset({"prompt", "memory", "chunk"})
 """The fields that every template may have; a role may name others."""
+ANSWER_FIELDS = frozenset({"prompt", "memory", "schema"})
+"""Those of the answer's template. {schema} is for structured answers, and stays empty in others."""
 _TAG = re.compile(r"</?\s*([A-Za-z][\w-]*)\s*>")
 
 
@@ -129,7 +131,7 @@ class Prompts:
     def __post_init__(self) -> None:
         everything = frozenset({"prompt", "memory", "chunk"})
         self.update.require(needed=everything, allowed=everything)
-        self.answer.require(needed=everything - {"chunk"}, allowed=everything - {"chunk"})
+        self.answer.require(needed=everything - {"chunk"}, allowed=ANSWER_FIELDS)
 
     @property
     def wording(self) -> dict[str, str]:
@@ -232,7 +234,8 @@ def load_prompts(
         layout: the order of the update prompt; not used if `update_file` is given.
         answer_format: how the answer is written and found.
         update_file: a UTF-8 text file with {prompt}, {memory} and {chunk}, each between tags.
-        answer_file: a UTF-8 text file with {prompt} and {memory}, each between tags.
+        answer_file: a UTF-8 text file with {prompt} and {memory}, and if answers may be structured {schema}, each
+            between tags.
         empty_memory: the text of the memory before the first update.
         control_tokens: strings with a meaning in the model's chat template.
 
@@ -242,7 +245,9 @@ def load_prompts(
     layout, answer_format = PromptLayout(layout), AnswerFormat(answer_format)
     return Prompts(
         update=template_file(update_file) if update_file else _shipped(f"update_{layout.value}.txt"),
-        answer=template_file(answer_file) if answer_file else _shipped(f"answer_{answer_format.value}.txt"),
+        answer=template_file(answer_file, ANSWER_FIELDS)
+        if answer_file
+        else _shipped(f"answer_{answer_format.value}.txt"),
         answer_format=answer_format,
         empty_memory=empty_memory,
         control_tokens=frozenset(control_tokens),
@@ -293,8 +298,8 @@ def _shipped(name: str) -> PromptTemplate:
     return PromptTemplate(text.rstrip("\n"), source=name)
 
 
-def template_file(path: Path | str) -> PromptTemplate:
-    """The template in a file.
+def template_file(path: Path | str, names: frozenset[str] = frozenset()) -> PromptTemplate:
+    """The template in a file; `names` are those of further fields.
 
     Raises:
         PromptError: the file cannot be read, or a field is not between tags.
@@ -303,4 +308,4 @@ def template_file(path: Path | str) -> PromptTemplate:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(f"the template {path} cannot be read: {error}", hint="Name a UTF-8 text file.") from error
-    return PromptTemplate(text.rstrip("\n"), source=str(path))
+    return PromptTemplate(text.rstrip("\n"), source=str(path), names=COMMON_FIELDS | names)

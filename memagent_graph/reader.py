@@ -18,7 +18,14 @@ from memagent_graph.concurrency.background import PerLoop, synchronous, synchron
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary
-from memagent_graph.errors import DocumentMismatchError, MemAgentError, PolicyError, RunMismatchError
+from memagent_graph.errors import (
+    DocumentError,
+    DocumentMismatchError,
+    MemAgentError,
+    PolicyError,
+    RunError,
+    RunMismatchError,
+)
 from memagent_graph.events import StopReason
 from memagent_graph.policies.added import default_policy
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
@@ -32,6 +39,8 @@ from memagent_graph.reading.pinned_lines import Pins
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules, new_run_id
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
 from memagent_graph.reading.strategy import Strategy
+from memagent_graph.reading.structured import format_for_resume, structured
+from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
@@ -170,6 +179,8 @@ class MemAgent:
         document: DocumentSource | DocumentRef,
         question: str,
         *,
+        response_format: ResponseFormatSource | None = None,
+        pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
     ) -> ReadResult: ...
@@ -180,6 +191,8 @@ class MemAgent:
         document: DocumentSource | DocumentRef,
         *,
         questions: Iterable[str],
+        response_format: ResponseFormatSource | None = None,
+        pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
         max_concurrency: int = AT_ONCE,
@@ -193,6 +206,8 @@ class MemAgent:
         document: DocumentSource | DocumentRef,
         *,
         questions: Iterable[str],
+        response_format: ResponseFormatSource | None = None,
+        pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
         max_concurrency: int = AT_ONCE,
@@ -206,6 +221,8 @@ class MemAgent:
         question: str | None = None,
         *,
         questions: Iterable[str] | None = None,
+        response_format: ResponseFormatSource | None = None,
+        pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
         max_concurrency: int = AT_ONCE,
@@ -227,6 +244,9 @@ class MemAgent:
             question: the question, at most `budget.question_tokens` tokens.
             questions: several questions instead, at least one. Equal ones are read for once and share the
                 result.
+            response_format: the form of the answer: a Pydantic model, or a JSON schema as a dict. The result's `value`
+                is then an instance of the model, or the dict; see `memagent_graph.reading.structured`.
+            pages: the pages to read of a PDF file: "5", "5-10", "12-" or "1-3,7". All if left out.
             run_id: your own id; if left out, one is made. An existing run with this id is replaced. With
                 `questions`, the beginning of the runs' ids; a hyphen and the question's number, from 0, follow.
             limits: bounds for each question's run in this call, instead of the reader's own.
@@ -239,6 +259,7 @@ class MemAgent:
 
         Raises:
             MemAgentError, BudgetError: there is no question, or one is empty or too long; nothing was read.
+            ResponseFormatError, MissingExtraError: `response_format` cannot be used; nothing was read.
             DocumentError, PolicyError: what went wrong, at which chunk, and what to do; for `questions`, after all
                 were read. With `checkpoints`, the run can be resumed.
         """
@@ -253,8 +274,11 @@ class MemAgent:
                     "return_exceptions and on_update are for several questions",
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
-            return await result_of(self._start(document, question, run_id, limits, shown=False))
-        outcomes = await self._read_each(document, questions or (), run_id, limits, max_concurrency, on_update)
+            reference = self._chosen(document, pages)
+            return await result_of(self._start(reference, question, response_format, run_id, limits, shown=False))
+        outcomes = await self._read_each(
+            self._chosen(document, pages), questions or (), response_format, run_id, limits, max_concurrency, on_update
+        )
         return outcomes if return_exceptions else raise_first(outcomes)
 
     read = synchronous(aread)
@@ -264,6 +288,8 @@ class MemAgent:
         document: DocumentSource | DocumentRef,
         question: str,
         *,
+        response_format: ResponseFormatSource | None = None,
+        pages: str | None = None,
         run_id: str | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
@@ -274,7 +300,10 @@ class MemAgent:
         Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document;
         `pins` returns, whenever a memory is written, the lines that must be in it (see `reading.pinned_lines`).
         """
-        async with aclosing(self._start(document, question, run_id, limits, pace=pace, pins=pins)) as parts:
+        started = self._start(
+            self._chosen(document, pages), question, response_format, run_id, limits, pace=pace, pins=pins
+        )
+        async with aclosing(started) as parts:
             async for part in parts:
                 yield part
 
@@ -284,20 +313,22 @@ class MemAgent:
         self,
         requests: Iterable[ReadRequest | tuple[DocumentSource, str]],
         *,
+        response_format: ResponseFormatSource | None = None,
         max_concurrency: int = 128,
         return_exceptions: bool = False,
     ) -> list[ReadResult | Exception]:
         """Read many documents, at most `max_concurrency` at once; for many questions on one document, see `aread`.
 
-        Results are in the order of the requests. All reads run to their end; then the first failure is raised,
-        or, with `return_exceptions`, each failure is in the place of its result.
+        Results are in the order of the requests; `response_format` is that of all their answers. All reads run to
+        their end; then the first failure is raised, or, with `return_exceptions`, each failure is in the place of its
+        result.
         """
         slots = asyncio.Semaphore(max_concurrency)
 
         async def one(request: ReadRequest) -> ReadResult | Exception:
             async with slots:
                 try:
-                    return await self.aread(request.document, request.question)
+                    return await self.aread(request.document, request.question, response_format=response_format)
                 except Exception as error:  # noqa: BLE001  whatever it is, the other reads continue
                     return error
 
@@ -320,9 +351,15 @@ class MemAgent:
         return saver if isinstance(saver, BaseCheckpointSaver) else None
 
     async def aask_again(
-        self, run_id: str, question: str, *, new_run_id: str | None = None, limits: Limits | None = None
+        self,
+        run_id: str,
+        question: str,
+        *,
+        response_format: ResponseFormatSource | None = None,
+        new_run_id: str | None = None,
+        limits: Limits | None = None,
     ) -> ReadResult:
-        """Read the document of an earlier run with another question.
+        """Read the document of an earlier run with another question, or for an answer of another form.
 
         Raises:
             RunNotFoundError: there is no such run in the run log.
@@ -332,25 +369,37 @@ class MemAgent:
         if self.run_log is None:
             raise MemAgentError("this reader keeps no run log", hint="Make it with run_log=True, or pass the document.")
         record = await asyncio.to_thread(self.run_log.get, run_id)
-        return await self.aread(record.document, question, run_id=new_run_id, limits=limits)
+        return await self.aread(
+            record.document, question, response_format=response_format, run_id=new_run_id, limits=limits
+        )
 
     ask_again = synchronous(aask_again)
 
     async def aresume(
-        self, run_id: str, *, document: DocumentSource | None = None, limits: Limits | None = None
+        self,
+        run_id: str,
+        *,
+        document: DocumentSource | None = None,
+        response_format: ResponseFormatSource | None = None,
+        limits: Limits | None = None,
     ) -> ReadResult:
         """Continue a run that was killed, failed, stopped at a limit, or was edited; a finished one gives its result.
 
         Args:
             run_id: the run.
             document: its document again; needed only if the store has lost it, and checked if it is given.
+            response_format: for a structured read, the form that it began with. If left out, the schema comes from the
+                run log, and the result's `value` has JSON values even if it was a model.
             limits: bounds for this call.
 
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
-            RunMismatchError: another document, or a reader with another tokenizer, chunk size or wording.
+            RunMismatchError: another document, or a reader with another tokenizer, chunk size or wording; or another
+                `response_format`, or none where the log does not have it.
         """
-        return await result_of(self.astream_resume(run_id, document=document, limits=limits))
+        return await result_of(
+            self.astream_resume(run_id, document=document, response_format=response_format, limits=limits)
+        )
 
     resume = synchronous(aresume)
 
@@ -359,6 +408,7 @@ class MemAgent:
         run_id: str,
         *,
         document: DocumentSource | None = None,
+        response_format: ResponseFormatSource | None = None,
         limits: Limits | None = None,
         pace: Reach | None = None,
         pins: Pins | None = None,
@@ -370,6 +420,8 @@ class MemAgent:
         graph = await self._graph()
         with lease_of(graph.checkpointer, run_id):
             state = (await newest_snapshot(graph, run_id)).values
+            logged = await asyncio.to_thread(self._logged_settings, run_id)
+            graph = graph.with_response_format(format_for_resume(state, response_format, logged, run_id))
             await self._require_same(state, graph.reader_context, run_id, document)
             done = await trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
@@ -437,7 +489,9 @@ class MemAgent:
         """
         graph = await self._graph()
         state = (await newest_snapshot(graph, run_id)).values
-        await self._require_same(state, graph.reader_context, run_id, None)
+        logged = await asyncio.to_thread(self._logged_settings, run_id)
+        form = format_for_resume(state, None, logged, run_id)
+        await self._require_same(state, structured(graph.reader_context, form), run_id, None)
         step = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
             entered = self.run_log.edit(run_id, chunk, text, step=step.id, author=author)
@@ -523,9 +577,13 @@ class MemAgent:
                 return ModelInfo()
             raise
 
-    async def agraph(self) -> ReaderGraph:
-        """The LangGraph graph, without its own checkpointer: as a node it uses its parent's."""
-        return build_graph(await self.aprepare(), self.strategy)
+    async def agraph(self, *, response_format: ResponseFormatSource | None = None) -> ReaderGraph:
+        """The LangGraph graph, without its own checkpointer: as a node it uses its parent's.
+
+        Args:
+            response_format: the form of its answers, if they are structured; its `answer` is then JSON.
+        """
+        return build_graph(await self.aprepare(), self.strategy).with_response_format(response_format)
 
     graph = synchronous(agraph)
 
@@ -571,6 +629,27 @@ class MemAgent:
                 graphs.append(build_graph(context, self.strategy, checkpointer=saver))
         return graphs[0]
 
+    def _logged_settings(self, run_id: str) -> Mapping[str, Any]:
+        """The settings in the run's log; none if it is not logged."""
+        if self.run_log is None:
+            return {}
+        try:
+            return self.run_log.get(run_id).settings
+        except RunError:
+            return {}
+
+    @staticmethod
+    def _chosen(document: DocumentSource | DocumentRef, pages: str | None) -> Any:
+        """The document with the pages that were chosen."""
+        if pages is None:
+            return document
+        if isinstance(document, dict):
+            raise DocumentError(
+                f"{document.get('name', 'the document')} is stored already, and pages are chosen before",
+                hint="Pass the file, or store the pages: store.add(Document.from_path(...).only(pages)).",
+            )
+        return Document.of(document).only(pages)
+
     async def _reference(self, document: DocumentSource | DocumentRef) -> DocumentRef:
         if isinstance(document, dict):
             return cast("DocumentRef", document)
@@ -580,6 +659,7 @@ class MemAgent:
         self,
         document: DocumentSource | DocumentRef,
         questions: Iterable[str],
+        response_format: ResponseFormatSource | None,
         run_id: str | None,
         limits: Limits | None,
         max_concurrency: int,
@@ -588,13 +668,14 @@ class MemAgent:
         """The outcome of each question, in their order."""
         if max_concurrency < 1:
             raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
-        asked = checked_questions(questions, (await self._graph()).reader_context)
+        form = None if response_format is None else ResponseFormat.of(response_format)
+        asked = checked_questions(questions, structured((await self._graph()).reader_context, form))
         reference = await self._reference(document)
 
         async def one(number: int, question: str, pace: Reach) -> ReadResult:
             own_id = None if run_id is None else f"{run_id}-{number}"
             report = partial(on_update, question) if on_update else None
-            parts = self._start(reference, question, own_id, limits, shown=report is not None, pace=pace)
+            parts = self._start(reference, question, form, own_id, limits, shown=report is not None, pace=pace)
             return await result_of(parts, report)
 
         reads = {question: partial(one, asked.index(question), question) for question in dict.fromkeys(asked)}
@@ -605,6 +686,7 @@ class MemAgent:
         self,
         document: DocumentSource | DocumentRef,
         question: str,
+        response_format: ResponseFormatSource | None,
         run_id: str | None,
         limits: Limits | None,
         *,
@@ -613,11 +695,13 @@ class MemAgent:
         pins: Pins | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Start a read and run it to its end."""
-        graph = await self._graph()
+        graph = (await self._graph()).with_response_format(response_format)
         check_question(question, graph.reader_context)
         run_id = run_id or new_run_id()
         reference = await self._reference(document)
         given = {"question": question, "document": reference, "run_id": run_id}
+        if graph.reader_context.structure is not None:
+            given["settings"] = graph.reader_context.settings
         done = Trace((), reference["size"])
         with lease_of(graph.checkpointer, run_id):
             run = self._run(graph, given, given, limits, done, shown=shown, pace=pace, pins=pins)

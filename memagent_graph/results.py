@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.events import ReadEvent, StopReason
@@ -69,10 +72,15 @@ class ReadResult:
     """All calls of the policy, as a graph."""
     store_root: Path | None = field(default=None, repr=False, compare=False)
     """The folder with the document's text."""
+    value: Any = None
+    """A structured answer: an instance of the Pydantic model that was `response_format`, or the JSON values for a
+    schema. None if the answer does not have the form (`stop_reason` is INVALID_ANSWER), or if no form was asked for."""
+    response_format: Mapping[str, Any] | None = field(default=None, repr=False)
+    """The JSON schema of a structured answer; `answer` is its JSON."""
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
-        """The text that supports each line of the final memory: chunk, character span, quote, and page if known.
+        """The text that supports each line of the final memory: chunk, character span, quote, page and section.
 
         Computed on request from the words that line and chunk have in common; empty if the document's text
         is no longer stored.
@@ -80,12 +88,12 @@ class ReadResult:
         from memagent_graph.provenance.evidence import provenance_of  # noqa: PLC0415  importing this needs no evidence
 
         view = self.view()
-        return provenance_of(view.trace, view.chunk_text, view.sections).evidence
+        return provenance_of(view.trace, view.chunk_text, view.places).evidence
 
     def view(self) -> RunView:
         """The result in the form that timelines use; see `memagent_graph.timeline`."""
         from memagent_graph.documents.store import DocumentStore  # noqa: PLC0415
-        from memagent_graph.timeline.run_views import chunk_reader, sections_of  # noqa: PLC0415
+        from memagent_graph.timeline.run_views import chunk_reader, headings_of, sections_of  # noqa: PLC0415
         from memagent_graph.timeline.view import RunView  # noqa: PLC0415  it imports rich
 
         store = DocumentStore(self.store_root) if self.store_root else None
@@ -100,6 +108,7 @@ class ReadResult:
             raw_answer=self.raw_answer,
             stop_reason=self.stop_reason.value,
             sections=sections_of(store, self.document) if store else (),
+            headings=headings_of(store, self.document) if store else (),
             chunk_text=chunk_reader(store, self.document, self.trace) if store else lambda _: None,
         )
 
@@ -108,6 +117,11 @@ class ReadResult:
         from memagent_graph.timeline import build_timeline, render_notebook  # noqa: PLC0415  they import rich
 
         return render_notebook(build_timeline(self.view()))
+
+    @property
+    def json_value(self) -> Any:
+        """`value` as JSON values; of a model, its dump."""
+        return self.value.model_dump(mode="json") if isinstance(self.value, BaseModel) else self.value
 
     @property
     def events(self) -> tuple[ReadEvent, ...]:
@@ -132,6 +146,8 @@ class ReadResult:
             "events": [asdict(event) for event in self.events],
             "evidence": [asdict(each) for each in self.evidence],
         }
+        if self.response_format is not None:
+            values |= {"value": self.json_value, "response_format": dict(self.response_format)}
         if updates:
             values["updates"] = [asdict(update) for update in self.updates]
         return values

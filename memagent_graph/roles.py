@@ -102,6 +102,16 @@ def shipped(name: str) -> str:
     return resources.files("memagent_graph").joinpath("templates", f"{name}.txt").read_text("utf-8").rstrip("\n")
 
 
+REPAIR = Role(
+    "repair",
+    Writes.ANSWER,
+    frozenset({"memory", "schema", "reply", "error"}),
+    lambda _: shipped("repair"),
+    bound="answer_tokens",
+)
+"""An answer that does not have the form that was asked for, written once more."""
+
+
 def check_roles(roles: Iterable[Role], strategy: str) -> None:
     """Check a strategy's roles.
 

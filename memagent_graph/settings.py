@@ -86,7 +86,7 @@ class ReaderSettings:
         Raises:
             RunError: the run was not started from settings, but from a `MemAgent` made in Python.
         """
-        if not values:
+        if not values.keys() - {"response_format"}:  # what the read was asked for is no setting of the reader
             raise RunError(
                 "the log does not say how this run's reader was made",
                 hint="Resume it where it was started, with MemAgent.resume().",

@@ -13,6 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, e
 from langchain_memagent.subgraph_reads import PreparedGraph, aread, aread_each, read, read_each
 from memagent_graph import MemAgent, ReaderGraph, ReadResult
 from memagent_graph.errors import MemAgentError
+from memagent_graph.response_format import ResponseFormatSource
 
 From: TypeAlias = str | Callable[[Any], Any]
 """A key of the parent's state, or a function of it."""
@@ -28,6 +29,8 @@ def memagent_node(
     run_id: str | None = None,
     evidence: str | None = None,
     stop_reason: str | None = None,
+    response_format: ResponseFormatSource | None = None,
+    value: str | None = None,
     write: Callable[[Any, Any], Mapping[str, Any]] | None = None,
     name: str = "memagent",
 ) -> Runnable[Any, dict[str, Any]]:
@@ -55,18 +58,21 @@ def memagent_node(
         run_id: the key for the run's id, for the run log and the command line.
         evidence: the key for the quotes that support the memory: a list of `Evidence` as dicts.
         stop_reason: the key for why the read ended, as text.
+        response_format: the form of the answer: a Pydantic model, or a JSON schema as a dict. `answer` is then JSON.
+        value: the key for its content as JSON values, which checkpoints can store; None if it does not have the form.
         write: for everything else, a function of the state and the `ReadResult` (for several questions, a list of them)
             that returns more changes, for example a list of answers with `Send`:
             `lambda state, result: {"findings": [(state["title"], result.answer)]}`.
         name: its name in drawings and traces.
 
     Raises:
+        ResponseFormatError, MissingExtraError: `response_format` cannot be used.
         MemAgentError: when it runs: a key is missing in the state, or has no question; and everything that
             `MemAgent.read` raises.
     """
-    prepared = PreparedGraph(agent)
+    prepared = PreparedGraph(agent, response_format)
     # LangGraph finds subgraphs among the names that a node's function uses.
-    subgraph = agent if isinstance(agent, ReaderGraph) else None
+    subgraph = prepared.get() if isinstance(agent, ReaderGraph) else None
 
     def given(state: Any) -> tuple[Any, str | list[str]]:
         return _taken(state, document, "document"), _asked(_taken(state, question, "question"))
@@ -76,6 +82,8 @@ def memagent_node(
         values = {answer: result.answer, memory: result.memory, run_id: result.run_id}
         values[stop_reason] = result.stop_reason.value
         written: dict[str, Any] = {key: value for key, value in values.items() if key is not None}
+        if value is not None:
+            written[value] = result.json_value
         if evidence is not None:
             written[evidence] = [asdict(each) for each in result.evidence]
         return written

@@ -21,6 +21,7 @@ from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes, in_passes
 from memagent_graph.reader import raise_first
 from memagent_graph.reading.graph import checked_questions, stored
 from memagent_graph.reading.state_views import Progress, result_from_state, trace_steps
+from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 
 PARTS: Final[list[StreamMode]] = ["updates", "values"]
 """The parts of a reader's stream that `FollowedRead` needs."""
@@ -31,21 +32,23 @@ class PreparedGraph:
 
     Args:
         agent: the reader, or its graph, which is used directly.
+        response_format: the form of the answers, if they are structured.
     """
 
-    def __init__(self, agent: MemAgent | ReaderGraph) -> None:
-        self._reader = agent
+    def __init__(self, agent: MemAgent | ReaderGraph, response_format: ResponseFormatSource | None = None) -> None:
+        self._format = None if response_format is None else ResponseFormat.of(response_format)
+        self._reader = agent.with_response_format(self._format) if isinstance(agent, ReaderGraph) else agent
 
     def get(self) -> ReaderGraph:
         """The graph. Raises what `MemAgent.graph` raises."""
         if not isinstance(self._reader, ReaderGraph):
-            self._reader = self._reader.graph()
+            self._reader = self._reader.graph(response_format=self._format)
         return self._reader
 
     async def aget(self) -> ReaderGraph:
         """The graph. Raises what `MemAgent.agraph` raises."""
         if not isinstance(self._reader, ReaderGraph):
-            self._reader = await self._reader.agraph()
+            self._reader = await self._reader.agraph(response_format=self._format)
         return self._reader
 
 

@@ -61,8 +61,10 @@ class Quote(Report):
     start_char: int
     """Their first character, in the document."""
     end_char: int
+    page: int | None
+    """The page they begin on, counted from 1, where the document has pages."""
     section: str | None
-    """The page or source they are in, if the document has pages or sources."""
+    """The heading, numbered clause, page or source they are in, if the document has one."""
     context: str
     """The quote with the text around it in its chunk; empty if the document's text is no longer stored."""
 
@@ -74,7 +76,8 @@ class Quote(Report):
 
     def in_words(self) -> str:
         """The quote and its place, in one line; a short quote with the text around it."""
-        section = "" if self.section is None else f", {shortened(self.section)}"
+        has_both = self.page is not None and self.section != f"page {self.page}"
+        section = (f", page {self.page}" if has_both else "") + (f", {shortened(self.section)}" if self.section else "")
         context = f' in "{self.context}"' if self.context and len(self.quote) < _CONTEXT else ""
         return (
             f'"{self.quote}"{context} (chunk {self.chunk}, characters {self.start_char:,}-{self.end_char:,}{section})'
@@ -86,9 +89,12 @@ class Answer(Report):
 
     question: str
     answer: str | None
-    """None if the read failed, stopped at a limit, or ended without an answer."""
+    """None if the read failed, stopped at a limit, or ended without an answer. JSON if a form was asked for."""
+    value: Any = None
+    """The content of an answer in the form of `response_format`; None if it does not have that form."""
     stop_reason: str | None
-    """"answered", "enough" (it was read in part), "no_answer", or the limit it stopped at; None if it failed."""
+    """"answered", "enough" (it was read in part), "no_answer", "invalid_answer" (not in the form asked for), or the
+    limit it stopped at; None if it failed."""
     error: str | None
     """What went wrong and what to do, if the read failed."""
     memory: str
@@ -114,6 +120,7 @@ class Answer(Report):
         return cls.taken(
             result,
             result.usage,
+            value=result.json_value,
             stop_reason=result.stop_reason.value,
             error=None,
             is_reading=False,
@@ -178,7 +185,8 @@ class Answer(Report):
         if self.error is not None:
             return f"none, the read failed: {plain(self.error)}"
         if self.answer is not None:
-            return plain(self.answer)
+            invalid = self.stop_reason == StopReason.INVALID_ANSWER
+            return plain(self.answer) + ("\n(It does not have the form that was asked for.)" if invalid else "")
         if self.is_reading:
             come = "" if self.progress is None else f", {self.progress:.0%} so far"
             return f"not yet, the document is still being read{come}; call wait with the run id"

@@ -20,6 +20,8 @@ from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import checked_questions
 from memagent_graph.reading.state import Limits, new_run_id
+from memagent_graph.reading.structured import structured
+from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog, RunRecord
 from memagent_graph.timeline import RunView, build_timeline
 from memagent_graph.timeline.run_views import view_of_run
@@ -44,6 +46,13 @@ Questions = Annotated[
 # JSON, so a document that is JSON would arrive as a dictionary.
 PathArgument = Annotated[str, Field(description="The file to read, below the allowed roots. Give either path or text.")]
 TextArgument = Annotated[str, Field(description="The text to read, instead of a file.")]
+Pages = Annotated[str, Field(description="Of a PDF file, the pages to read: 5, 5-10, 12- or 1-3,7. All if left out.")]
+AnswerSchema = Annotated[
+    dict[str, Any] | None,
+    Field(
+        description="A JSON Schema: the answer is then JSON of that form, and `value` has it. For tables and fields."
+    ),
+]
 RunId = Annotated[str, Field(description="A run's id, from read_document or list_runs.")]
 MaxChunks = Annotated[int | None, Field(ge=1, description="Stop each question's read after this many chunks.")]
 MaxTokens = Annotated[int | None, Field(ge=1, description="Stop it after this many tokens, input and output.")]
@@ -92,6 +101,8 @@ class Tools:
         questions: Questions,
         path: PathArgument = "",
         text: TextArgument = "",
+        pages: Pages = "",
+        response_format: AnswerSchema = None,
         max_chunks: MaxChunks = None,
         max_tokens: MaxTokens = None,
         max_seconds: MaxSeconds = None,
@@ -106,15 +117,17 @@ class Tools:
         few hundred pages, read in the background, and call wait until the answer is there.
         """
         asked = [questions] if isinstance(questions, str) else questions
-        document = await self._document(context, path, text)
+        form = None if response_format is None else ResponseFormat.of(response_format)
+        document = (await self._document(context, path, text)).only(pages or None)
         limits = Limits(max_chunks, max_tokens, max_seconds)
-        return await undisturbed(self._answers(context, document, asked, limits, background=background))
+        return await undisturbed(self._answers(context, document, asked, limits, form, background=background))
 
     async def ask_again(
         self,
         context: ToolContext,
         run_id: RunId,
         question: Annotated[str, Field(description="What to find out now.")],
+        response_format: AnswerSchema = None,
         max_chunks: MaxChunks = None,
         max_tokens: MaxTokens = None,
         max_seconds: MaxSeconds = None,
@@ -125,9 +138,11 @@ class Tools:
         The document does not have to be passed again, nor still be at its place. It costs another pass over the whole
         document.
         """
+        form = None if response_format is None else ResponseFormat.of(response_format)
         record = await asyncio.to_thread(self.record, run_id)
         limits = Limits(max_chunks, max_tokens, max_seconds)
-        return await undisturbed(self._answers(context, record.document, [question], limits, background=background))
+        answers = self._answers(context, record.document, [question], limits, form, background=background)
+        return await undisturbed(answers)
 
     async def wait(
         self,
@@ -205,6 +220,7 @@ class Tools:
         document: Document | DocumentRef,
         questions: Sequence[str],
         limits: Limits,
+        form: ResponseFormat | None,
         *,
         background: bool,
     ) -> CallToolResult:
@@ -214,7 +230,7 @@ class Tools:
             MemAgentError: all of them failed; this is the first one's error. Other errors are raised in the same way
                 when all reads have ended.
         """
-        store, prepared = self._reader.store, await self._reader.aprepare()
+        store, prepared = self._reader.store, structured(await self._reader.aprepare(), form)
         bounds = tightest(self._ceilings, limits)
         if isinstance(document, Document):
             # Once, and not for each question.
@@ -225,7 +241,9 @@ class Tools:
         progress = None if background else _Progress(context, reference["name"], len(reads))
 
         async def one(number: int, read: ActiveRead, pace: Reach) -> Answer:
-            parts = self._reader.astream(reference, read.question, run_id=read.run_id, limits=bounds, pace=pace)
+            parts = self._reader.astream(
+                reference, read.question, response_format=form, run_id=read.run_id, limits=bounds, pace=pace
+            )
             return await self.active.drive(read, parts, partial(progress.advance, number) if progress else None)
 
         if background:

@@ -20,7 +20,7 @@ from rich.progress import (
 
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import MemAgentError
-from memagent_graph.events import count_events
+from memagent_graph.events import EventKind, StopReason, count_events
 from memagent_graph.plain_text import plain
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
@@ -137,6 +137,9 @@ class Console:
         else:
             self.err.print(f"[yellow]stopped by {result.stop_reason.value} after {result.chunks_read} chunks[/]")
             self.err.print(f"memory so far: {escape(result.memory) or '(empty)'}")
+        if result.stop_reason is StopReason.INVALID_ANSWER:
+            reason = next((e.detail for e in reversed(result.events) if e.kind is EventKind.INVALID_ANSWER), "")
+            self.err.print(f"[yellow]the answer does not fit the schema:[/] {escape(reason)}")
         for kind, count in count_events(result.events).items():
             self.err.print(f"[yellow]{kind.value}: {count}[/]")
         usage = result.usage

@@ -20,6 +20,7 @@ from memagent_graph.errors import (
     PolicyError,
     ProfileError,
     PromptError,
+    ResponseFormatError,
     RunError,
     TokenizerError,
 )
@@ -52,7 +53,7 @@ def exit_code(error: MemAgentError) -> ExitCode:
         (CheckpointError, ExitCode.CHECKPOINTS),
         (RunError, ExitCode.RUN),
         (BudgetError | ProfileError | PromptError | TokenizerError, ExitCode.SETTINGS),
-        (EvaluationError | CorpusError | MissingExtraError, ExitCode.SETTINGS),
+        (EvaluationError | CorpusError | MissingExtraError | ResponseFormatError, ExitCode.SETTINGS),
     )
     return next((code for kinds, code in codes if isinstance(error, kinds)), ExitCode.USAGE)
 

@@ -25,7 +25,7 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "layout", "answer_format", "update_template", "answer_template", "empty_memory", "context_window",
         "question_tokens", "memory_tokens", "chunk_tokens", "answer_tokens", "boundary",
     ),
-    "Document": ("encoding", "replace_undecodable", "max_bytes"),
+    "Document": ("pages", "encoding", "replace_undecodable", "max_bytes"),
     "Tables and datasets": (
         "text_column", "path_column", "id_column", "question_column", "keep_column", "root", "subset", "split",
     ),
@@ -166,10 +166,11 @@ class ReadingOptions:
         int | None, typer.Option(help="Most tokens of the answer.", show_default="the policy's, or 1024")
     ] = None
     boundary: Annotated[
-        Literal["token", "sentence", "paragraph"] | None,
+        Literal["token", "sentence", "paragraph", "heading"] | None,
         typer.Option(
             help="Where chunks may end. With `token`, the paper's, some sentences are cut in two (about 3% at "
-            "512 tokens); with `sentence`, none that ends in a chunk's last 15%, for 2% more chunks.",
+            "512 tokens); with `sentence`, none that ends in a chunk's last 15%, for 2% more chunks. `heading`: before "
+            "the last heading or numbered clause in a chunk's second half.",
             show_default="the policy's, or token",
         ),
     ] = None

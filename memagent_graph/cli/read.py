@@ -26,6 +26,8 @@ class Read(ReaderOptions, RunOptions):
         'memagent read book.txt -q "Who built the lighthouse?" --base-url http://localhost:8000/v1',
         'memagent read report.pdf -q "What did it cost?" -q "Who paid?" --json',
         "memagent read book.txt -q @questions.txt --model smollm2",
+        'memagent read contract.pdf --pages 5-10 -q "When can it be terminated?" --boundary heading',
+        'memagent read filing.html -q "What does the filing say of revenue?" --schema filing.py:Filing --json',
         'cat notes.txt | memagent read - -q "What was decided?"',
     )
     document: Annotated[str, typer.Argument(help="The document's path, or - for standard input.")]
@@ -37,6 +39,18 @@ class Read(ReaderOptions, RunOptions):
             help="The question. Repeat it for several questions; @FILE is a file with one on each line.",
         ),
     ]
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            help="The form of the answer: a file with a JSON schema, or a Pydantic model as path/to/file.py:Model. The "
+            "answer is then JSON; each reply is checked, and repaired if it does not have the form.",
+            show_default="an answer in words",
+        ),
+    ] = None
+    pages: Annotated[
+        str | None,
+        typer.Option(help="The pages to read of a PDF file: 5, 5-10, 12- (to the end) or 1-3,7.", show_default="all"),
+    ] = None
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None
@@ -67,14 +81,16 @@ class Read(ReaderOptions, RunOptions):
         async def run(console: Console) -> list[ReadResult | Exception]:
             from memagent_graph.documents.store import Document, DocumentStore  # noqa: PLC0415
             from memagent_graph.reading.state import new_run_id  # noqa: PLC0415
+            from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415
             from memagent_graph.storage.paths import default_store  # noqa: PLC0415
 
             questions = questions_of(self.question)
+            form = None if self.schema is None else ResponseFormat.named(self.schema)
             source = (
                 Document.from_file(sys.stdin.buffer, encoding=self.encoding)
                 if self.document == "-"
                 else Document.from_path(existing_file(Path(self.document)), encoding=self.encoding)
-            )
+            ).only(self.pages)
             name = self.run_id or new_run_id()
             # The document comes first: an unreadable one is reported at once, and a policy may take seconds to load.
             store = DocumentStore(default_store())
@@ -91,13 +107,13 @@ class Read(ReaderOptions, RunOptions):
                         console.resume_command = "; ".join(commands[:8] + ["..."] * (len(commands) > 8))
                     return await console.follow_questions(
                         lambda show: reader.aread(
-                            reference, questions=questions, run_id=name, limits=self.limits,
+                            reference, questions=questions, response_format=form, run_id=name, limits=self.limits,
                             max_concurrency=self.concurrency, return_exceptions=True, on_update=show,
                         )
                     )  # fmt: skip
                 if not self.no_log:
                     console.resume_command = self.resume_command(name)
-                stream = reader.astream(reference, questions[0], run_id=name, limits=self.limits)
+                stream = reader.astream(reference, questions[0], response_format=form, run_id=name, limits=self.limits)
                 return [await console.follow(stream)]
 
         self.finish(run)

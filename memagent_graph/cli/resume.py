@@ -26,6 +26,10 @@ class Resume(RunOptions):
     )
     run_id: NamedRun
     document: Annotated[Path | None, typer.Option(help="The document again, if its stored text is missing.")] = None
+    schema: Annotated[
+        str | None,
+        typer.Option(help="The form of the answer, as for `read`: it must be the run's.", show_default="the run's"),
+    ] = None
     policy: Annotated[str | None, typer.Option(help="Another policy, by its name.", show_default="the run's")] = None
     model: Annotated[str | None, typer.Option(help="Another policy.", show_default="the run's")] = None
     base_url: Annotated[str | None, typer.Option(help="Where its server is now.", show_default="the run's")] = None
@@ -36,6 +40,7 @@ class Resume(RunOptions):
 
         async def run(console: Console) -> list[ReadResult | Exception]:
             from memagent_graph.documents.store import Document  # noqa: PLC0415
+            from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415
             from memagent_graph.run_log import RunLog  # noqa: PLC0415
             from memagent_graph.settings import ReaderSettings  # noqa: PLC0415
             from memagent_graph.storage.paths import default_run_log  # noqa: PLC0415
@@ -51,7 +56,8 @@ class Resume(RunOptions):
                 loaded = self.make_reader(settings.decided())
             async with loaded as reader:
                 console.resume_command = self.resume_command(run_id)
-                stream = reader.astream_resume(run_id, document=source, limits=self.limits)
+                form = None if self.schema is None else ResponseFormat.named(self.schema)
+                stream = reader.astream_resume(run_id, document=source, response_format=form, limits=self.limits)
                 return [await console.follow(stream)]
 
         self.finish(run)

@@ -98,5 +98,5 @@ class RunOptions:
         reasons = {each.stop_reason for each in outcomes if not isinstance(each, Exception)}
         if any(reason.resumable for reason in reasons):
             raise typer.Exit(ExitCode.STOPPED)
-        if StopReason.NO_ANSWER in reasons:
+        if reasons & {StopReason.NO_ANSWER, StopReason.INVALID_ANSWER}:
             raise typer.Exit(ExitCode.NO_ANSWER)

@@ -19,13 +19,16 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from memagent_graph.documents import DocumentRef, DocumentStore
+from memagent_graph.documents.headings import heading_starts, is_markdown
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, safe_cut
 
-Boundary = Literal["token", "sentence", "paragraph"]
-"""Where chunks may end: after any token, or at the end of a sentence or paragraph if there is one nearby."""
+Boundary = Literal["token", "sentence", "paragraph", "heading"]
+"""Where chunks may end: after any token, or, if there is one nearby, at the end of a sentence or paragraph, or before a
+heading."""
 
 _TAIL_PERCENT = 15
+_HEADING_TAIL_PERCENT = 50
 _CANDIDATES = 4
 _CACHED_BYTES = 8 * 1024 * 1024
 _BYTES_PER_TOKEN = 40
@@ -33,6 +36,14 @@ _BYTES_PER_PIECE = 600
 """What a piece takes besides its text and tokens: a corpus of tiny documents has many of them."""
 _PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*")
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*(?=(\s+))|[。！？]+[」』”’）]*|\n[^\S\n]*\n\s*")
+
+
+_TAILS: dict[Boundary, tuple[tuple[Boundary, int], ...]] = {
+    "sentence": (("sentence", _TAIL_PERCENT),),
+    "paragraph": (("paragraph", _TAIL_PERCENT),),
+    "heading": (("heading", _HEADING_TAIL_PERCENT), ("paragraph", _TAIL_PERCENT)),
+}
+"""The boundaries that are tried, each with the part of the chunk's end, in percent, in which it may lie."""
 
 
 class Cursor(TypedDict):
@@ -137,6 +148,7 @@ class Chunker:
         chunk_tokens: Tokens per chunk. The last chunk may have fewer, and one that would end inside a character up to 3
             fewer. A chunk has more only if a single character has more.
         boundary: `sentence` and `paragraph` end a chunk at the last such end within its last 15 %, if there is one.
+            `heading` ends it before the last heading or numbered clause within its second half, or else as `paragraph`.
     """
 
     def __init__(
@@ -247,13 +259,21 @@ class Chunker:
             return taken, cut
         if self._boundary == "token":
             return taken, cut
-        low, low_char = self._whole_characters(piece, taken - self._chunk_tokens * _TAIL_PERCENT // 100, first)
-        low_char = max(at_char, low_char)
-        for end in _text_ends(piece.text, low_char, cut, self._boundary):
-            before = taken if end == cut else self._tokens_before(piece, (low, low_char), (taken, cut), end)
-            if before is not None:
-                return before, end
+        for boundary, percent in _TAILS[self._boundary]:
+            low, low_char = self._whole_characters(piece, taken - self._chunk_tokens * percent // 100, first)
+            low_char = max(at_char, low_char)
+            for end in self._ends(piece.text, low_char, cut, boundary):
+                before = taken if end == cut else self._tokens_before(piece, (low, low_char), (taken, cut), end)
+                if before is not None:
+                    return before, end
         return taken, cut
+
+    def _ends(self, text: str, start: int, end: int, boundary: Boundary) -> list[int]:
+        """Where the text may be cut between two characters, the best place first."""
+        if boundary != "heading":
+            return _text_ends(text, start, end, boundary)
+        markdown = is_markdown(self._ref["media_type"])
+        return heading_starts(text, start, end, markdown=markdown)[: -_CANDIDATES - 1 : -1]
 
     def _whole_characters(self, piece: _Piece, taken: int, first: int) -> tuple[int, int]:
         """The largest number of tokens up to `taken` that ends at a character's end, and the position of that end."""

@@ -119,7 +119,13 @@ async def in_thread(work: Callable[[ConversionCancellation], T]) -> T:
 
 
 def converted(
-    name: str, kind: str, file: IO[bytes], bounds: ConversionBounds, cancellation: ConversionCancellation
+    name: str,
+    kind: str,
+    file: IO[bytes],
+    bounds: ConversionBounds,
+    cancellation: ConversionCancellation,
+    *,
+    pages: str = "",
 ) -> Iterator[tuple[str | None, str]]:
     """A file's text, in order; each part with the name of the page that begins there, if any.
 
@@ -129,9 +135,10 @@ def converted(
         file: The file, from its beginning.
         bounds: Limits of its conversion.
         cancellation: Ends it early.
+        pages: Those of a PDF file to convert, as `str(PageRanges)`; empty for all.
 
     Raises:
-        DocumentError: It cannot be converted within the limits, or was cancelled.
+        DocumentError: It cannot be converted within the limits, does not have all of these pages, or was cancelled.
         MissingExtraError: The extra `files` is not installed.
     """
     for module in _MODULES[kind]:
@@ -140,7 +147,7 @@ def converted(
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(_on_disk(file))
         result = stack.enter_context(tempfile.TemporaryFile())
-        code = _run(name, kind, source, result, bounds, cancellation)
+        code = _run(name, kind, source, result, bounds, cancellation, pages)
         result.seek(0)
         yield from _parts(name, kind, result, bounds, code)
 
@@ -169,12 +176,13 @@ def _run(
     result: IO[bytes],
     bounds: ConversionBounds,
     cancellation: ConversionCancellation,
+    pages: str,
 ) -> int:
     """Convert in a fresh interpreter, and return its exit code."""
     limits = [bounds.seconds, int(bounds.memory_mb * _MB), int(bounds.text_mb * _MB)]
     process = subprocess.Popen(
         # -P: the program's folder is not searched for modules, as some there have the names of others.
-        [sys.executable, "-P", converters.__file__, _KINDS[kind].lower(), _argument(name), *map(str, limits)],
+        [sys.executable, "-P", converters.__file__, _KINDS[kind].lower(), _argument(name), *map(str, limits), pages],
         stdin=source,
         stdout=result,
         stderr=subprocess.DEVNULL,

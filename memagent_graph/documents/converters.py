@@ -36,8 +36,8 @@ class ConversionError(Exception):
         self.told = {"kind": kind, "message": message, "hint": hint}
 
 
-def main(kind: str, name: str, seconds: float, memory_bytes: int, text_bytes: int) -> None:
-    """Convert standard input. `kind` is pdf, docx or html; HTML comes as UTF-8."""
+def main(kind: str, name: str, seconds: float, memory_bytes: int, text_bytes: int, pages: str = "") -> None:
+    """Convert standard input. `kind` is pdf, docx or html; HTML comes as UTF-8. `pages` are those of a PDF, or all."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a converter's own output is not text of the document
     end: dict[str, Any] = {}
@@ -45,7 +45,8 @@ def main(kind: str, name: str, seconds: float, memory_bytes: int, text_bytes: in
         _bound(seconds, memory_bytes, text_bytes)
         with os.fdopen(os.dup(0), "rb") as file:
             file.seek(0)
-            _write(_CONVERTERS[kind](name, file), out, text_bytes)
+            parts = _pdf(name, file, pages) if kind == "pdf" else _CONVERTERS[kind](name, file)
+            _write(parts, out, text_bytes)
     except ConversionError as failure:
         end = failure.told
     except MemoryError:
@@ -87,7 +88,7 @@ def _write(parts: Iterator[tuple[str | None, str]], out: IO[bytes], text_bytes: 
             out.write(data)
 
 
-def _pdf(name: str, file: IO[bytes]) -> Iterator[tuple[str | None, str]]:
+def _pdf(name: str, file: IO[bytes], pages: str) -> Iterator[tuple[str | None, str]]:
     pypdfium2: Any = importlib.import_module("pypdfium2")
     try:
         document = pypdfium2.PdfDocument(file)
@@ -98,8 +99,9 @@ def _pdf(name: str, file: IO[bytes]) -> Iterator[tuple[str | None, str]]:
             f"the PDF file {name} cannot be opened: {error}",
             "It may be damaged or protected by a password; save an unprotected copy first.",
         ) from error
+    chosen = _chosen(name, pages, count)
     found_text = False
-    for number in range(count):
+    for number in chosen:
         try:
             text = _page_text(document, number).replace("\r\n", "\n").replace("\x00", "")
         except pypdfium2.PdfiumError as error:
@@ -109,13 +111,34 @@ def _pdf(name: str, file: IO[bytes]) -> Iterator[tuple[str | None, str]]:
                 "The file is damaged: repair it (qpdf rewrites what it can), or remove the page.",
             ) from error
         found_text = found_text or bool(text.strip())
-        yield f"page {number + 1}", text if number == count - 1 else text + GAP
+        yield f"page {number + 1}", text if number == chosen[-1] else text + GAP
     if not found_text:
+        told = (
+            f"the PDF file {name} has {count} pages" if not pages else f"the pages {pages} of the PDF file {name} have"
+        )
         raise ConversionError(
             _UNSUPPORTED,
-            f"the PDF file {name} has {count} pages and no text: they are most likely scans",
+            f"{told} {'and ' if not pages else ''}no text: they are most likely scans",
             "Run optical character recognition on it first, for example with ocrmypdf.",
         )
+
+
+def _chosen(name: str, pages: str, count: int) -> list[int]:
+    """The numbers from 0 of the pages that are named, in the document's order; all where none is."""
+    if not pages:
+        return list(range(count))
+    chosen: set[int] = set()
+    for part in pages.split(","):
+        first, dash, last = part.partition("-")
+        begin, end = int(first), int(last) if last else count if dash else int(first)
+        if max(begin, end) > count:
+            raise ConversionError(
+                _DAMAGED,
+                f"the PDF file {name} has {count} pages, and {part} was asked for",
+                f"Choose pages from 1 to {count}; {min(begin, count)}- goes to the end.",
+            )
+        chosen.update(range(begin - 1, end))
+    return sorted(chosen)
 
 
 def _page_text(document: Any, number: int) -> str:
@@ -177,8 +200,8 @@ def _markdown(name: str, html: str) -> str:
         ) from error
 
 
-_CONVERTERS: Final = {"pdf": _pdf, "docx": _docx, "html": _html}
+_CONVERTERS: Final = {"docx": _docx, "html": _html}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), *sys.argv[6:7])

@@ -14,11 +14,12 @@ from typing import IO, Any, cast
 
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, converted
 from memagent_graph.documents.decoding import SAMPLE_BYTES, Errors, byte_order_mark, decoded
-from memagent_graph.documents.sources import DOCX, HTML, PDF, TEXT, Document, Section
+from memagent_graph.documents.sources import DOCX, HTML, MARKDOWN, PDF, TEXT, Document, Section
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 
 READ_BYTES = 1 << 20
 _SECTION_GAP = "\n\n"
+_KINDS = {DOCX: "a DOCX file", HTML: "HTML", MARKDOWN: "Markdown"}
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE)
 
 LabelledText = tuple[str | None, str]
@@ -49,6 +50,9 @@ def opened(
     content = document.content
     conversion = bounds or ConversionBounds.from_environment(), cancellation or ConversionCancellation()
     with contextlib.ExitStack() as stack:
+        is_binary = isinstance(content, bytes | Path) or hasattr(content, "read")
+        if document.pages is not None and not is_binary:
+            raise _no_pages(document, "text")
         if isinstance(content, str):
             yield TEXT, ((None, content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
         elif isinstance(content, tuple):
@@ -63,6 +67,8 @@ def opened(
             file = stack.enter_context(_open(content)) if isinstance(content, Path) else content
             first = _read(document.name, file)
             if isinstance(first, str):
+                if document.pages is not None:
+                    raise _no_pages(document, "text")
                 yield TEXT, ((None, piece) for piece in _rest(document.name, first, file))
             else:
                 # It cannot be read twice, but detecting its charset may need that.
@@ -70,6 +76,13 @@ def opened(
                 copy.writelines(_rest(document.name, first, file))
                 copy.seek(0)
                 yield _from_binary(document, copy, errors, *conversion)
+
+
+def _no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
+    return UnsupportedDocumentError(
+        f"{document.name} is {kind}, which has no pages to choose (pages {document.pages})",
+        hint="Leave out the pages, or give the PDF file of the document.",
+    )
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -145,8 +158,11 @@ def _from_binary(
     document: Document, file: IO[bytes], errors: Errors, bounds: ConversionBounds, cancellation: ConversionCancellation
 ) -> tuple[str, Iterator[LabelledText]]:
     kind = _kind(document, file)
+    if document.pages is not None and kind != PDF:
+        raise _no_pages(document, _KINDS.get(kind, "text"))
     if kind in (PDF, DOCX):
-        return kind, converted(document.name, kind, file, bounds, cancellation)
+        pages = "" if document.pages is None else str(document.pages)
+        return kind, converted(document.name, kind, file, bounds, cancellation, pages=pages)
     if kind == HTML:
         return kind, _converted_html(document, file, errors, bounds, cancellation)
     reopen = partial(_pieces, document.name, file, file.tell())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, NotRequired
 
 from typing_extensions import TypedDict
 
 from memagent_graph.documents.decoding import Errors
+from memagent_graph.documents.page_ranges import PageRanges
 from memagent_graph.errors import DocumentError
 
 TEXT = "text/plain"
@@ -39,7 +40,8 @@ class DocumentRef(TypedDict):
     """A stored document, in the form that graph state contains: JSON values only.
 
     `key` is `sha256:<hex>` of the UTF-8 text, or `stream:<uuid>` for a live stream; `size` is in UTF-8 bytes, None for
-    a stream that had not ended. `sections` names the list of pages or sources, where the document has them.
+    a stream that had not ended. `sections` names the list of pages or sources, where the document has them. `pages` are
+    those that were chosen, if not all were, and `path` is where a PDF file lay, for links to its pages.
     """
 
     key: str
@@ -47,6 +49,8 @@ class DocumentRef(TypedDict):
     size: int | None
     media_type: str
     sections: NotRequired[str]
+    pages: NotRequired[str]
+    path: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class Document:
             pieces.
         encoding: The declared charset, if bytes have to be decoded.
         errors: `strict`, or `replace` to put U+FFFD where bytes cannot be decoded.
+        pages: The pages to read of a PDF file; None for all.
     """
 
     name: str
@@ -88,11 +93,20 @@ class Document:
     content: Any = field(repr=False)
     encoding: str | None = None
     errors: Errors = "strict"
+    pages: PageRanges | None = None
 
     @property
     def is_live(self) -> bool:
         """Whether the text arrives piece by piece, from a source that may not have ended."""
         return isinstance(self.content, Iterator | AsyncIterator) and not hasattr(self.content, "read")
+
+    def only(self, pages: str | int | PageRanges | None) -> Document:
+        """Only some pages of a PDF file, such as "5-10" or "1-3,7"; None for all.
+
+        Raises:
+            DocumentError: `pages` does not name pages. Whether the document has them shows when it is read.
+        """
+        return self if pages is None else replace(self, pages=PageRanges.of(pages))
 
     @classmethod
     def from_path(

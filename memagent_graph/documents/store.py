@@ -1,7 +1,7 @@
 """Stores documents' text: a folder of UTF-8 files named by their content's sha256.
 
     texts/<sha256>.txt       a document's text, unchanged, with its newlines
-    sections/<sha256>.json   where pages or sources begin
+    sections/<sha256>.json   where pages or sources begin; with -text or -markdown, where headings do
     streams/<uuid>.txt       the text of a live stream so far
     streams/<uuid>.json      which text a stream became when it ended
 
@@ -11,6 +11,7 @@ appear only when they are complete, and their names depend only on their content
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import hashlib
 import json
@@ -25,10 +26,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from memagent_graph.documents.conversion import ConversionBounds, ConversionCancellation, in_thread
+from memagent_graph.documents.headings import headings, is_markdown
 from memagent_graph.documents.live_streams import LiveStream, utf8
-from memagent_graph.documents.loaders import LabelledText, opened
-from memagent_graph.documents.sources import Document, DocumentRef, SourceMark
-from memagent_graph.errors import DocumentError, DocumentMismatchError, EmptyDocumentError
+from memagent_graph.documents.loaders import READ_BYTES, LabelledText, opened
+from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
+from memagent_graph.errors import (
+    DocumentError,
+    DocumentMismatchError,
+    EmptyDocumentError,
+    UnsupportedDocumentError,
+)
 from memagent_graph.storage.private_files import private_folder
 
 __all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark"]
@@ -73,6 +80,11 @@ class DocumentStore:
         document = Document.of(document)
         with self._failures_told():
             self._make_folders()
+            if document.is_live and document.pages is not None:
+                raise UnsupportedDocumentError(
+                    f"{document.name} is a stream of text, which has no pages to choose (pages {document.pages})",
+                    hint="Leave out the pages, or give the PDF file of the document.",
+                )
             if document.is_live:
                 return self._register(document, str(uuid.uuid4()), replace_undecodable)
             replace = replace_undecodable or document.errors == "replace"
@@ -83,6 +95,10 @@ class DocumentStore:
             ref = DocumentRef(key=f"sha256:{key}", name=document.name, size=size, media_type=kind)
             if marks:
                 ref["sections"] = self._add_sections(marks)
+            if document.pages is not None:
+                ref["pages"] = str(document.pages)
+            if kind == PDF and isinstance(document.content, Path) and document.content.name == document.name:
+                ref["path"] = str(document.content.absolute())
             return ref
 
     async def add_async(self, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
@@ -106,6 +122,8 @@ class DocumentStore:
         Raises:
             DocumentMismatchError: The text is not that of the reference.
         """
+        if "pages" in ref and document.pages is None:
+            document = document.only(ref["pages"])
         kind, name = _parsed(ref)
         if kind == "stream" and self._ended_as(name) is None:
             self._make_folders()
@@ -213,6 +231,33 @@ class DocumentStore:
             return []
         return [SourceMark(start_char, label) for start_char, label in marks]
 
+    def headings(self, ref: DocumentRef) -> list[SourceMark]:
+        """Where the document's headings and numbered clauses begin, in order; none for a stream that has not ended.
+
+        They are looked for once, and then kept beside the sections.
+
+        Raises:
+            DocumentError: the text is no longer here.
+        """
+        resolved = self.resolve(ref)
+        kind, name = _parsed(resolved)
+        kept = self._sections / f"{name}-{'markdown' if is_markdown(ref['media_type']) else 'text'}.json"
+        if kind == "stream":
+            return []
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return [SourceMark(start_char, label) for start_char, label in json.loads(kept.read_text("utf-8"))]
+        found = headings(self._decoded(resolved), ref["media_type"])
+        # Where the store cannot be written, they are looked for again the next time.
+        with contextlib.suppress(OSError), self._new_file() as (file, temporary):
+            file.write(json.dumps([[mark.start_char, mark.label] for mark in found]).encode())
+            _publish(file, temporary, kept)
+        return found
+
+    def _decoded(self, ref: DocumentRef) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        for start in range(0, self.stored_bytes(ref), READ_BYTES):
+            yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
+
     def remove(self, ref: DocumentRef) -> None:
         """Delete a document's text. Other references to the same text lose it too."""
         self.close(ref)
@@ -224,6 +269,7 @@ class DocumentStore:
             self._became.pop(name, None)
         if "sections" in ref:
             names.append(self._sections / f"{ref['sections']}.json")
+        names += [self._sections / f"{_parsed(resolved)[1]}-{kind}.json" for kind in ("markdown", "text")]
         for path in names:
             path.unlink(missing_ok=True)
 

@@ -7,6 +7,7 @@ failure is called; `redaction` keeps keys and passwords out of that.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -51,6 +52,8 @@ from memagent_graph.policies.server_url import basic_authorization, checked_url,
 from memagent_graph.policy import Completion, Message, Messages, SamplingParams, TokenIds
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 _LARGEST_LIST: Final = 16 * 2**20
 """In bytes: for what the server says of its models and of a tokenizer, and for the token ids of a prompt."""
@@ -59,6 +62,8 @@ _BYTES_PER_TOKEN: Final = 4096
 """A token's text, bytes and log-prob take about 200; with the 20 most likely alternatives about 2,500."""
 _BYTES_PER_PROMPT_BYTE: Final = 10
 """Each byte of a prompt may be a token, whose id the reply repeats."""
+_MOST_REFUSED: Final = 256
+"""Schemas that the server has refused and that are remembered, so that they are not sent with every request."""
 _SHOWN: Final = 500
 """Characters of what a server said, in an error."""
 
@@ -127,6 +132,7 @@ class OpenAICompatiblePolicy:
         self._max_reply_bytes = max_reply_bytes
         self._limiter = limiter or RateLimiter()
         self._served: dict[str, Any] | None = None
+        self._refused_schemas: set[str] = set()
         self._connections = PerLoop(self._connect)
 
     @property
@@ -135,7 +141,7 @@ class OpenAICompatiblePolicy:
         return self._model or "the served model"
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """Write one completion.
+        """Write one completion, guided by `sampling.json_schema` if there is one and the server takes it.
 
         Raises:
             PolicyUnreachableError: no connection, or none in time.
@@ -151,25 +157,46 @@ class OpenAICompatiblePolicy:
             gives_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
             if self._model is None:
                 await self.served_model()
-            # Nothing is awaited from here to the request, so name and version belong together; see `serve`.
-            name, version = self.name, self.policy_version
-            body = {**self._body(sampling, gives_ids), ("messages" if as_messages else "prompt"): list(prompt)}
-            if sampling.logprobs:
-                body["logprobs"] = True if as_messages else 0
-            content = msgspec.json.encode(body)
-            expected = self._limiter.expected_tokens(len(content), sampling.max_tokens)
-            completion, retries = await self._send(
-                f"{self.base_url.rstrip('/')}/{'chat/completions' if as_messages else 'completions'}",
-                content,
-                partial(decode_completion, model=name, policy_version=version),
-                largest=self._max_reply_bytes
-                or _REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
-                tokens=expected,
-            )
+            schema = sampling.json_schema if as_messages and sampling.json_schema not in self._refused_schemas else None
+            try:
+                completion, retries = await self._completed(prompt, sampling, gives_ids, schema)
+            except PolicyRequestError as error:
+                if schema is None:
+                    raise
+                # It may be the schema that the server does not take. If it is something else, this fails as well.
+                completion, retries = await self._completed(prompt, sampling, gives_ids, None)
+                if len(self._refused_schemas) >= _MOST_REFUSED:
+                    self._refused_schemas.clear()
+                self._refused_schemas.add(schema)
+                log.info("%s does not take the JSON schema: %s", self.base_url, error.message)
+        if as_messages and sampling.json_schema is not None and sampling.json_schema in self._refused_schemas:
+            completion = replace(completion, schema_refused=True)
+        return replace(completion, retries=retries) if retries else completion
+
+    async def _completed(
+        self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
+    ) -> tuple[Completion, int]:
+        """One completion, and how many times its request was sent again."""
+        as_messages = bool(prompt) and not isinstance(prompt[0], int)
+        # Nothing is awaited from here to the request, so name and version belong together; see `serve`.
+        name, version = self.name, self.policy_version
+        body = {**self._body(sampling, gives_ids, schema), ("messages" if as_messages else "prompt"): list(prompt)}
+        if sampling.logprobs:
+            body["logprobs"] = True if as_messages else 0
+        content = msgspec.json.encode(body)
+        expected = self._limiter.expected_tokens(len(content), sampling.max_tokens)
+        completion, retries = await self._send(
+            f"{self.base_url.rstrip('/')}/{'chat/completions' if as_messages else 'completions'}",
+            content,
+            partial(decode_completion, model=name, policy_version=version),
+            largest=self._max_reply_bytes
+            or _REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
+            tokens=expected,
+        )
         if usage := completion.usage:
             used = usage.prompt_tokens + usage.completion_tokens
             self._limiter.settle(expected, used, usage.completion_tokens)
-        return replace(completion, retries=retries) if retries else completion
+        return completion, retries
 
     def serve(self, model: str, policy_version: str) -> None:
         """From the next request on, use another model of the server, which has other weights, such as a new adapter.
@@ -269,7 +296,7 @@ class OpenAICompatiblePolicy:
         if connection := self._connections.pop():
             await connection.close()
 
-    def _body(self, sampling: SamplingParams, gives_ids: bool) -> dict[str, Any]:
+    def _body(self, sampling: SamplingParams, gives_ids: bool, schema: str | None) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": sampling.max_tokens,
@@ -282,6 +309,8 @@ class OpenAICompatiblePolicy:
             body["stop"] = list(sampling.stop)
         if gives_ids:
             body["return_token_ids"] = True
+        if schema is not None:
+            body["response_format"] = {"type": "json_schema", "json_schema": msgspec.Raw(schema.encode())}
         return {**body, **self._extra_body}
 
     async def _send(

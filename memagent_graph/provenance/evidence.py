@@ -8,7 +8,6 @@ a line is true or follows from a chunk: it says which of its words are in the ch
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from memagent_graph.provenance.overlap import (
     share_held,
     shared_runs,
 )
+from memagent_graph.provenance.places import Places
 from memagent_graph.provenance.word_diff import WORD
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -51,13 +51,25 @@ class Evidence:
     quote: str
     """The document's text between the two, unchanged."""
     section: str | None
-    """The page or source in which the quote begins, if the document has them."""
+    """The heading or numbered clause that the quote begins under; without one, its page or source, if there is one."""
     coverage: float
     """The share of the line's words, 0 to 1, that are in this and the line's other quotes."""
     branch: str
     """The branch that read the chunk; "" is the trunk."""
     update: int
     """The index in `Trace.updates` of the update that read the chunk."""
+    page: int | None = None
+    """The page on which the quote begins, counted from 1; None if the document has no pages."""
+    link: str | None = None
+    """Opens a PDF document at that page, as in `file:///reports/2025.pdf#page=7`; only the name of the file, if it is
+    not known where it lay. None for other documents."""
+
+    @property
+    def place(self) -> str | None:
+        """Page and section, or what there is of them."""
+        if self.page is None or self.section is None or self.section == f"page {self.page}":
+            return self.section
+        return f"page {self.page}, {self.section}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +134,7 @@ class Support:
 def provenance_of(
     trace: Trace,
     chunk_text: Callable[[MemoryUpdate], str | None],
-    sections: Sequence[SourceMark] = (),
+    sections: Sequence[SourceMark] | Places = (),
 ) -> Provenance:
     """Find where the final memory's lines come from, and which lines were lost.
 
@@ -131,8 +143,9 @@ def provenance_of(
             come from do not count.
         chunk_text: The document's text between an update's `start_char` and `end_char`. It is called only for chunks
             that brought words of the final memory; if it returns None, origins are known but quotes are not.
-        sections: Where the document's pages or sources begin, in order.
+        sections: What the document's places are called, or only where its pages or sources begin, in order.
     """
+    places = sections if isinstance(sections, Places) else Places(sections)
     updates = trace.updates
     lines, lost = _lineage(trace)
     chunks: dict[int, WordedText | None] = {}
@@ -153,10 +166,12 @@ def provenance_of(
                     start_char=start,
                     end_char=update.start_char + candidate.end,
                     quote=chunk.text[candidate.start : candidate.end],
-                    section=section_at(sections, start),
+                    section=places.section(start),
                     coverage=coverage,
                     branch=update.branch,
                     update=candidate.source,
+                    page=places.page(start),
+                    link=places.link(start),
                 )
             )
         first = updates[line.first]
@@ -261,12 +276,6 @@ def memory_lines(memory: str) -> list[str]:
                 start = match.end()
         lines.append(line[start:].strip())
     return [line for line in lines if WORD.search(line)]
-
-
-def section_at(sections: Sequence[SourceMark], start_char: int) -> str | None:
-    """The label of the page or source of a character; None before the first."""
-    index = bisect_right(sections, start_char, key=lambda mark: mark.start_char)
-    return sections[index - 1].label if index else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

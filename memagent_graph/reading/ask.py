@@ -29,6 +29,7 @@ from memagent_graph.reading.state import (
     event_record,
     no_cost,
 )
+from memagent_graph.response_format import Fits
 from memagent_graph.roles import Parsed, Role, Trouble
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
 from memagent_graph.run_log.recording import new_step
@@ -65,6 +66,8 @@ class Reply:
     """Its id in the trace, which later steps name as their parent."""
     logprobs: Sequence[float] | None = None
     """Of the newest completion's tokens (natural log); None if the policy returned none."""
+    invalid: str | None = None
+    """Why an answer does not have the form that it should have; None if it does, or need not have one."""
 
 
 class Ask:
@@ -108,6 +111,7 @@ class Ask:
         self._begin = time.perf_counter()
         self._raw = self._model = self._finish_reason = ""
         self._logprobs: Sequence[float] | None = None
+        self._invalid: str | None = None
         self.id = new_step()
         self.events: list[EventRecord] = []
         self.cost: Counters = no_cost()
@@ -124,7 +128,7 @@ class Ask:
             text, value = await self._answer()
         else:
             text, value = await self._written()
-        return Reply(text, value, self._raw, self.id, self._logprobs)
+        return Reply(text, value, self._raw, self.id, self._logprobs, self._invalid)
 
     def record(self, text: str) -> StepRecord:
         """The step in its stored form, after the reply."""
@@ -195,7 +199,7 @@ class Ask:
     async def _answer(self) -> tuple[str, str | None]:
         """The answer completion without its reasoning, and the answer in it.
 
-        Both are empty when the policy keeps writing nothing, or refuses.
+        Both are empty when the policy keeps writing nothing, or refuses. A structured answer is the JSON in it.
         """
         extract = self._context.prompts.extract_answer
         for remaining in range(self._context.rules.retries, -1, -1):
@@ -208,7 +212,7 @@ class Ask:
             if completion.finish_reason is FinishReason.LENGTH:
                 self.note(EventKind.TRUNCATED, f"the answer was cut at {self._bound} tokens")
             if text:
-                extracted = extract(text)
+                extracted = self._in_form(text) if self._context.structure else extract(text)
                 if extracted is None:
                     self.note(EventKind.UNBOXED_ANSWER, "the completion has no \\boxed{...}; it was taken whole")
                     extracted = text
@@ -219,6 +223,16 @@ class Ask:
                 self.note(EventKind.RESAMPLED, f"{remaining} more tries")
             self._log(completion, Outcome.DISCARDED if remaining else Outcome.ACCEPTED)
         return "", extract("")
+
+    def _in_form(self, text: str) -> str:
+        """The JSON in an answer; the whole text, with a note, if it does not have the form."""
+        assert self._context.structure is not None  # noqa: S101
+        found = self._context.structure.format.checked(text)
+        if isinstance(found, Fits):
+            return found.text
+        self._invalid = found.reason
+        self.note(EventKind.INVALID_ANSWER, found.reason)
+        return text
 
     async def _complete(self) -> Completion:
         context = self._context
@@ -248,6 +262,8 @@ class Ask:
         self.cost = add_cost(self.cost, cost) if self._attempts else cost
         context.meter.tokens += usage.prompt_tokens + usage.completion_tokens
         self._attempts += 1
+        if completion.schema_refused:
+            self.note(EventKind.SCHEMA_REFUSED, "the server did not accept the JSON schema; decoding was not guided")
         if completion.retries:
             self.note(EventKind.REQUEST_RETRIED, f"the request was sent {completion.retries + 1} times")
         self._finish_reason, self._model, self._raw = completion.finish_reason.value, completion.model, completion.text
@@ -257,7 +273,8 @@ class Ask:
     def _sampling(self, attempt: int) -> SamplingParams:
         """How an attempt is sampled: the seed changes, because the same seed would give the same reply."""
         sampling = _greedy(self._context.sampling) if self._role.greedy else self._context.sampling
-        return _bounded(sampling, self._bound, attempt)
+        structure = self._context.structure if self._role.writes is Writes.ANSWER else None
+        return _bounded(sampling, self._bound, attempt, structure.format.for_server if structure else None)
 
     def _usage(self, completion: Completion) -> TokenUsage:
         """The server's count, or our own if it reports none."""
@@ -382,9 +399,9 @@ def as_span(span: ChunkSpan) -> Span:
 
 
 @lru_cache
-def _bounded(sampling: SamplingParams, max_tokens: int, attempt: int) -> SamplingParams:
+def _bounded(sampling: SamplingParams, max_tokens: int, attempt: int, json_schema: str | None) -> SamplingParams:
     seed = None if sampling.seed is None else sampling.seed + attempt
-    return replace(sampling, max_tokens=max_tokens, seed=seed)
+    return replace(sampling, max_tokens=max_tokens, seed=seed, json_schema=json_schema)
 
 
 @lru_cache
@@ -394,4 +411,7 @@ def _greedy(sampling: SamplingParams) -> SamplingParams:
 
 @lru_cache
 def _as_logged(sampling: SamplingParams) -> dict[str, object]:
-    return asdict(sampling)
+    """The values for the log. Of a schema, which the run's settings have, only whether there was one."""
+    values = asdict(sampling)
+    schema = values.pop("json_schema")
+    return values if schema is None else {**values, "json_schema": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -23,6 +24,8 @@ from memagent_graph.reading.langgraph_internals import (
 )
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.reading.strategy import Strategy, wired
+from memagent_graph.reading.structured import structured
+from memagent_graph.response_format import ResponseFormatSource
 from memagent_graph.roles import excess_tokens, prompts_for, require_room
 
 _RECURSION_LIMIT = 2**31 - 1
@@ -42,6 +45,21 @@ class ReaderGraph(CompiledStateGraph[ReaderState, ReaderContext, ReaderInput, Re
         super().__init__(**compiled)
         self.reader_context = reader_context
         self.strategy = strategy
+
+    def with_response_format(self, response_format: ResponseFormatSource | None) -> ReaderGraph:
+        """The same graph with structured answers.
+
+        Args:
+            response_format: a Pydantic model, a JSON schema, or None for this graph.
+
+        Raises:
+            ResponseFormatError, MissingExtraError, BudgetError: as `reading.structured.structured`.
+        """
+        if response_format is None:
+            return self
+        other = copy(self)
+        other.reader_context = structured(self.reader_context, response_format)
+        return other
 
     def stream(
         self,
@@ -158,10 +176,11 @@ def check_question(question: str, context: ReaderContext) -> None:
     if not question.strip():
         raise MemAgentError("the question is empty", hint="Ask something, with -q on the command line.")
     budget = context.budget.question_tokens
-    shown = context.prompts.neutralise(question)
+    shown = context.prompts.neutralise(context.question_shown(question))
     if len(shown.encode("utf-8", "replace")) > budget and (tokens := context.tokenizer.count(shown)) > budget:
+        fields = " with the answer's fields" if context.question_shown(question) != question else ""
         raise BudgetError(
-            f"the question has {tokens} tokens and its budget is {budget}",
+            f"the question{fields} has {tokens} tokens and its budget is {budget}",
             hint="Shorten it, or raise question_tokens (--question-tokens) and lower chunk_tokens by as much.",
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -21,7 +21,7 @@ from memagent_graph.concurrency.fair_turns import Turn
 from memagent_graph.documents.chunking import Chunk, Chunker, Cursor
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, StopReason
-from memagent_graph.reading.ask import Ask, Reply
+from memagent_graph.reading.ask import Ask, Reply, beginning
 from memagent_graph.reading.state import (
     ChunkSpan,
     Counters,
@@ -32,8 +32,9 @@ from memagent_graph.reading.state import (
     no_cost,
 )
 from memagent_graph.reading.state_views import trace_steps
+from memagent_graph.reading.structured import ERROR_TOKENS
 from memagent_graph.reading.tracing import observed, trace_ids
-from memagent_graph.roles import Role
+from memagent_graph.roles import REPAIR, Role
 from memagent_graph.trace import TraceStep, Writes
 
 Change: TypeAlias = dict[str, Any]
@@ -43,6 +44,15 @@ State: TypeAlias = Any
 Step: TypeAlias = Callable[[State, "StepContext"], Awaitable[Change]]
 Route: TypeAlias = Callable[[State], "str | Sequence[str | Send]"]
 """Chooses the next node, or the next branches."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in the run a call of the policy is; see `StepContext.ask`."""
+
+    slot: int
+    parents: tuple[str, ...]
+    continues: bool
 
 
 @dataclass
@@ -81,6 +91,8 @@ class StepContext:
     ) -> Reply:
         """Call the policy in a role; the reader's rules decide on its reply, and it is logged.
 
+        A structured answer that does not have its form is repaired; see `memagent_graph.reading.structured`.
+
         Args:
             role: one of the strategy's.
             previous: the memory that is kept if no reply is accepted.
@@ -107,18 +119,40 @@ class StepContext:
             tips = {**self.state.get("tips", {}), **self.tips}
             tip = tips.get(self.branch) or tips.get("")
             parents = (tip,) if tip else ()
+        place = _Place(slot if slot is not None else reads[0]["index"] if reads else 0, tuple(parents), continues)
+        reply = await self._asked(role, fields, place, previous=previous, reads=reads, question=question, note=note)
+        return await self._in_form(reply, role, fields, place.slot, question) if reply.invalid else reply
+
+    async def _asked(
+        self,
+        role: Role,
+        fields: Mapping[str, str],
+        place: _Place,
+        *,
+        previous: str = "",
+        reads: Sequence[ChunkSpan] = (),
+        question: str | None = None,
+        note: tuple[EventKind, str] | None = None,
+    ) -> Reply:
+        """Call the policy in a role, once by the rules; the reply is recorded."""
+        context = self.context
+        asked = question or self.state["question"]
+        if context.structure is not None:
+            fields = {"schema": context.structure.format.text, **fields}
+            if question is None and role.writes is not Writes.ANSWER:
+                asked = context.question_shown(asked)
         self.reading = reads[0]["index"] if reads else None
         ask = Ask(
             self.state,
-            self.context,
+            context,
             role,
-            prompts.messages(role.name, question or self.state["question"], **fields),
+            context.prompts.messages(role.name, asked, **fields),
             previous=previous,
             node=self.node,
             branch=self.branch,
-            slot=slot if slot is not None else reads[0]["index"] if reads else 0,
-            parents=tuple(parents),
-            continues=continues,
+            slot=place.slot,
+            parents=place.parents,
+            continues=place.continues,
             reads=reads,
             turn=self.turn,
         )
@@ -129,6 +163,24 @@ class StepContext:
         self.records.append(ask.record(reply.text))
         if reads or role.writes is not Writes.DECISION:
             self.tips[self.branch] = ask.id
+        return reply
+
+    async def _in_form(
+        self, reply: Reply, role: Role, fields: Mapping[str, str], slot: int, question: str | None
+    ) -> Reply:
+        """The reply after repairs: the first that has the form of a structured answer, or else the last one."""
+        context, tries = self.context, self.context.rules.retries
+        for number in range(tries if context.prompts.has(REPAIR.name) else 0):
+            repair = {
+                "memory": fields.get("memory", ""),
+                "reply": beginning(context, reply.value or "", context.budget.answer_tokens),
+                "error": beginning(context, reply.invalid or "", ERROR_TOKENS),
+            }
+            place = _Place(slot * tries + number, (reply.step,), continues=True)
+            repaired = await self._asked(REPAIR, repair, place, reads=(), question=question)
+            reply = repaired if repaired.text else replace(reply, step=repaired.step)
+            if not reply.invalid:
+                break
         return reply
 
     def has_read(self, span: ChunkSpan) -> None:

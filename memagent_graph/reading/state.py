@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Final, NotRequired
 
 from langgraph.channels import Topic
 from typing_extensions import TypedDict
@@ -29,10 +29,14 @@ from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.pinned_lines import Pins
+from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.run_log.recording import Recording
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.trace import Trace, TraceStep
+
+SCHEMA_MARK: Final = "schema="
+"""Before the schema's fingerprint in `ReaderContext.settings`."""
 
 
 class ChunkSpan(TypedDict):
@@ -116,12 +120,25 @@ def put(held: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in {**held, **new}.items() if value is not None}
 
 
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """How a read's answer is structured; `memagent_graph.reading.structured` makes it."""
+
+    format: ResponseFormat
+    """The form of the answer."""
+    outline: str
+    """The answer's fields in words. They follow the question in the prompts of memories, which do not show the schema.
+    Empty if there is no room for them, or if the policy understands only the questions that it was trained on."""
+
+
 class ReaderInput(TypedDict):
     """The graph's input. `document` may be any source that `Document.of` takes; it is stored first."""
 
     question: str
     document: Any
     run_id: NotRequired[str]
+    settings: NotRequired[str]
+    """`ReaderContext.settings` of a structured read, so that a run that is killed at once is not resumed as another."""
 
 
 class ReaderOutput(TypedDict):
@@ -186,7 +203,8 @@ class UpdateRules:
     malformed: UpdateRule = UpdateRule.RETRY
     """The reply does not have the form that its role asks for."""
     retries: int = 2
-    """How often `UpdateRule.RETRY` asks again, and how often an empty answer is requested again."""
+    """How often `UpdateRule.RETRY` asks again, how often an empty answer is requested again, and how often an answer
+    without the form of `response_format` is repaired."""
 
     def rule_for(self, kind: EventKind) -> UpdateRule:
         """The rule for one kind of event."""
@@ -290,6 +308,8 @@ class ReaderContext:
     """Keeps this read at the same chunk as others of the same document."""
     pins: Pins | None = field(default=None, repr=False)
     """The lines of memory that a person pinned; a new memory that lacks one gets it back."""
+    structure: Structure | None = None
+    """How the answer is structured, if it is."""
     may_shrink: bool = False
     """Whether `chunk_tokens` is a default, so that a strategy with longer prompts may use shorter chunks."""
     meter: Meter = field(default_factory=Meter)
@@ -303,7 +323,7 @@ class ReaderContext:
 
     @property
     def settings(self) -> str:
-        """A fingerprint of everything that must not change within a run."""
+        """A fingerprint of everything that must not change within a run; a structured read's ends with its schema's."""
         budget = self.budget
         return ":".join(
             (
@@ -312,8 +332,14 @@ class ReaderContext:
                 self.tokenizer.fingerprint,
                 self.prompts.fingerprint,
                 f"{budget.chunk_tokens}/{budget.memory_tokens}/{self.boundary}",
+                *((f"{SCHEMA_MARK}{self.structure.format.fingerprint}",) if self.structure else ()),
             )
         )
+
+    def question_shown(self, question: str) -> str:
+        """The question as prompts of memories show it: with the fields of a structured answer."""
+        outline = self.structure.outline if self.structure else ""
+        return f"{question}\n\n{outline}" if outline else question
 
 
 def event_record(kind: EventKind, chunk_index: int | None, detail: str, rule: UpdateRule | None = None) -> EventRecord:

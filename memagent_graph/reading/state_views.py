@@ -77,6 +77,7 @@ class Progress:
 
 def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> ReadResult:
     """The outcome of a run from its last state and its trace."""
+    form = context.structure.format if context.structure else None
     return ReadResult(
         run_id=state["run_id"],
         question=state["question"],
@@ -94,6 +95,8 @@ def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderCon
         strategy_fingerprint=context.strategy.fingerprint,
         trace=trace,
         store_root=context.store.root,
+        value=form.value(state.get("answer")) if form else None,
+        response_format=form.schema if form else None,
     )
 
 

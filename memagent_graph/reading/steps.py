@@ -59,7 +59,9 @@ async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | N
 def answered(reply: Reply, memory: str, step: StepContext) -> Change:
     """The change that ends the run with an answer; `memory` is what it is based on."""
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
-    if reply.text and step.state.get("enough") and not step.context.is_at_end(step.state):
+    if reply.invalid is not None:
+        reason = StopReason.INVALID_ANSWER
+    elif reply.text and step.state.get("enough") and not step.context.is_at_end(step.state):
         reason = StopReason.ENOUGH
     step.finished(reason, reply.value)
     return {"memory": memory, "answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}

@@ -9,7 +9,7 @@ from memagent_graph.reports.source_text import SourceText
 from memagent_graph.reports.stated_facts import Facts, content_stems, facts_of, stem
 from memagent_graph.results import ReadResult
 
-MOST_QUOTES = 4
+MOST_QUOTES = 8
 """Quotes of one cell."""
 _ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
 

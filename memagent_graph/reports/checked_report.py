@@ -8,7 +8,7 @@ of its section; what no quotes support keeps its problems and is marked wherever
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final
@@ -76,7 +76,7 @@ def checked_report(
     model: str,
     matrix: EvidenceMatrix,
     draft: Draft,
-    sources: Mapping[int, SourceText],
+    sources: Iterable[tuple[int, SourceText]],
     events: Sequence[ReportEvent] = (),
 ) -> Report:
     """Check every quote and sentence of a draft.
@@ -86,13 +86,18 @@ def checked_report(
         model: the policy's name.
         matrix: the cells.
         draft: the sections.
-        sources: the documents' text, by their number.
+        sources: the number and text of each document that is quoted; one is needed at a time.
         events: what happened so far.
     """
-    flaws = dict(_flaws(matrix, sources))
     quotes = list(matrix.quotes())
+    flaws: dict[QuotePlace, Problem | None] = {}
+    words: set[str] = set()
+    for number, source in sources:
+        own = ((place, quote) for place, quote in quotes if place.document == number)
+        flaws |= {place: quote_flaw(quote, source, matrix.documents[number].name) for place, quote in own}
+        words |= words_in_lower_case(source)
     absent = [flaw for flaw in flaws.values() if flaw and flaw.kind is ProblemKind.QUOTE_NOT_IN_SOURCE]
-    is_common = ordinary_words(sources.values())
+    is_common = words.__contains__
     sections = []
     for section in draft.sections:
         pool = [place for place, _ in quotes if place.question in section.questions]
@@ -110,12 +115,6 @@ def checked_report(
         quotes_checked=len(quotes),
         quotes_found=len(quotes) - len(absent),
     )
-
-
-def _flaws(matrix: EvidenceMatrix, sources: Mapping[int, SourceText]) -> Iterator[tuple[QuotePlace, Problem | None]]:
-    """What is wrong with each quote itself, if anything."""
-    for place, quote in matrix.quotes():
-        yield place, quote_flaw(quote, sources[place.document], matrix.documents[place.document].name)
 
 
 def quote_flaw(quote: SourceQuote, source: SourceText, name: str) -> Problem | None:
@@ -191,9 +190,6 @@ def _nearest(text: str, pool: Sequence[QuotePlace], matrix: EvidenceMatrix) -> l
     return [place for place in ranked[:_MOST_BOUND] if shared(place)]
 
 
-def ordinary_words(sources: Iterable[SourceText]) -> Callable[[str], bool]:
-    """Whether documents have a word in lower case, so that it is no name where a sentence begins with it."""
-    words = frozenset(
-        word for source in sources for word in re.findall(r"(?<![^\W_])[a-z]{2,}", source.text[:_READ_FOR_WORDS])
-    )
-    return words.__contains__
+def words_in_lower_case(source: SourceText) -> frozenset[str]:
+    """The words that a document has in lower case, which are no names where a sentence begins with them."""
+    return frozenset(re.findall(r"(?<![^\W_])[a-z]{2,}", source.text[:_READ_FOR_WORDS]))

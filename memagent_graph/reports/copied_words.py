@@ -43,8 +43,37 @@ class CopyChange:
 
 def is_contained(stated: Facts, known: Sequence[Facts]) -> bool:
     """Whether a sentence stands in a quote as it is, but for letter case and its last full stop."""
+    return next(_places(stated, known), None) is not None
+
+
+def limits_left_out(stated: Facts, known: Sequence[Facts]) -> str:
+    """What a contained sentence was cut out of, if that denies or limits it wherever it stands; "" if nothing does."""
+    found = ""
+    for quote, start, end in _places(stated, known):
+        before = _ENDS.split(quote[:start])[-1]
+        after = _ENDS.split(quote[end:])[0]
+        words = [*_tokens(before)[-_BEFORE:], *(word for word in _tokens(after)[:_AFTER] if word in _LIMITS_AFTER)]
+        limits = [word for word in words if word in LIMITS or word.endswith("n't")]
+        if not limits:
+            return ""
+        found = found or limits[0]
+    return found
+
+
+_ENDS: Final = re.compile(r"[.!?;:](?:\s|$)")
+_BEFORE, _AFTER = 6, 3
+"""Words of the same sentence before and after a part of it that may deny or limit it."""
+_LIMITS_AFTER: Final = frozenset({"unless", "except", "until", "only"})
+
+
+def _places(stated: Facts, known: Sequence[Facts]) -> Iterator[tuple[str, int, int]]:
+    """Where a sentence stands in quotes: the quote in lower case, and first character and end."""
     text = stated.text.casefold().rstrip(". ")
-    return bool(text) and any(text in each.text.casefold() for each in known)
+    for quote in (each.text.casefold() for each in known) if text else ():
+        start = quote.find(text)
+        while start >= 0:
+            yield quote, start, start + len(text)
+            start = quote.find(text, start + 1)
 
 
 def copy_changes(stated: Facts, known: Sequence[Facts]) -> tuple[CopyChange, ...]:

@@ -48,7 +48,7 @@ def docx_bytes(report: ReportData) -> bytes:
     for number, document in enumerate(report.matrix.documents, 1):
         written.add_paragraph(f"{number}. {_line(described(document))}")
     written.add_heading("How this report was made", 1)
-    written.add_paragraph(f"Policy: {_line(report.model)}; report {_line(report.report_id)}")
+    written.add_paragraph(f"Policy: {_line(report.model)}; id: {_line(report.report_id)}")
     written.add_paragraph(WHAT_QUOTED_MEANS)
     for event in report.events:
         written.add_paragraph(f"{event.kind.value}: {_line(event.detail)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from memagent_graph.provenance.evidence import memory_lines
 from memagent_graph.reports.evidence_matrix import CellState, EvidenceMatrix, QuotePlace
 
 
@@ -47,16 +48,17 @@ class Draft:
 
 
 def extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[int, ...]) -> DraftSection:
-    """A section whose sentences are the answers of the cells, each bound to the quotes of its cell."""
+    """A section whose sentences are those of the cells' answers, each bound to the quotes of its cell."""
     sentences = [
         DraftSentence(
-            cell.answer or "",
+            sentence,
             tuple(QuotePlace(cell.document, question, index) for index in range(len(cell.quotes))),
             cell.document,
         )
         for question in questions
         for cell in matrix.column(question)
-        if cell.state is CellState.ANSWERED
+        if cell.state is CellState.ANSWERED and cell.answer
+        for sentence in memory_lines(cell.answer) or [cell.answer]
     ]
     return DraftSection(heading, questions, tuple(sentences))
 

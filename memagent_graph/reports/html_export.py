@@ -30,7 +30,7 @@ def html_page(report: ReportData) -> str:
             "policy": content_policy(style),
             "title": page_title(report.question),
             "style": style,
-            "report_id": _text(f"report {report.report_id}"),
+            "report_id": _text(report.report_id),
             "question": _text(report.question),
             "summary": _text(summary(report)),
             "events": "".join(

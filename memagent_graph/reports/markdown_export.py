@@ -87,6 +87,6 @@ def _documents(report: ReportData) -> Iterator[str]:
 def _notes(report: ReportData) -> Iterator[str]:
     yield "## How this report was made"
     yield ""
-    yield f"- Policy: {markdown_text(report.model)}; report {markdown_text(report.report_id)}"
+    yield f"- Policy: {markdown_text(report.model)}; id: {markdown_text(report.report_id)}"
     yield f"- {WHAT_QUOTED_MEANS}"
     yield from (f"- {each.kind.value}: {markdown_text(each.detail)}" for each in report.events)

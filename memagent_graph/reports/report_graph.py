@@ -11,17 +11,19 @@ import asyncio
 import json
 import operator
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
+from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import DocumentError, RunMismatchError, RunNotFoundError
@@ -149,8 +151,15 @@ class ReportWork:
         if document.reference is None:
             return self._failed(sent, document.error or "")
         different = list(dict.fromkeys(questions))
-        reads = [partial(self._read_one, document, asked) for asked in different]
-        outcomes = dict(zip(different, await _on_its_own(in_passes(reads, AT_ONCE)), strict=True))
+        run_ids = [self._run_id(document.reference, asked) for asked in different]
+        reads = [
+            partial(self._read_one, document, asked, run_id) for asked, run_id in zip(different, run_ids, strict=True)
+        ]
+        async with AsyncExitStack() as stack:
+            # Another report of this process may read the same. The order is that of all, so no two wait for each other.
+            for run_id in sorted(run_ids):
+                await stack.enter_async_context(_lock_of(run_id))
+            outcomes = dict(zip(different, await _on_its_own(in_passes(reads, AT_ONCE)), strict=True))
         errors = [each for each in outcomes.values() if isinstance(each, Exception)]
         if others := [each for each in errors if not isinstance(each, DocumentError)]:
             raise others[0]
@@ -176,12 +185,14 @@ class ReportWork:
         }
         return {"cells": cells}
 
-    async def _read_one(self, document: ReportDocument, asked: str, pace: Reach) -> ReadResult:
+    def _run_id(self, reference: DocumentRef, asked: str) -> str:
+        what = f"{reference['key']} {asked}".encode("utf-8", "surrogatepass")
+        return f"{self.runs}-{sha256(what).hexdigest()[:20]}"
+
+    async def _read_one(self, document: ReportDocument, asked: str, run_id: str, pace: Reach) -> ReadResult:
         tell = self.on_update
         report = None if tell is None else partial(tell, document.name, asked)
         assert document.reference is not None  # noqa: S101  `_read_document` has looked
-        what = f"{document.reference['key']} {asked}".encode("utf-8", "surrogatepass")
-        run_id = f"{self.runs}-{sha256(what).hexdigest()[:20]}"
         return await result_of(self._parts(self.agent, document.reference, asked, run_id, pace), report)
 
     async def _parts(
@@ -204,26 +215,30 @@ class ReportWork:
     async def _write(self, state: ReportState) -> ReportState:
         """The draft: the policy's, or, if it has no prompts for that, the cells' answers."""
         matrix = self._matrix(state)
-        answered = any(cell.state is CellState.ANSWERED for cell in matrix.cells)
-        roles = (OUTLINE, SECTION, JUDGE) if self.judge else (OUTLINE, SECTION)
         events: list[Any] = []
-        if not self.extractive and answered and not await self._understands(*roles):
+        write, judge = not self.extractive, self.judge
+        if not any(cell.state is CellState.ANSWERED for cell in matrix.cells):
+            write = judge = False
+        if write and not await self._understands(OUTLINE, SECTION):
+            write = False
             detail = "the policy has no prompt for outline and sections; these are the answers of the cells"
-            events = [_event(EventKind.EXTRACTIVE, detail)]
-        if self.extractive or not answered or events:
+            events.append(_event(EventKind.EXTRACTIVE, detail))
+        if judge and not await self._understands(JUDGE):
+            judge = False
+            events.append(_event(EventKind.NOT_JUDGED, "the policy has no prompt for judging contradictions"))
+        if not write and not judge:
             return {"draft": to_json(extractive_draft(matrix)), "events": events}
         text = json.dumps(to_json(matrix), ensure_ascii=False)
-        result = await self._run(ReportWriting(judge=self.judge), text, "evidence matrix", "writing")
-        events = [_event(each.kind, each.detail) for each in result.events]
+        result = await self._run(ReportWriting(judge=judge, write=write), text, "evidence matrix", "writing")
+        events += [_event(each.kind, each.detail) for each in result.events]
         return {"draft": json.loads(result.answer or ""), "events": events}
 
     async def _check(self, state: ReportState) -> ReportState:
         """The report: every quote and sentence compared with the documents."""
         matrix = self._matrix(state)
-        sources: dict[int, SourceText] = {}
-        for number, document in enumerate(matrix.documents):
-            if any(matrix.cell(number, each).quotes for each in range(len(matrix.questions))):
-                sources[number] = await asyncio.to_thread(self._source, document)
+        quoted = dict.fromkeys(place.document for place, _ in matrix.quotes())
+        # One text at a time: all of them may be more than the memory holds.
+        sources = ((number, self._source(matrix.documents[number])) for number in quoted)
         events = [from_json(each, ReportEvent) for each in state.get("events", ())]
         draft = from_json(state["draft"], Draft)
         report = await asyncio.to_thread(
@@ -259,6 +274,14 @@ class ReportWork:
         agent = self.agent.copy(strategy=strategy, checkpoints=saver)
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
         return await _on_its_own(result_of(self._parts(agent, reference, self.question, f"{self.report_id}-{place}")))
+
+
+_locks: PerLoop[WeakValueDictionary[str, asyncio.Lock]] = PerLoop(WeakValueDictionary)
+
+
+def _lock_of(run_id: str) -> asyncio.Lock:
+    """The lock of a run, the same for all reports on this event loop."""
+    return _locks.get().setdefault(run_id, asyncio.Lock())
 
 
 async def _on_its_own(work: Coroutine[Any, Any, T]) -> T:

@@ -115,3 +115,11 @@ JUDGE = Role(
 def are_understood(roles: Sequence[Role], prompts: Prompts, *, own_words_only: bool) -> bool:
     """Whether a policy has a prompt for each role: those of the package, or, if it understands no others, its own."""
     return not own_words_only or all(prompts.has(role.name) for role in roles)
+
+
+def wording(prompts: Prompts, *, own_words_only: bool) -> dict[str, str]:
+    """The prompts of the roles that a policy understands, as far as they differ from the package's."""
+    roles = (QUESTIONS, OUTLINE, SECTION, JUDGE)
+    own = {role.name: prompts.template(role.name).text for role in roles if prompts.has(role.name)}
+    others = {role.name: "" for role in roles if own_words_only and role.name not in own}
+    return own | others

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, NotRequired
 
 from langgraph.graph import END
@@ -22,7 +22,14 @@ from memagent_graph.reading.nodes import Change, StepContext, branch
 from memagent_graph.reading.state import ReaderContext, ReaderState, put
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.reports.contradictions import compared_answers, contradictions
-from memagent_graph.reports.drafts import Draft, DraftSection, DraftSentence, ReportMode, extractive_section
+from memagent_graph.reports.drafts import (
+    Draft,
+    DraftSection,
+    DraftSentence,
+    ReportMode,
+    extractive_draft,
+    extractive_section,
+)
 from memagent_graph.reports.evidence_matrix import (
     CellState,
     EvidenceMatrix,
@@ -100,6 +107,8 @@ class ReportWriting(Strategy):
 
     judge: bool = False
     """Whether the policy judges what the rules list as contradictions."""
+    write: bool = True
+    """Whether the policy writes the sections; otherwise they are the answers of the cells."""
     name: ClassVar[str] = "report_writing"
     roles: ClassVar[tuple[Role, ...]] = (OUTLINE, SECTION, JUDGE)
     state: ClassVar[type] = WritingState
@@ -108,10 +117,10 @@ class ReportWriting(Strategy):
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the steps."""
-        graph.add_node("outline", _outline)
+        graph.add_node("outline", self._outline)
         graph.add_node("write_section", _write_section)
         graph.add_node("judge", _judge)
-        graph.add_node("put_together", _put_together)
+        graph.add_node("put_together", self._put_together)
         graph.add_edge(OPEN, "outline")
         graph.add_conditional_edges("outline", self._each_part, ["write_section", "judge", "put_together"])
         graph.add_edge("write_section", "put_together")
@@ -127,24 +136,39 @@ class ReportWriting(Strategy):
             parts.append(branch("judge", state, f"question {int(number) + 1}", number=int(number)))
         return parts or "put_together"
 
+    async def _outline(self, state: WritingState, step: StepContext) -> Change:
+        """Ask for the headings. A question that no heading names gets a section of its own."""
+        matrix, context = _matrix(state, step), step.context
+        differing: dict[str, dict[str, bool]] = {str(each.question): {} for each in contradictions(matrix)}
+        if not self.write:
+            return {"outline": [], "judged": differing}
+        listed, left_out = _fitting(_answers(matrix), context, context.budget.chunk_tokens)
+        reply = await step.ask(OUTLINE, chunk=listed, parents=(), note=_note(left_out, "answers"))
+        count = len(matrix.questions)
+        outline = [(heading, [each for each in numbers if each < count]) for heading, numbers in reply.value or ()]
+        outline = [(heading, numbers) for heading, numbers in outline if numbers]
+        named = {number for _, numbers in outline for number in numbers}
+        outline += [(asked, [number]) for number, asked in enumerate(matrix.questions) if number not in named]
+        return {"outline": outline, "judged": differing}
+
+    async def _put_together(self, state: WritingState, step: StepContext) -> Change:
+        """The draft as JSON is the run's answer."""
+        written = state.get("sections") or {}
+        sections = [from_json(written[key], DraftSection) for key in sorted(written, key=int)]
+        judged = {
+            int(key): bool(value["contradict"])
+            for key, value in (state.get("judged") or {}).items()
+            if value.get("contradict") is not None
+        }
+        draft = Draft(ReportMode.WRITTEN, tuple(sections), judged)
+        if not self.write:
+            draft = replace(extractive_draft(_matrix(state, step)), judgements=judged)
+        return _ended(step, json.dumps(to_json(draft), ensure_ascii=False), "")
+
 
 def _matrix(state: ReaderState, step: StepContext) -> EvidenceMatrix:
     text = step.context.store.read_bytes(state["document"], 0, state["document"]["size"] or 0)
     return from_json(json.loads(text), EvidenceMatrix)
-
-
-async def _outline(state: WritingState, step: StepContext) -> Change:
-    """Ask for the headings. A question that no heading names gets a section of its own."""
-    matrix, context = _matrix(state, step), step.context
-    listed, left_out = _fitting(_answers(matrix), context, context.budget.chunk_tokens)
-    reply = await step.ask(OUTLINE, chunk=listed, parents=(), note=_note(left_out, "answers"))
-    count = len(matrix.questions)
-    outline = [(heading, [each for each in numbers if each < count]) for heading, numbers in reply.value or ()]
-    outline = [(heading, numbers) for heading, numbers in outline if numbers]
-    named = {number for _, numbers in outline for number in numbers}
-    outline += [(asked, [number]) for number, asked in enumerate(matrix.questions) if number not in named]
-    differing: dict[str, dict[str, bool]] = {str(each.question): {} for each in contradictions(matrix)}
-    return {"outline": outline, "judged": differing}
 
 
 def _answers(matrix: EvidenceMatrix) -> Iterator[str]:
@@ -152,7 +176,7 @@ def _answers(matrix: EvidenceMatrix) -> Iterator[str]:
         yield f"Question {number + 1}: {asked}"
         for cell in matrix.column(number):
             said = cell.answer if cell.state is CellState.ANSWERED else f"({cell.state.value})"
-            yield f"[{number + 1}] {matrix.documents[cell.document].name}: {said}"
+            yield f"[{number + 1}] {matrix.documents[cell.document].name}: {' '.join((said or '').split())}"
 
 
 def numbered_quotes(matrix: EvidenceMatrix) -> list[tuple[QuotePlace, SourceQuote]]:
@@ -213,7 +237,7 @@ async def _write_section(state: WritingBranch, step: StepContext) -> Change:
 async def _judge(state: WritingBranch, step: StepContext) -> Change:
     matrix, question = _matrix(state, step), state["number"]
     found = next(each for each in contradictions(matrix) if each.question == question)
-    lines = (f"{name}: {answer}" for name, answer in compared_answers(matrix, found))
+    lines = (f"{name}: {' '.join(answer.split())}" for name, answer in compared_answers(matrix, found))
     answers, left_out = _fitting(lines, step.context, step.context.budget.chunk_tokens)
     reply = await step.ask(
         JUDGE,
@@ -224,16 +248,3 @@ async def _judge(state: WritingBranch, step: StepContext) -> Change:
         note=_note(left_out, "answers"),
     )
     return {"judged": {str(question): {"contradict": reply.value}}}
-
-
-async def _put_together(state: WritingState, step: StepContext) -> Change:
-    """The draft as JSON is the run's answer."""
-    written = state.get("sections") or {}
-    sections = [from_json(written[key], DraftSection) for key in sorted(written, key=int)]
-    judged = {
-        int(key): bool(value["contradict"])
-        for key, value in (state.get("judged") or {}).items()
-        if value.get("contradict") is not None
-    }
-    draft = Draft(ReportMode.WRITTEN, tuple(sections), judged)
-    return _ended(step, json.dumps(to_json(draft), ensure_ascii=False), "")

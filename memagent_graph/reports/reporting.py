@@ -22,6 +22,7 @@ from memagent_graph.reports.document_metadata import metadata_of
 from memagent_graph.reports.evidence_matrix import ReportDocument
 from memagent_graph.reports.export_safety import without_folders
 from memagent_graph.reports.report_graph import OnUpdate, ReportState, ReportWork
+from memagent_graph.reports.report_roles import wording
 from memagent_graph.storage.checkpoints import lease_of
 
 DOCUMENTS_AT_ONCE: Final = 8
@@ -104,6 +105,7 @@ async def areport(
         "documents": [(each.name, each.reference and each.reference["key"]) for each in opened],
         "extractive": extractive,
         "judge": judge,
+        "wording": wording(context.prompts, own_words_only=context.own_words_only),
         **reads,
     }
     digest = _digest(what)

@@ -16,7 +16,7 @@ from itertools import combinations
 from typing import Final
 
 from memagent_graph.provenance.overlap import content_words
-from memagent_graph.reports.copied_words import copy_changes, is_contained
+from memagent_graph.reports.copied_words import copy_changes, is_contained, limits_left_out
 from memagent_graph.reports.opposite_words import (
     BETWEEN_WORDS,
     NEGATIONS,
@@ -93,7 +93,9 @@ def check_sentence(
         return (Problem(ProblemKind.NO_QUOTE, "no quote supports it"),)
     stated, known = facts_of(_without_names(sentence, named)), [facts_of(quote) for quote in quotes]
     if is_contained(stated, known):
-        return ()
+        limit = limits_left_out(stated, known)
+        detail = f"it is a part of its quote, which has {limit!r} beside it"
+        return (Problem(ProblemKind.CHANGED, detail),) if limit else ()
     found = [
         *_quotations(stated, known),
         *_numbers(stated, known),

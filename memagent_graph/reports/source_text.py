@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Final
 
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
-from memagent_graph.provenance.evidence import section_at
+from memagent_graph.provenance.places import section_at
 from memagent_graph.reports.stated_facts import one_form
 
 LONGEST_QUOTE: Final = 600

@@ -93,12 +93,16 @@ class RunLog:
         An existing run with this id continues, or, with `afresh`, is replaced: its conversations no longer count. In
         both cases it is a new attempt, and the run's rewards are withdrawn; see `rows.withdraw_rewards`.
         """
+        logged = document.copy()
+        logged["name"] = self._kept(TextKind.DOCUMENT_NAME, document["name"]) or ""
+        if "path" in document and self._kept(TextKind.DOCUMENT_NAME, document["path"]) != document["path"]:
+            del logged["path"]
         run = RunRecord(
             run_id=run_id,
             began=time.time(),
             ended=None,
             question=_storable(self._kept(TextKind.QUESTION, question)) or "",
-            document={**document, "name": self._kept(TextKind.DOCUMENT_NAME, document["name"]) or ""},
+            document=logged,
             settings=dict(settings),
             stop_reason=None,
             answer=None,

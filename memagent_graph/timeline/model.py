@@ -15,9 +15,9 @@ from memagent_graph.provenance.evidence import (
     Provenance,
     Support,
     provenance_of,
-    section_at,
     support,
 )
+from memagent_graph.provenance.places import section_at
 from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate, Trace, TraceStep, Writes
@@ -217,7 +217,7 @@ def build_timeline(view: RunView) -> Timeline:
                 section=section_at(view.sections, update.start_char) if reads else None,
             )
         )
-    provenance = provenance_of(trace, view.chunk_text, view.sections)
+    provenance = provenance_of(trace, view.chunk_text, view.places)
     return Timeline(
         view=view,
         steps=tuple(steps),

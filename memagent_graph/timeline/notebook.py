@@ -87,7 +87,7 @@ def _row(timeline: Timeline, index: int) -> str:
     if quotes:
         quote = " ".join(quotes[0].quote.split())
         shown = quote if len(quote) <= _LONGEST_QUOTE else quote[: _LONGEST_QUOTE - 1] + "…"
-        where = quotes[0].section or timeline.step(quotes[0].update).name
+        where = quotes[0].place or timeline.step(quotes[0].update).name
         origin += f" · “{_text(shown)}” ({_text(where)})"
     return f'<div style="{_RULE};padding:.3em 0">{text}<div style="{_MUTED}">{origin}</div></div>'
 

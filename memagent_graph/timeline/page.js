@@ -284,8 +284,9 @@
     quote.node = node;
     return node;
   }
-  /** A link to the passage where a server shows the document. */
+  /** A link to the passage where a server shows the document, or to its page in the PDF file. */
   function inDocument(quote) {
+    if (data.pdf && quote.page) return el("a", { href: `${data.pdf}#page=${quote.page}` }, "open the page");
     return data.documentLink ? el("a", { href: `${data.documentLink}/${quote.span.join("/")}` }, "in the document") : "";
   }
   function drawBody(index, body) {

@@ -48,7 +48,7 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
             "memory": escaped(timeline.memory),
             "style": style,
             "script": script,
-            "data": _json({**_payload(timeline), **({"documentLink": document_link} if document_link else {})}),
+            "data": _json({**_payload(timeline), **_links(timeline, document_link)}),
         },
     )
 
@@ -56,6 +56,13 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
 def _json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return _ESCAPED_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _links(timeline: Timeline, document_link: str | None) -> dict[str, str]:
+    """Where quotes lead: to the document that a server shows, or else into its PDF file on this machine."""
+    if document_link:
+        return {"documentLink": document_link}
+    return {"pdf": file} if (file := timeline.view.places.file) else {}
 
 
 def _payload(timeline: Timeline) -> dict[str, Any]:
@@ -179,7 +186,8 @@ def _quote(timeline: Timeline, quote: Evidence) -> dict[str, Any]:
     return {
         "at": timeline.places[quote.update],
         "span": (quote.start_char, quote.end_char),
-        "section": quote.section,
+        "section": quote.place,
+        "page": quote.page,
         "before": before,
         "text": text,
         "after": after,

@@ -36,6 +36,7 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         ended=record.ended,
         rewards=tuple(each for each in log.rewards(run_id) if each.conversation is None),
         sections=sections_of(store, record.document),
+        headings=headings_of(store, record.document),
         chunk_text=chunk_reader(store, record.document, trace),
     )
 
@@ -72,5 +73,13 @@ def sections_of(store: DocumentStore, document: DocumentRef) -> Sequence[SourceM
     """Where the document's pages or sources begin; empty if the store has lost it."""
     try:
         return store.sections(document)
+    except (DocumentError, OSError):
+        return ()
+
+
+def headings_of(store: DocumentStore, document: DocumentRef) -> Sequence[SourceMark]:
+    """Where the document's headings and numbered clauses begin; empty if the store has lost it."""
+    try:
+        return store.headings(document)
     except (DocumentError, OSError):
         return ()

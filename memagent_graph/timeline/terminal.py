@@ -230,12 +230,14 @@ def _memory_lines(timeline: Timeline) -> list[RenderableType]:
 
 
 def _quote(timeline: Timeline, quote: Evidence) -> Text:
-    section = "" if quote.section is None else f", {plain(quote.section)}"
     text = Text("“", style="cyan")
     text.append(" ".join(plain(quote.quote).split()))
     text.append("”")
     name = plain(timeline.step(quote.update).name)
-    text.append(f"  {name}, characters {quote.start_char:,}-{quote.end_char:,}{section}", "dim")
+    text.append(f"  {name}, characters {quote.start_char:,}-{quote.end_char:,}", "dim")
+    if quote.place is not None:
+        text.append(", ", "dim")
+        text.append(plain(quote.place), Style(dim=True, link=quote.link))
     return text
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from memagent_graph.documents import DocumentRef, SourceMark
 from memagent_graph.events import ReadEvent
+from memagent_graph.provenance.places import Places, link_to
 from memagent_graph.run_log import Reward
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -32,8 +33,15 @@ class RunView:
     rewards: tuple[Reward, ...] = ()
     sections: Sequence[SourceMark] = ()
     """Where the document's pages or sources begin."""
+    headings: Sequence[SourceMark] = field(default=(), repr=False)
+    """Where its headings and numbered clauses begin."""
     chunk_text: Callable[[MemoryUpdate], str | None] = field(default=lambda _: None, repr=False)
     """The text that an update read; None if it is no longer stored."""
+
+    @property
+    def places(self) -> Places:
+        """What the places in the document are called."""
+        return Places(self.sections, self.headings, link_to(self.document))
 
     @property
     def updates(self) -> tuple[MemoryUpdate, ...]:

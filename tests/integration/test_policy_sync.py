@@ -162,7 +162,7 @@ async def test_without_the_reset_old_keys_and_values_are_served(server, api, tmp
     assert stale.cached_tokens > 0
     fault = find_fault(stale.logprobs, stale.arranged(folder_logprobs(folder, stale.rows)), tolerance=TOLERANCE)
     assert fault is not None
-    assert "through its prefix cache, though not without it" in fault
+    assert "through its prefix cache, but not without it" in fault
     await api.reset_prefix_cache()
     fresh = await probe.read(api, server.model_name)
     assert fresh.cached_tokens == 0
@@ -230,5 +230,5 @@ async def test_a_reload_leaves_the_old_output_head_where_embeddings_are_tied(vll
         remote = RemoteServer(tied.base_url, tied.model_name, model=tmp_path / "tied-0")
         with pytest.raises(TrainingError, match=r"reload: its embeddings are tied.*Untie them"):
             await PolicySync(remote).sync(tmp_path / "tied-1", "1")
-        with pytest.raises(TrainingError, match=r"reload: the server's answers are not the new weights'"):
+        with pytest.raises(TrainingError, match=r"reload: the server does not answer with the new weights"):
             await PolicySync(remote, settings=SyncSettings(reload_tied=True)).sync(tmp_path / "tied-1", "1")

@@ -89,12 +89,16 @@ def test_a_short_request_is_answered_as_the_model_server_answers_it(
     assert here.status_code == there.status_code == 200
     assert without_id_and_time(here) == without_id_and_time(there)
 
-    def events(url: str) -> list[Any]:
-        lines = post(url, {**body, "stream": True}).text.splitlines()
+    def streamed(url: str) -> tuple[Any, ...]:
+        """What a stream says. A busy vLLM joins parts, and its log-probs differ a little from batch to batch."""
+        lines = post(url, {**body, "stream": True, "stream_options": {"include_usage": True}}).text.splitlines()
         parts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        return [[part["choices"], part.get("usage")] for part in parts]
+        choices = [choice for each in parts for choice in each["choices"]]
+        said = [token["token"] for choice in choices for token in (choice["logprobs"] or {}).get("content", ())]
+        content = "".join(choice["delta"].get("content") or "" for choice in choices)
+        return content, said, choices[-1]["finish_reason"], parts[-1]["usage"], lines[-2], {*parts[0]}, {*choices[0]}
 
-    assert events(serving.api) == events(embedded_server.base_url)
+    assert streamed(serving.api) == streamed(embedded_server.base_url)
     wrong = {**body, "model": "nobody"}
     assert post(serving.api, wrong).json() == post(embedded_server.base_url, wrong).json()
 
@@ -161,9 +165,9 @@ def test_a_client_unchanged_but_for_the_url_reads_half_a_million_tokens(
 @pytest.mark.timeout(3600)
 def test_half_a_million_tokens_are_answered_right(shared: ServingProcess) -> None:
     with openai.OpenAI(base_url=shared.api, api_key=KEY, timeout=3600, max_retries=0) as client:
-        reply: Any = client.chat.completions.create(**long_request(500_000, temperature=0))
+        reply: Any = client.chat.completions.create(**long_request(520_000, temperature=0))
     assert FACT.value in reply.choices[0].message.content
-    assert reply.memagent["document_tokens"] > 490_000
+    assert reply.memagent["document_tokens"] > 500_000
 
 
 def test_an_uploaded_file_is_read(client: openai.OpenAI) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -24,6 +24,7 @@ from mcp import ClientSession, McpError, StdioServerParameters, types
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.memory import create_connected_server_and_client_session
+from support.document_files import pdf
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 from support.strategies import reads_perfectly
@@ -246,7 +247,8 @@ async def test_tools_describe_themselves_and_their_results(folder) -> None:
         "read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run", "write_report"
     }  # fmt: skip
     assert set(tools["read_document"].inputSchema["properties"]) == {
-        "questions", "path", "text", "max_chunks", "max_tokens", "max_seconds", "background"
+        "questions", "path", "text", "pages", "response_format", "max_chunks", "max_tokens", "max_seconds",
+        "background",
     }  # fmt: skip
     for tool in tools.values():
         assert len(tool.description) > 60
@@ -744,3 +746,46 @@ def test_the_example_shows_progress_answer_and_evidence(tmp_path) -> None:
     assert "answer: 48213" in done.stdout
     assert "quiet falcon is 48213" in done.stdout
     assert len(re.findall(r"^ *\d+%  note\.txt: chunk \d+", done.stdout, re.M)) > 2
+
+
+class TestStructuredAnswersAndPages:
+    SCHEMA: ClassVar = {"type": "object", "properties": {"key": {"type": "integer"}}, "required": ["key"]}
+
+    @staticmethod
+    def script(prompt: str) -> str:
+        return '{"key": 4711}' if "<schema>" in prompt else perfect_reader(prompt)
+
+    async def test_an_answer_has_the_form_of_a_schema(self, folder) -> None:
+        async with in_process(folder, script=self.script) as session:
+            arguments = {"path": "book.txt", "questions": QUESTION, "response_format": self.SCHEMA}
+            read = await session.call_tool("read_document", arguments)
+            [answer] = read.structuredContent["answers"]
+            assert (answer["value"], answer["stop_reason"]) == ({"key": 4711}, "answered")
+            assert 'Answer: {"key": 4711}' in said(read)
+            other = {**self.SCHEMA, "required": ["castle"]}
+            follow_up = {"run_id": answer["run_id"], "question": QUESTION, "response_format": other}
+            again = await session.call_tool("ask_again", follow_up)
+            [answer] = again.structuredContent["answers"]
+            assert (answer["value"], answer["stop_reason"]) == (None, "invalid_answer")
+            assert answer["events"]["invalid_answer"] == 3
+            assert "It does not have the form that was asked for" in said(again)
+
+    async def test_a_schema_that_cannot_be_used_is_refused(self, folder) -> None:
+        async with in_process(folder, script=self.script) as session:
+            for schema in ({"type": "objekt"}, {"$ref": "file:///etc/passwd"}, {"description": "x" * 40_000}):
+                arguments = {"path": "book.txt", "questions": QUESTION, "response_format": schema}
+                assert "schema" in refused(await session.call_tool("read_document", arguments))
+
+    async def test_pages_of_a_pdf_are_chosen_and_named_without_where_the_file_lies(self, folder) -> None:
+        (folder / "a.pdf").write_bytes(pdf("The key of castle is 12.", "4.2 Keys", "The key of harbor is 4711."))
+        async with in_process(folder) as session:
+            arguments = {"path": "a.pdf", "questions": QUESTION, "pages": "2-3"}
+            read = await session.call_tool("read_document", arguments)
+            [quote] = read.structuredContent["answers"][0]["evidence"]
+            assert (quote["page"], quote["section"]) == (3, "4.2 Keys")
+            assert "page 3, 4.2 Keys" in said(read)
+            assert str(folder) not in json.dumps(read.structuredContent)
+            beyond = await session.call_tool("read_document", {**arguments, "pages": "4"})
+            assert "has 3 pages, and 4 was asked for" in refused(beyond)
+            text = await session.call_tool("read_document", {**arguments, "path": "book.txt"})
+            assert "has no pages to choose" in refused(text)

@@ -26,6 +26,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import MessagesState
 from langgraph.prebuilt import ToolNode
 from pydantic import ValidationError
+from support.document_files import pdf
 from support.scripts import document_with, part, perfect_reader
 
 from langchain_memagent.tool import ReadLongDocument
@@ -286,7 +287,19 @@ class TestWhatTheModelMayRead:
     def test_only_what_can_be_read_is_offered(self, make_tool, tmp_path) -> None:
         assert set(make_tool().args) == {"questions", "text"}
         full = make_tool(roots=[tmp_path], fetcher=lambda url: "", state_keys=["report"])
-        assert set(full.args) == {"questions", "path", "text", "state_key", "url"}
+        assert set(full.args) == {"questions", "path", "text", "state_key", "url", "pages"}
+
+    def test_pages_of_a_pdf_can_be_chosen(self, make_tool, tmp_path) -> None:
+        (tmp_path / "a.pdf").write_bytes(pdf("The key of castle is 12.", "4.2 Keys", "The key of harbor is 4711."))
+        tool = make_tool(roots=[tmp_path])
+        message = call(tool, questions=[HARBOR], path="a.pdf", pages="2-")
+        [span] = message.artifact["readings"][0]["evidence"]
+        assert (span["page"], span["section"]) == (3, "page 3, 4.2 Keys")
+        assert "page 3, 4.2 Keys" in message.text
+        assert message.artifact["document"]["pages"] == "2-"
+        assert "has 3 pages, and 9 was asked for" in refusal(tool, path="a.pdf", pages="9")
+        assert "does not name pages" in refusal(tool, path="a.pdf", pages="some")
+        assert call(tool, questions=[HARBOR], path="a.pdf", pages="").status == "success"
 
     def test_too_many_questions_none_and_overlong_ones_are_refused_before_anything_is_read(self, make_tool) -> None:
         policy = ScriptedPolicy(perfect_reader)

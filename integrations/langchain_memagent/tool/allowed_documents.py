@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -25,6 +25,7 @@ Fetcher: TypeAlias = Callable[[str], Fetched | Awaitable[Fetched]]
 
 _SCHEMES = ("http", "https")
 _LONGEST_SHOWN = 200
+_KINDS = ("path", "text", "state_key", "url")
 
 
 class FileBackend(Protocol):
@@ -39,17 +40,19 @@ class FileBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NamedSource:
-    """The document that a model named; exactly one of the four is set."""
+    """The document that a model named; exactly one of the first four is set."""
 
     path: str | None = None
     text: str | None = None
     state_key: str | None = None
     url: str | None = None
+    pages: str | None = None
+    """The pages to read of a PDF file; all where none is named."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Which of the four are set."""
-        return tuple(each.name for each in fields(self) if getattr(self, each.name) is not None)
+        return tuple(kind for kind in _KINDS if getattr(self, kind) is not None)
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,12 @@ class DocumentSources:
 
         Raises:
             RefusedSourceError: it may not be read, does not exist, or is too large.
+            DocumentError: `pages` does not name pages.
         """
+        document = await self._opened(named, state)
+        return document.only(named.pages or None)
+
+    async def _opened(self, named: NamedSource, state: Any) -> Document:
         if len(named.kinds) != 1:
             raise RefusedSourceError(
                 f"a document is named in exactly one way, and {' and '.join(named.kinds) or 'none'} was given",

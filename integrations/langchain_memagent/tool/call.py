@@ -27,6 +27,7 @@ from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundEr
 from memagent_graph.events import StopReason
 from memagent_graph.reader import result_of
 from memagent_graph.reading.state import Limits, new_run_id
+from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
@@ -43,6 +44,8 @@ class ReadCall:
     report: Callable[[str, str, MemoryUpdate], None]
     """Called with (run id, question, update) at every chunk."""
     limits: Limits | None = None
+    response_format: ResponseFormat | None = None
+    """The form of the answers, if they are structured."""
     raises: bool = False
     """Whether the error of a failed read is raised; otherwise it becomes a reading with the error."""
     is_kept: bool = False
@@ -133,12 +136,18 @@ async def _parts(
     """The read's updates and its result; if this agent began the run before and it still fits, the remaining ones."""
     if call.keeps_own and call.key is not None:
         try:
-            async for part in call.agent.astream_resume(run_id, limits=call.limits, pace=pace):
+            resumed = call.agent.astream_resume(
+                run_id, response_format=call.response_format, limits=call.limits, pace=pace
+            )
+            async for part in resumed:
                 yield part
             return
         except (RunNotFoundError, RunMismatchError):
             pass
-    async for part in call.agent.astream(reference, question, run_id=run_id, limits=call.limits, pace=pace):
+    begun = call.agent.astream(
+        reference, question, response_format=call.response_format, run_id=run_id, limits=call.limits, pace=pace
+    )
+    async for part in begun:
         yield part
 
 

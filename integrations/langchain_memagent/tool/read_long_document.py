@@ -52,6 +52,8 @@ from memagent_graph.documents.allowed_roots import AllowedRoots
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError, MissingExtraError
 from memagent_graph.reading.graph import check_question
 from memagent_graph.reading.state import Limits, ReaderContext
+from memagent_graph.reading.structured import structured
+from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import ReaderSettings
 from memagent_graph.trace import MemoryUpdate
 
@@ -67,6 +69,9 @@ _SOURCES = {
     "state_key": "Where in the agent's state the text to read stands.",
     "url": "Web address (http or https) of the document to read.",
 }
+
+
+_PAGES = "Of a PDF file, the pages to read, as in 5, 5-10, 12- or 1-3,7. Leave it out to read all."
 
 
 def _describe_wrong_arguments(error: Any) -> str:
@@ -105,9 +110,12 @@ class ReadLongDocument(BaseTool):
         fetcher: gets the content of the web addresses that the model may name; refusing hosts is its job.
         backend: a deepagents backend; absolute paths are looked up in it first.
         state_keys: keys of the agent's state that the model may name.
+        answer_schema: the form of the answers: a Pydantic model, or a JSON schema as a dict. The model then gets JSON,
+            and each reading in the artifact has a `value`. (`response_format` is LangChain's own field.)
 
     Raises:
         pydantic.ValidationError: an option of another name, or a value of the wrong type.
+        ResponseFormatError, MissingExtraError: `answer_schema` cannot be used.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -136,12 +144,16 @@ class ReadLongDocument(BaseTool):
     """A deepagents backend; absolute paths are looked up in it first."""
     state_keys: Sequence[str] = ()
     """Keys of the agent's state that the model may name."""
+    answer_schema: SkipValidation[Any] = Field(default=None, exclude=True, repr=False)
+    """The form of the answers: a Pydantic model, or a JSON schema as a dict."""
 
     _sources: DocumentSources = PrivateAttr()
+    _format: ResponseFormat | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any, /) -> None:
         """Determine what can be read, and offer only that to the model."""
         super().model_post_init(context)
+        self._format = None if self.answer_schema is None else ResponseFormat.of(self.answer_schema)
         self._sources = DocumentSources(
             AllowedRoots(self.roots, max_bytes=self.max_bytes), self.fetcher, self.backend, tuple(self.state_keys)
         )
@@ -173,7 +185,7 @@ class ReadLongDocument(BaseTool):
         if not call.keeps_own:
             config = kept_for_retries(config)
         with self._errors_for_model():
-            _check_questions(call.questions, run_sync(self.agent.aprepare()))
+            _check_questions(call.questions, structured(run_sync(self.agent.aprepare()), self._format))
             # An agent's synchronous checkpointer is used from this thread.
             in_agent = has_checkpointer(config) and not call.keeps_own
             outcome = read_in_agent(call, config) if in_agent else run_sync(read_alone(call, config))
@@ -188,7 +200,7 @@ class ReadLongDocument(BaseTool):
         if not call.keeps_own:
             config = kept_for_retries(config)
         with self._errors_for_model():
-            _check_questions(call.questions, await self.agent.aprepare())
+            _check_questions(call.questions, structured(await self.agent.aprepare(), self._format))
             in_agent = has_checkpointer(config) and not call.keeps_own
             outcome = await (aread_in_agent if in_agent else read_alone)(call, config)
             return self._reply(outcome, asked, runtime)
@@ -211,6 +223,7 @@ class ReadLongDocument(BaseTool):
             store_document=partial(_in_context, here, self._store, named, getattr(runtime, "state", None)),
             report=partial(_report, here, _stream_writer()),
             limits=self.limits,
+            response_format=self._format,
             raises=self.on_failure == "raise",
             is_kept=is_kept,
             unfinished=unfinished_readings(getattr(runtime, "state", None), self.name),
@@ -277,6 +290,8 @@ def _arguments_schema(sources: DocumentSources, max_questions: int) -> type[Base
     for kind in sources.kinds:
         kind_of_value = Literal[sources.state_keys] if kind == "state_key" else str
         fields[kind] = (kind_of_value | None, Field(default=None, description=_SOURCES[kind] + only))
+    if not {"path", "url"}.isdisjoint(sources.kinds):
+        fields["pages"] = (str | None, Field(default=None, description=_PAGES))
     # Excluded from dumps: pydantic would go through the agent's whole state.
     fields["runtime"] = (Annotated[Any, InjectedToolArg()], Field(default=None, exclude=True))
     arguments = create_model("ReadLongDocumentArguments", __base__=_Arguments, **fields)

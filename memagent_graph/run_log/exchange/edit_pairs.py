@@ -140,7 +140,7 @@ class _Run:
         if rejected is None or memory is None or chunk is None or conversation.template not in self.templates:
             return None
         prompts = _prompts(self.templates[conversation.template])
-        asked = prompts.update_messages(self.record.question, memory, chunk)
+        asked = prompts.update_messages(self._question_shown, memory, chunk)
         return EditPair(
             prompt=[{"role": each["role"], "content": each["content"]} for each in asked],
             chosen=[{"role": "assistant", "content": edit.text}],
@@ -152,6 +152,13 @@ class _Run:
             edited_at=edit.time,
             policy=conversation.policy,
         )
+
+    @property
+    def _question_shown(self) -> str:
+        """The question as prompts of memories show it, as `ReaderContext.question_shown`."""
+        form = self.record.settings.get("response_format")
+        outline = form.get("outline") if isinstance(form, Mapping) else None
+        return f"{self.record.question}\n\n{outline}" if outline else self.record.question
 
     def _written(self, conversation: Conversation) -> str | None:
         """The memory that the policy wrote at a step; None if it was redacted."""

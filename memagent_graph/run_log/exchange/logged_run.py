@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
+from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.exchange.older_format import with_parents, with_role
 from memagent_graph.run_log.filters import RunFilter
@@ -64,8 +65,13 @@ class LoggedRun:
 
 
 def stored_run(log: RunLog, run_id: str, *, superseded: bool = True) -> LoggedRun | None:
-    """A run of a log, or None if there is none with this id. Its conversations are read while they are iterated."""
-    for record in log.runs(RunFilter(run_ids=[run_id])):
+    """A run of a log, or None if there is none with this id. Its conversations are read while they are iterated.
+
+    Where its document's file lay on this machine is left out.
+    """
+    for found in log.runs(RunFilter(run_ids=[run_id])):
+        document = cast("DocumentRef", {name: value for name, value in found.document.items() if name != "path"})
+        record = replace(found, document=document)
         conversations = log.conversations(run_id, superseded=superseded)
         return LoggedRun(record, conversations, log.events(run_id), log.rewards(run_id), log.templates(run_id))
     return None

@@ -71,7 +71,7 @@ def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
             "from": timeline.step(line.update).name,
             "edited": line.edited,
             "quotes": [
-                {"text": each.quote, "start": each.start_char, "end": each.end_char, "section": each.section}
+                {"text": each.quote, "start": each.start_char, "end": each.end_char, "section": each.place}
                 for each in timeline.quotes(index)[:_MOST_QUOTES]
             ],
         }

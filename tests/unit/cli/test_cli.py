@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from aiohttp import web
+from support.document_files import pdf
 from support.fake_server import FakeServer
-from support.scripts import document_with
+from support.scripts import document_with, perfect_reader
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1500)
 QUESTION = "What is the key of harbor?"
@@ -388,3 +390,86 @@ def test_importing_the_package_is_quick_and_brings_no_torch() -> None:
     code = "import sys; from memagent_graph import MemAgent, OpenAICompatiblePolicy; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+class TestStructuredAnswers:
+    MODEL = "from pydantic import BaseModel\nclass Key(BaseModel):\n    place: str\n    key: int\n"
+    SCHEMA: ClassVar = {"type": "object", "properties": {"key": {"type": "integer"}}, "required": ["key"]}
+    WIDE = (*SMALL[:2], "--context-window", 1500, "--question-tokens", 100, *SMALL[6:])
+
+    @staticmethod
+    def respond(body: dict[str, Any], number: int) -> str:
+        prompt = body["messages"][-1]["content"]
+        return '{"place": "harbor", "key": 4711}' if "<schema>" in prompt else perfect_reader(prompt)
+
+    def test_a_model_or_a_schema_gives_json(self, book, tmp_path) -> None:
+        (tmp_path / "keys.py").write_text(self.MODEL)
+        (tmp_path / "keys.json").write_text(json.dumps(self.SCHEMA))
+        with FakeServer(self.respond) as server:
+            for name in ("keys.py:Key", "keys.json"):
+                options = ["--base-url", server.base_url, *self.WIDE, "--schema", tmp_path / name]
+                done = memagent("read", book, "-q", QUESTION, *options)
+                assert (done.returncode, json.loads(done.stdout)["key"]) == (0, 4711)
+                values = json.loads(memagent("read", book, "-q", QUESTION, *options, "--json").stdout)
+                assert values["value"] == {"place": "harbor", "key": 4711}
+                assert "key" in values["response_format"]["properties"]
+
+    def test_a_stopped_run_is_resumed_with_its_own_schema_only(self, book, tmp_path) -> None:
+        (tmp_path / "keys.json").write_text(json.dumps(self.SCHEMA))
+        (tmp_path / "other.json").write_text('{"type": "object"}')
+        with FakeServer(self.respond) as server:
+            options = ["--base-url", server.base_url, *self.WIDE, "--schema", tmp_path / "keys.json"]
+            stopped = memagent("read", book, "-q", QUESTION, *options, "--max-chunks", 2, "--run-id", "r")
+            refused = memagent("resume", "r", "--schema", tmp_path / "other.json")
+            resumed = memagent("resume", "r", "--json")
+        assert stopped.returncode == 5
+        assert refused.returncode == 6
+        assert "another response_format" in refused.stderr
+        assert json.loads(resumed.stdout)["value"] == {"place": "harbor", "key": 4711}
+
+    def test_an_answer_that_never_fits_is_printed_and_the_exit_code_says_so(self, book, tmp_path) -> None:
+        (tmp_path / "keys.json").write_text(json.dumps({**self.SCHEMA, "required": ["castle"]}))
+        with FakeServer(self.respond) as server:
+            options = ["--base-url", server.base_url, *self.WIDE, "--schema", tmp_path / "keys.json"]
+            done = memagent("read", book, "-q", QUESTION, *options)
+        assert (done.returncode, json.loads(done.stdout)["key"]) == (8, 4711)
+        assert "the answer does not fit the schema: the answer does not have the required form" in done.stderr
+        assert "'castle' is a required property" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [('{"type": "objekt"}', "not a JSON schema"), ('{"type"', "is not JSON"), (None, "cannot be read")],
+    )
+    def test_a_schema_that_cannot_be_used_is_an_error_before_anything_is_read(
+        self, book, tmp_path, content, words
+    ) -> None:
+        if content is not None:
+            (tmp_path / "keys.json").write_text(content)
+        with FakeServer() as server:
+            options = ["--base-url", server.base_url, *self.WIDE, "--schema", tmp_path / "keys.json"]
+            done = memagent("read", book, "-q", QUESTION, *options)
+        assert (done.returncode, done.stdout, server.requests) == (7, "", [])
+        assert words in done.stderr
+        assert "what to do:" in done.stderr
+
+
+class TestPages:
+    def test_are_chosen_of_a_pdf_and_named_in_the_evidence(self, tmp_path) -> None:
+        (tmp_path / "a.pdf").write_bytes(pdf("The key of tower is 1.", "4.2 Keys", "The key of harbor is 4711."))
+        with FakeServer() as server:
+            options = ["--base-url", server.base_url, *SMALL, "--json"]
+            done = memagent("read", tmp_path / "a.pdf", "--pages", "2-", "-q", QUESTION, *options)
+            shown = memagent("show", "latest")
+            beyond = memagent("read", tmp_path / "a.pdf", "--pages", "3-4", "-q", QUESTION, *options)
+        [quote] = json.loads(done.stdout)["evidence"]
+        assert (quote["page"], quote["section"]) == (3, "4.2 Keys")
+        assert quote["link"] == f"{(tmp_path / 'a.pdf').as_uri()}#page=3"
+        assert "page 3, 4.2 Keys" in " ".join(shown.stdout.split())
+        assert beyond.returncode == 3
+        assert "has 3 pages, and 3-4 was asked for" in beyond.stderr
+
+    def test_of_a_text_file_are_an_error_with_the_remedy(self, book) -> None:
+        done = memagent("read", book, "--pages", "1-2", "-q", QUESTION, *SMALL)
+        assert done.returncode == 3
+        assert "has no pages to choose" in done.stderr
+        assert "Leave out the pages" in done.stderr

@@ -155,6 +155,10 @@ def test_other_packages_are_looked_for_only_where_their_commands_are_asked_for(m
 # The help
 
 
+def test_completion_for_the_shell_can_be_installed() -> None:
+    assert "--install-completion" in memagent("--help").stdout
+
+
 def test_a_long_help_has_groups_and_the_common_options_come_first() -> None:
     told = memagent("read", "--help").stdout
     assert all(f"─ {group} ─" in told for group in ("Policy and server", "Sampling", "Limits", "Output"))

@@ -75,7 +75,7 @@ def report_of(
         sources[number] = SourceText(text)
     matrix = EvidenceMatrix(question, (question,), tuple(documents), tuple(cells))
     events = [ReportEvent(EventKind.EXTRACTIVE, texts[0])]
-    return checked_report("report-1", "policy", matrix, extractive_draft(matrix), sources, events)
+    return checked_report("report-1", "policy", matrix, extractive_draft(matrix), sources.items(), events)
 
 
 ELEMENTS = set(
@@ -269,7 +269,7 @@ def test_unsupported_sentences_are_marked_in_every_format() -> None:
     place = QuotePlace(0, 0, 0)
     sentences = (DraftSentence("Anna paid 5 dollars.", (place,)), DraftSentence("Anna paid 6 dollars.", (place,)))
     draft = Draft(ReportMode.WRITTEN, (DraftSection("Costs", (0,), sentences), DraftSection("None", (0,), ())), {})
-    report = checked_report("r", "p", whole.matrix, draft, {0: SourceText("Anna paid 5 dollars.")})
+    report = checked_report("r", "p", whole.matrix, draft, [(0, SourceText("Anna paid 5 dollars."))])
     assert [sentence.is_quoted for sentence in report.sentences] == [True, False]
     for text in (report.to_markdown(), report.to_html()):
         assert text.count("not quoted: 6 dollars is in none of its quotes") == 1
@@ -280,7 +280,7 @@ def test_unsupported_sentences_are_marked_in_every_format() -> None:
 def test_a_quote_that_is_no_longer_in_its_document_is_found_out() -> None:
     whole = report_of("Anna paid 5 dollars.")
     report = checked_report(
-        "r", "p", whole.matrix, extractive_draft(whole.matrix), {0: SourceText("Anna paid 7 dollars.")}
+        "r", "p", whole.matrix, extractive_draft(whole.matrix), [(0, SourceText("Anna paid 7 dollars."))]
     )
     assert (report.quotes_checked, report.quotes_found) == (1, 0)
     assert not next(report.sentences).is_quoted

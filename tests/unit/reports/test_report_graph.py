@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from memagent_graph import (
     MemAgent,
     MemAgentError,
     PolicyError,
+    PromptTemplate,
     RunError,
     RunLog,
     ScriptedPolicy,
@@ -139,6 +141,41 @@ def test_a_policy_with_prompts_of_its_own_only_gives_an_extractive_report_with_a
         "The key of harbor is 4711.", "The key of harbor is 12."
     ]  # fmt: skip
     assert not [prompt for prompt in policy.prompts if "<quotes>" in prompt or "<documents>" in prompt]
+
+
+def test_a_policy_whose_profile_has_templates_for_the_roles_writes(tmp_path: Path) -> None:
+    end = {"report_questions": "Questions:", "report_outline": "Headings:", "report_section": "Sentences:"}
+    others = {
+        name: PromptTemplate(
+            "My own <quotes>{chunk}</quotes> <q>{prompt}</q>"
+            + ("<h>{heading}</h>" if name == "report_section" else "")
+            + f" {last}",
+            name,
+            frozenset({"chunk", "prompt", "heading"}),
+        )
+        for name, last in end.items()
+    }
+    policy = ScriptedPolicy(writes_reports)
+    profile = Profile(WIDE, replace(load_prompts(), others=others))
+    with reader_in(tmp_path, policy, budget=None, prompts=None, profile=profile) as agent:
+        found = report(agent, QUESTION, real_documents(tmp_path / "files")[:3])
+    assert (found.mode, list(found.matrix.questions)) == (ReportMode.WRITTEN, ASKED)
+    assert sum(prompt.startswith("My own") for prompt in policy.prompts) >= 3
+
+
+def test_an_extractive_report_may_be_judged_by_a_policy_that_has_a_prompt_for_it(tmp_path: Path) -> None:
+    paths, options = keys(tmp_path, a="4711", b="12"), {"extractive": True, "judge": True}
+    asked = ["What is the key of harbor?"]
+    with reader_in(tmp_path, ScriptedPolicy(reads_keys_and_writes)) as agent:
+        found = report(agent, "Keys?", paths, questions=asked, **options)  # type: ignore[arg-type]
+    assert found.mode is ReportMode.EXTRACTIVE
+    assert [sentence.text for sentence in found.sentences] == ["4711", "12"]
+    assert [each.judgement for each in found.contradictions] == [False]
+    profile = Profile(WIDE, load_prompts())
+    with reader_in(tmp_path, ScriptedPolicy(reads_keys), budget=None, prompts=None, profile=profile) as agent:
+        found = report(agent, "Keys?", paths, questions=asked, **options)  # type: ignore[arg-type]
+    assert [event.kind for event in found.events] == [EventKind.NOT_JUDGED]
+    assert [each.judgement for each in found.contradictions] == [None]
 
 
 def test_extractive_can_be_asked_for(tmp_path: Path) -> None:
@@ -271,6 +308,20 @@ def test_two_processes_do_not_write_one_report(tmp_path: Path) -> None:
         paths = keys(tmp_path, a="4711")
         with lease(tmp_path / "checkpoints.sqlite-reading", "mine"), pytest.raises(RunError, match="already"):
             report(agent, "What is the key of harbor?", paths, report_id="mine", extractive=True)
+
+
+async def test_two_reports_of_one_process_share_the_reads_that_they_have_in_common(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(reads_keys, delay=0.002)
+    paths = keys(tmp_path, a="4711", b="12", c="5")
+    asked = ["What is the key of harbor?", "What is the key of castle?"]
+    async with reader_in(tmp_path, policy, budget=Budget(900, 50, 60, 100, 60)) as agent:
+        both = await asyncio.gather(
+            areport(agent, "First?", paths, questions=asked, extractive=True),
+            areport(agent, "Second?", paths[::-1], questions=asked[::-1], extractive=True),
+        )
+    assert [cell.answer for cell in both[0].matrix.column(0)] == ["4711", "12", "5"]
+    assert [cell.answer for cell in both[1].matrix.column(1)] == ["5", "12", "4711"]
+    assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
 
 
 def test_a_read_that_stopped_at_a_limit_is_no_answer(tmp_path: Path) -> None:

@@ -61,6 +61,13 @@ def test_what_no_quote_has_is_named(sentence: str, kind: ProblemKind) -> None:
     assert kind in kinds(sentence)
 
 
+def test_a_part_of_a_quote_is_no_quote_where_the_rest_denies_or_limits_it() -> None:
+    quote = "It is not true that Anna paid 5 dollars. Clara pays rent unless she is away."
+    assert kinds("Anna paid 5 dollars.", quote) == {ProblemKind.CHANGED}
+    assert kinds("Clara pays rent.", quote) == {ProblemKind.CHANGED}
+    assert kinds("Anna paid 5 dollars.", quote, "Later Anna paid 5 dollars.") == set()
+
+
 def test_numbers_that_change_places_are_noticed() -> None:
     assert kinds("Gamma plant used 9 tonnes of coal, Delta plant used 7 tonnes of coal.", OTHER) == {ProblemKind.ORDER}
 

@@ -252,7 +252,7 @@ def test_a_mask_that_leaves_no_conversation_names_the_roles_there_are() -> None:
     ("credit", "message"),
     [
         ([{"reward": "evidence_f3"}], "no reward 'evidence_f3'.*evidence_f2"),
-        ([{"reward": "step", "scope": "conversation"}], "a loop names none"),
+        ([{"reward": "step", "scope": "conversation"}], "a loop has none"),
         ([{"reward": "outcome", "roles": "gated_*"}], r"role 'gated_\*'"),
         ([{"reward": "evidence_f2", "scope": "conversation"}], "is a reward of whole runs"),
     ],

@@ -307,7 +307,7 @@ async def test_adapters_beside_whole_weights_go_first_and_the_weights_stand_in_f
     served = await own(fake, base).sync(policy, "1")
     assert served.how is How.RELOAD
     assert len(served.reasons) == 1
-    assert served.reasons[0].startswith("adapter: the server's answers are not the new weights'")
+    assert served.reasons[0].startswith("adapter: the server does not answer with the new weights")
     assert not fake.adapters
 
 
@@ -344,7 +344,7 @@ async def test_a_cache_of_older_weights_is_noticed(fake, base, tmp_path) -> None
     fake.broken.add("reset")
     served = await own(fake, base).sync(write_policy(tmp_path / "policy-1", 0.5), "1")
     assert served.how is How.RESTART
-    assert "through its prefix cache, though not without it" in served.reasons[0]
+    assert "through its prefix cache, but not without it" in served.reasons[0]
 
 
 @pytest.mark.parametrize("fault", ["reload", "half"])

@@ -52,7 +52,7 @@ def setting(**changes: Any) -> dict[str, Any]:
         ({"evidence_share": 1.5}, r"step_reward_share is 1.5.*0 to 1"),
         ({"model": "nowhere"}, r"no model 'nowhere'"),
         ({"preset": "dap"}, r"no preset 'dap'"),
-        (setting(seed=1), r"seed cannot be set this way.*options of its own"),
+        (setting(seed=1), r"seed cannot be set this way.*has its own options"),
         (setting(temperature=1.0), r"temperature cannot be set this way"),
         (setting(max_steps=9), r"max_steps cannot be set this way"),
         (setting(num_train_epochs=2), r"num_train_epochs cannot be set this way"),

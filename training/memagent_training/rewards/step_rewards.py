@@ -18,7 +18,7 @@ from memagent_graph.trace import Writes
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers
 
-_CUT: Final = frozenset({EventKind.TRUNCATED.value, EventKind.OVERLONG.value})
+_WITHOUT_FORM: Final = frozenset({EventKind.TRUNCATED.value, EventKind.OVERLONG.value, EventKind.INVALID_ANSWER.value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class FormatReward:
     r"""1 for a conversation with the correct form, otherwise 0.
 
     A memory update must become the memory, or say in its role's grammar that memory stays, and must not be cut off. An
-    answer must have a complete \boxed{}, if that is requested, or some text, and must not be cut off.
+    answer must have a complete \boxed{}, if that is requested, or some text, and must not be cut off; a structured
+    answer must have the form of `response_format`.
     """
 
     boxed: bool | None = True
@@ -41,8 +42,8 @@ class FormatReward:
 
     def _kept(self, conversation: Conversation, answered: bool) -> bool:
         text = conversation.text or ""
-        cut = any(event.kind in _CUT for event in conversation.events)
-        if cut or conversation.finish_reason == FinishReason.LENGTH.value:
+        has_lost_it = any(event.kind in _WITHOUT_FORM for event in conversation.events)
+        if has_lost_it or conversation.finish_reason == FinishReason.LENGTH.value:
             return False
         if conversation.writes is Writes.ANSWER:
             if self.boxed is None:

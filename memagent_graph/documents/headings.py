@@ -1,0 +1,192 @@
+"""Headings and numbered clauses of a text: where they begin, and what they are called.
+
+Found are Markdown headings (HTML and DOCX files are stored as Markdown), and in any text lines that begin with a
+number of a clause, such as `4.2 Termination`, `Article IV` or `§ 12 Notices`. Numbers also stand before quantities and
+in lists. So a number must follow from the one before it (4.2 after 4.1 or 4), and a single number needs a short line
+that no list goes on from. Rules like these are wrong now and then; then evidence names the section before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from memagent_graph.documents.sources import DOCX, HTML, MARKDOWN, SourceMark
+
+MOST_HEADINGS: Final = 100_000
+LONGEST_LABEL: Final = 120
+_LONGEST_TITLE: Final = 80
+_MOST_WORDS: Final = 12
+_LARGEST_STEP: Final = 4
+"""How many clauses in a row may be missed before a number no longer counts as the next one."""
+_BLOCK: Final = 1 << 20
+_MARKDOWN_TYPES: Final = frozenset({MARKDOWN, HTML, DOCX})
+_NAMED: Final = r"(?:Article|Section|Clause|Chapter|Part|Annex|Appendix|Schedule|Exhibit)"
+_LINE: Final = re.compile(
+    rf"""^(?:
+      (?P<fence>\ {{0,3}}(?:```|~~~))
+    | \ {{0,3}}(?P<hashes>\#{{1,6}})[^\S\n]+(?P<heading>\S[^\n]*)
+    | [^\S\n]*(?:\#{{1,6}}[^\S\n]+)?(?:\*\*|__)?
+      (?: (?P<named>
+              (?:{_NAMED}|{_NAMED.upper()})[^\S\n]+(?:\d+(?:\.\d+)*[a-z]?|[IVXLC]+|[A-Z])\b
+            | §+[^\S\n]*\d+(?:\.\d+)*[a-z]?
+          )
+        | (?P<number>\d{{1,3}}(?:\\?\.\d{{1,3}}){{0,5}})
+      )
+      (?P<stop>\\?[.:)])?(?:[^\S\n]+(?P<title>\S[^\n]*))?$
+    )""",
+    re.MULTILINE | re.VERBOSE,
+)
+_OF_CONTENTS: Final = re.compile(r"(?:\.{2,}|(?:\. ){2,}|\s{2,}|\t)\s*\d+\s*$")
+_TITLE_END: Final = re.compile(r"\.\s+[^\W\d_a-z]|:\s|\s[–—]\s")
+_NEXT_LINE: Final = re.compile(r"\s*\n\s*(?P<number>\d{1,3}(?:\.\d{1,3})*)[.)]?\s")
+
+
+def is_markdown(media_type: str) -> bool:
+    """Whether texts of this type are stored as Markdown."""
+    return media_type in _MARKDOWN_TYPES
+
+
+def headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
+    """The headings and numbered clauses of a text, in order; at most `MOST_HEADINGS`.
+
+    Args:
+        pieces: the text, in order.
+        media_type: the document's. In texts that are not Markdown, a line that begins with # needs blank lines around
+            it, because it may as well be a comment.
+    """
+    found: list[SourceMark] = []
+    reader = _Reader(strict=not is_markdown(media_type))
+    for start, block in _blocks(pieces):
+        for mark in reader.marks(block, start):
+            found.append(mark)
+            if len(found) == MOST_HEADINGS:
+                return found
+    return found
+
+
+def heading_starts(text: str, start: int, end: int, *, markdown: bool) -> list[int]:
+    """Where headings begin between two characters of a text, in order, for chunks to end before them."""
+    begin = text.rfind("\n", 0, start) + 1
+    window = text[begin : end + _LONGEST_TITLE * 4]
+    reader = _Reader(strict=not markdown, before="\n" if begin else "\n\n")
+    starts = (begin + mark.start_char for mark in reader.marks(window, 0))
+    return [each for each in starts if start < each <= end]
+
+
+class _Reader:
+    """Finds headings in blocks of whole lines, one after the other."""
+
+    def __init__(self, *, strict: bool, before: str = "\n\n") -> None:
+        self._strict = strict
+        self._before = before
+        self._is_code = False
+        self._number: tuple[int, ...] | None = None
+        self._item: tuple[int, int] | None = None
+        """The number of the last line that was an item of a list, and where it ends in its block."""
+
+    def marks(self, block: str, start: int) -> Iterator[SourceMark]:
+        """The headings of the next block, which begins at a character of the document."""
+        for line in _LINE.finditer(block):
+            if line["fence"]:
+                self._is_code = not self._is_code
+            elif not self._is_code and (label := self._label(line, block)):
+                yield SourceMark(start + line.start(), label)
+        self._before, self._item = (self._before + block)[-4:], None
+
+    def _label(self, line: re.Match[str], block: str) -> str | None:
+        """What a line is called as a heading; None if it is none."""
+        if line["heading"] is None:
+            return self._clause(line, block)
+        if self._strict and not self._stands_alone(line, block):
+            return None
+        label = _plain(line["heading"].rstrip("#"))
+        if found := re.match(r"\d{1,3}(?:\.\d{1,3})*", label):
+            self._number = _parts(found[0])
+        return _cut(label) or None
+
+    def _clause(self, line: re.Match[str], block: str) -> str | None:
+        """What a line is called that begins with a clause's number; None if that is not what it is."""
+        title, name = _plain(line["title"] or ""), _plain(line["named"] or line["number"])
+        if _OF_CONTENTS.search((line["title"] or "")[-40:]) or (title and title[0].islower()):
+            return None
+        short = _short_title(title)
+        if line["named"] is not None:
+            return _cut(f"{name} {short}".strip()) if short is not None else None
+        number = _parts(name)
+        is_item = len(number) == 1 and (self._is_item(line, block, number, whole=short == title) or short is None)
+        begins = bool(title) and (title[0].isalpha() or title[0] in "\"“'(")
+        if is_item or not begins or not _follows(self._number, number):
+            return None
+        self._number = number
+        stop = (line["stop"] or "").strip("\\")
+        return _cut(f"{name}{stop} {short or ''}".strip())
+
+    def _is_item(self, line: re.Match[str], block: str, number: tuple[int, ...], *, whole: bool) -> bool:
+        """Whether a line with a single number is an item of a list, or a sentence, and not a heading."""
+        following = _NEXT_LINE.match(block, line.end())
+        after = _parts(following["number"]) if following else None
+        goes_on = after is not None and len(after) == 1 and after[0] == number[0] + 1
+        ends = (
+            self._item is not None
+            and self._item[0] + 1 == number[0]
+            and not block[self._item[1] : line.start()].strip()
+        )
+        if goes_on or ends:
+            self._item = number[0], line.end()
+            return True
+        return not whole and line["stop"] is None
+
+    def _stands_alone(self, line: re.Match[str], block: str) -> bool:
+        """Whether blank lines, or the text's ends, are around a line."""
+        before = (self._before + block[max(0, line.start() - 4) : line.start()]).replace("\r", "")
+        after = block[line.end() : line.end() + 4].replace("\r", "")
+        return before.endswith("\n\n") and after[:2] in {"\n\n", "\n", ""}
+
+
+def _blocks(pieces: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The text in blocks of about a megabyte that end with a line, each with the place of its first character."""
+    start, held = 0, ""
+    for piece in pieces:
+        held += piece
+        while len(held) > 2 * _BLOCK:
+            cut = held.rfind("\n\n", _BLOCK, 2 * _BLOCK) + 1 or held.rfind("\n", _BLOCK, 2 * _BLOCK)
+            cut = cut + 1 if cut > 0 else 2 * _BLOCK
+            yield start, held[:cut]
+            start, held = start + cut, held[cut:]
+    yield start, held
+
+
+def _parts(number: str) -> tuple[int, ...]:
+    return tuple(map(int, number.split(".")))
+
+
+def _follows(before: tuple[int, ...] | None, number: tuple[int, ...]) -> bool:
+    """Whether a clause's number may follow another one: the next at some level, the first below it, or a restart."""
+    if 0 in number:
+        return False
+    if before is None or set(number) == {1}:
+        return True
+    common = next((at for at, (one, two) in enumerate(zip(before, number, strict=False)) if one != two), None)
+    if common is None:
+        return len(number) > len(before) and set(number[len(before) :]) == {1}
+    return 0 < number[common] - before[common] <= _LARGEST_STEP and set(number[common + 1 :]) <= {1}
+
+
+def _short_title(title: str) -> str | None:
+    """A clause's title: the line, or its first words up to a full stop; None if it begins with a sentence."""
+    end = _TITLE_END.search(title[: _LONGEST_TITLE + 4])
+    if end is not None:
+        short = title[: end.start()]
+        return short if len(short.split()) <= _MOST_WORDS // 2 else None
+    return title if len(title) <= _LONGEST_TITLE and not title.endswith((".", ";", ",")) else None
+
+
+def _plain(text: str) -> str:
+    """Without Markdown's marks, and white space as single spaces."""
+    return " ".join(re.sub(r"\*\*|__|`|\\(?=[.#*_\-()\[\]])", "", text).split())
+
+
+def _cut(label: str) -> str:
+    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "…"

@@ -1,0 +1,73 @@
+"""What the places in a document are called: its pages or sources, its headings, and links that open a page."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from memagent_graph.documents.sources import PDF, DocumentRef, SourceMark
+
+_PAGE = re.compile(r"page (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The names of places in one document.
+
+    Attributes:
+        sections: Where its pages or sources begin, in order.
+        headings: Where its headings and numbered clauses begin, in order.
+        file: The PDF file, as the beginning of a link; empty if it is not one.
+    """
+
+    sections: Sequence[SourceMark] = ()
+    headings: Sequence[SourceMark] = ()
+    file: str = ""
+
+    def page(self, char: int) -> int | None:
+        """The page of a character, counted from 1; None if the document has no pages."""
+        found = _PAGE.fullmatch(section_at(self.sections, char) or "")
+        return int(found[1]) if found else None
+
+    def section(self, char: int) -> str | None:
+        """The heading or clause that a character stands under, or else its page or source."""
+        source = bisect_right(self.sections, char, key=lambda mark: mark.start_char)
+        heading = bisect_right(self.headings, char, key=lambda mark: mark.start_char)
+        if heading and not self._begins_a_source_since(self.headings[heading - 1].start_char, source):
+            return self.headings[heading - 1].label
+        return self.sections[source - 1].label if source else None
+
+    def link(self, char: int) -> str | None:
+        """A link that opens the PDF file at the page of a character; None for other documents."""
+        page = self.page(char)
+        return f"{self.file}#page={page}" if self.file and page is not None else None
+
+    def _begins_a_source_since(self, char: int, source: int) -> bool:
+        """Whether another source has begun since a heading; pages do not end a section."""
+        if not source or self.sections[source - 1].start_char <= char:
+            return False
+        return not _PAGE.fullmatch(self.sections[source - 1].label)
+
+
+def section_at(sections: Sequence[SourceMark], start_char: int) -> str | None:
+    """The label of the page or source of a character; None before the first."""
+    index = bisect_right(sections, start_char, key=lambda mark: mark.start_char)
+    return sections[index - 1].label if index else None
+
+
+def link_to(document: DocumentRef, *, shared: bool = False) -> str:
+    """The beginning of a link to a PDF document: to its file if it is known where that lay, or else its name.
+
+    Args:
+        document: the document.
+        shared: whether others get it, who need not know where files lie here.
+    """
+    if document["media_type"] != PDF:
+        return ""
+    if "path" in document and not shared:
+        return Path(document["path"]).as_uri()
+    return quote(document["name"].encode("utf-8", "replace"))

@@ -1,0 +1,125 @@
+"""Structured answers: what a read with a `response_format` does differently, for every strategy.
+
+The answer's prompt shows the schema, the policy's server is asked to guide decoding by it, and every reply is checked.
+One that does not have the form is shown to the policy again with what is wrong with it, in the role `repair`, at most
+`UpdateRules.retries` times. If none has it, the last reply is the answer, the run has no value, and it stops with
+`invalid_answer`. The prompts of memories name the answer's fields after the question, so that the memory holds them.
+
+A policy that understands only the prompts it was trained on gets those; it is guided and checked, and nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
+from memagent_graph.errors import BudgetError, RunMismatchError
+from memagent_graph.prompts import ANSWER_FIELDS, AnswerFormat, Prompts, PromptTemplate
+from memagent_graph.reading.state import SCHEMA_MARK, ReaderContext, Structure
+from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
+from memagent_graph.roles import REPAIR, prompts_for, shipped
+
+ERROR_TOKENS: Final = 256
+"""The most tokens of what is wrong with a reply, in the prompt of a repair."""
+_LOGGED: Final = "response_format"
+
+
+def structured(context: ReaderContext, source: ResponseFormatSource | None) -> ReaderContext:
+    """The context of a read whose answer has this form; with None, the context as it is.
+
+    Args:
+        context: a graph's.
+        source: what `ResponseFormat.of` takes.
+
+    Raises:
+        ResponseFormatError, MissingExtraError: as `ResponseFormat.of`.
+        BudgetError: the schema does not fit the prompts of the answer.
+    """
+    if source is None:
+        return context
+    form = ResponseFormat.of(source)
+    prompts = replace(context.prompts, answer_format=AnswerFormat.PLAIN)
+    outline = ""
+    if not context.own_words_only:
+        prompts = _with_schema(prompts, context.prompts)
+        _require_room(form, prompts, context)
+        outline = _outline(form, context)
+    logged = {**context.log_settings, _LOGGED: {"name": form.name, "schema": form.schema, "outline": outline}}
+    return replace(context, prompts=prompts, structure=Structure(form, outline), log_settings=logged)
+
+
+def format_for_resume(
+    state: Mapping[str, Any], given: ResponseFormatSource | None, logged: Mapping[str, Any], run_id: str
+) -> ResponseFormat | None:
+    """The form that a run's answer must have.
+
+    Args:
+        state: the run's newest state.
+        given: what the caller gives for it, if anything.
+        logged: the settings that the run was logged with.
+        run_id: for errors.
+
+    Raises:
+        RunMismatchError: the run began with another schema, or with none; or its schema is not known.
+        ResponseFormatError, MissingExtraError: as `ResponseFormat.of`.
+    """
+    settings: str | None = state.get("settings")
+    mark = settings.rpartition(":")[2] if settings else ""
+    began_with = mark.removeprefix(SCHEMA_MARK) if mark.startswith(SCHEMA_MARK) else None
+    form = None if given is None else ResponseFormat.of(given)
+    if settings and form is not None and form.fingerprint != began_with:
+        then = f"the schema {began_with}" if began_with else "none"
+        raise RunMismatchError(
+            f"the run began with another response_format ({then}; now the schema {form.fingerprint})",
+            hint="Leave it out to continue with the run's own, or read the document again with this one.",
+            run_id=run_id,
+        )
+    if form is not None or began_with is None:
+        return form
+    known = logged.get(_LOGGED)
+    found = ResponseFormat.of({"type": "json_schema", "json_schema": known}) if isinstance(known, dict) else None
+    if found is None or found.fingerprint != began_with:
+        raise RunMismatchError(
+            "the run's answer is structured, and its schema is not in the run log",
+            hint="Pass the same response_format again.",
+            run_id=run_id,
+        )
+    return found
+
+
+def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
+    """Prompts whose answer shows the schema, also for roles that use the answer's template.
+
+    A template of the user's own is kept: it shows the schema where it has {schema}.
+    """
+    packaged = {shipped(f"answer_{each.value}") for each in AnswerFormat}
+    answer = before.answer
+    if answer.text in packaged:
+        answer = PromptTemplate(shipped("answer_json"), "answer_json.txt", ANSWER_FIELDS)
+    others = {name: answer if each == before.answer else each for name, each in before.others.items()}
+    repair = prompts_for((REPAIR,), before).others
+    return replace(prompts, answer=answer, others={**others, **repair})
+
+
+def _require_room(form: ResponseFormat, prompts: Prompts, context: ReaderContext) -> None:
+    budget, count = context.budget, context.tokenizer.count
+    schema = count(prompts.neutralise(form.text))
+    carried = budget.question_tokens + budget.memory_tokens + schema + budget.answer_tokens + CHAT_TEMPLATE_TOKENS
+    answer = carried + count(prompts.answer.literal)
+    repair = carried + count(prompts.template(REPAIR.name).literal) + budget.answer_tokens + ERROR_TOKENS
+    if (needed := max(answer, repair)) > budget.context_window:
+        raise BudgetError(
+            f"a structured answer needs {needed} tokens, {schema} of them for the schema, and the context window has "
+            f"{budget.context_window}",
+            hint=f"Ask for fewer fields, or lower answer_tokens (now {budget.answer_tokens}) or memory_tokens (now "
+            f"{budget.memory_tokens}).",
+        )
+
+
+def _outline(form: ResponseFormat, context: ReaderContext) -> str:
+    """The fields in words, or only their names, whichever takes at most half of the question's budget."""
+    count, most = context.tokenizer.count, context.budget.question_tokens // 2
+    wordings = (form.fields_in_words(), form.fields_in_words(short=True))
+    return next((each for each in wordings if count(context.prompts.neutralise(each)) <= most), "")

@@ -1,0 +1,82 @@
+"""Structured answers on a real vLLM server: a policy with random weights writes valid JSON only if it is guided."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from memagent_graph import Budget, EventKind, MemAgent, OpenAICompatiblePolicy, ResponseFormat, RunLog, SamplingParams
+from memagent_graph.events import StopReason
+from memagent_graph.policy import Message
+from memagent_graph.prompts import load_prompts
+from memagent_graph.response_format import DoesNotFit
+from memagent_training.serving.vllm_server import VLLMServer
+
+WINDOW = 2048
+TEXT = "The lighthouse was built by Ann in May. It is open on Sundays. " * 40
+ROOMY = Budget(context_window=WINDOW, question_tokens=100, memory_tokens=60, chunk_tokens=200, answer_tokens=300)
+
+
+class Lighthouse(BaseModel):
+    """No numbers and no free text: without an end in sight, random weights go on with those."""
+
+    model_config = ConfigDict(extra="forbid")
+    built_by: Literal["Ann", "Bob", "nobody"]
+    is_open: bool
+
+
+@pytest.fixture(scope="module")
+def server(vllm_python: Path, random_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+    log_file = tmp_path_factory.mktemp("vllm") / "server.log"
+    with VLLMServer(random_policy, log_file=log_file, max_model_len=WINDOW) as running:
+        yield running
+
+
+def test_the_answer_is_guided_by_the_schema_and_memories_are_not(server, random_policy, tmp_path) -> None:
+    log = RunLog(tmp_path / "runs.sqlite")
+    reader = MemAgent(
+        OpenAICompatiblePolicy(base_url=server.base_url),
+        tokenizer=random_policy,
+        budget=ROOMY,
+        prompts=load_prompts(),
+        sampling=SamplingParams(temperature=1.0, seed=1),  # greedily, random weights might write white space for ever
+        store=tmp_path / "documents",
+        run_log=log,
+    )
+    with reader:
+        result = reader.read(TEXT, "Who built the lighthouse?", response_format=Lighthouse)
+    assert result.stop_reason is StopReason.ANSWERED
+    assert isinstance(result.value, Lighthouse)
+    assert result.answer is not None
+    assert Lighthouse.model_validate_json(result.answer) == result.value
+    assert not {EventKind.SCHEMA_REFUSED, EventKind.INVALID_ANSWER} & {event.kind for event in result.events}
+    *updates, answer = log.conversations(result.run_id)
+    assert answer.role == "answer"
+    assert answer.sampling["json_schema"] is True
+    assert answer.token_ids is not None
+    assert answer.logprobs is not None
+    assert len(answer.token_ids) == len(answer.logprobs)
+    assert updates
+    assert not any("json_schema" in each.sampling for each in updates)
+    log.close()
+
+
+def test_the_same_policy_writes_no_json_by_itself(server) -> None:
+    form = ResponseFormat.of(Lighthouse)
+    prompt = [Message(role="user", content=f"Who built the lighthouse? Reply with JSON: {form.text}")]
+
+    async def asked(schema: str | None) -> str:
+        policy = OpenAICompatiblePolicy(base_url=server.base_url)
+        sampling = SamplingParams(max_tokens=300, temperature=1.0, seed=2, json_schema=schema)
+        completion = await policy.complete(prompt, sampling)
+        await policy.aclose()
+        assert not completion.schema_refused
+        return completion.text
+
+    assert isinstance(form.checked(asyncio.run(asked(None))), DoesNotFit)
+    assert isinstance(form.value(asyncio.run(asked(form.for_server))), Lighthouse)

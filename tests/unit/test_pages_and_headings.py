@@ -1,0 +1,292 @@
+"""Pages of PDF files that are chosen, headings and numbered clauses, and what evidence says of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.document_files import docx, pdf
+from support.scripts import perfect_reader
+
+from memagent_graph import Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_tokenizer
+from memagent_graph.documents.chunking import Boundary, Chunker
+from memagent_graph.documents.headings import headings
+from memagent_graph.documents.page_ranges import PageRanges
+from memagent_graph.documents.sources import SourceMark
+from memagent_graph.errors import DocumentError, UnsupportedDocumentError
+from memagent_graph.provenance.places import Places, link_to
+from memagent_graph.run_log.exchange import export_runs
+from memagent_graph.timeline import build_timeline, render_page
+
+QUESTION = "What is the key of harbor?"
+PAGES = (
+    "1. Definitions",
+    "Nothing is said here of any harbor.",
+    "2. Keys",
+    "The key of harbor is 4711.",
+    "2.1 Other keys",
+    "The key of castle is 12.",
+)
+CONTRACT = """MASTER AGREEMENT
+
+1. Definitions
+1.1 "Agreement" means this agreement.
+1.2 Term. The term is five years and
+3.5 Million people read it. In
+2019 Revenue was high.
+2 Payment ........ 12
+2. Payment
+2.1 Fees
+The fees are:
+1. Apples
+2. Pears
+3. Plums
+2.2 Taxes and duties
+ARTICLE IV TERMINATION
+4.1 Termination for convenience. Either party may terminate this agreement on thirty days' notice to the other.
+4.2 Either party may, having given notice in writing of thirty days at least to the other party hereto, terminate.
+§ 12 Notices
+Section 7 of the act says things.
+
+# a line that stands alone
+
+text
+# comment
+x = 1
+5. Wash the car.
+"""
+
+
+def report(folder: Path, *pages: str) -> Path:
+    path = folder / "the report.pdf"
+    path.write_bytes(pdf(*(pages or PAGES)))
+    return path
+
+
+class TestPagesThatAreChosen:
+    @pytest.mark.parametrize(
+        ("given", "chosen"),
+        [("4", "4"), ("2-4", "2-4"), (" 1 - 2 , 4 ", "1-2,4"), ("3-", "3-"), ("5–6", "5-6"), (7, "7"), ("3-3", "3")],
+    )
+    def test_are_named_in_a_few_ways(self, given, chosen) -> None:
+        assert str(PageRanges.of(given)) == chosen
+        assert PageRanges.of(chosen) == PageRanges.of(given)
+
+    @pytest.mark.parametrize(
+        "given", ["", "0", "-3", "5-2", "a", "1,,2", "1-2-3", "1 2", "99999999", ",".join("1" * 2000)]
+    )
+    def test_are_refused_where_they_name_none(self, given) -> None:
+        with pytest.raises(DocumentError, match=r"does not name pages.*1-3,7"):
+            PageRanges.of(given)
+
+    def test_are_all_that_is_stored(self, tmp_path) -> None:
+        store = DocumentStore(tmp_path / "store")
+        ref = store.add(Document.from_path(report(tmp_path)).only("2-3,6"))
+        assert ref["pages"] == "2-3,6"
+        assert store.read(ref, 0, 10_000) == "\n\n".join((PAGES[1], PAGES[2], PAGES[5]))
+        assert [mark.label for mark in store.sections(ref)] == ["page 2", "page 3", "page 6"]
+        from_bytes = Document.from_bytes(report(tmp_path).read_bytes(), "a.pdf").only("2-3,6")
+        assert store.add(from_bytes)["key"] == ref["key"]
+
+    def test_are_taken_again_when_a_lost_document_is_given_again(self, tmp_path) -> None:
+        store = DocumentStore(tmp_path / "store")
+        path = report(tmp_path)
+        ref = store.add(Document.from_path(path).only("4"))
+        store.remove(ref)
+        store.reattach(ref, Document.from_path(path))
+        assert store.read(ref, 0, 100) == PAGES[3]
+
+    @pytest.mark.parametrize(
+        ("pages", "words"),
+        [
+            ("7", "has 6 pages, and 7 was asked for.*from 1 to 6"),
+            ("5-9", "5-9 was asked.*5- goes"),
+            ("9-", "9- was asked"),
+        ],
+    )
+    def test_beyond_the_end_are_an_error_with_the_remedy(self, tmp_path, pages, words) -> None:
+        with pytest.raises(DocumentError, match=words):
+            DocumentStore(tmp_path / "store").add(Document.from_path(report(tmp_path)).only(pages))
+
+    def test_without_text_are_named(self, tmp_path) -> None:
+        path = report(tmp_path, "Some text.", "")
+        with pytest.raises(UnsupportedDocumentError, match=r"the pages 2 of the PDF file .* have no text"):
+            DocumentStore(tmp_path / "store").add(Document.from_path(path).only("2"))
+
+    def test_of_what_has_no_pages_are_an_error_with_the_remedy(self, tmp_path) -> None:
+        (tmp_path / "notes.txt").write_text("text")
+        (tmp_path / "notes.md").write_text("# text")
+        (tmp_path / "notes.docx").write_bytes(docx("text"))
+        store = DocumentStore(tmp_path / "store")
+        sources: list[Any] = [tmp_path / name for name in ("notes.txt", "notes.md", "notes.docx")]
+        for source in [*sources, "text", b"text", iter(["text"])]:
+            with pytest.raises(UnsupportedDocumentError, match=r"has no pages to choose.*Leave out the pages"):
+                store.add(Document.of(source).only("1"))
+
+    def test_are_chosen_in_a_read(self, make_reader, tmp_path) -> None:
+        reader = make_reader(ScriptedPolicy(perfect_reader))
+        path = report(tmp_path)
+        result = reader.read(path, QUESTION, pages="3-4")
+        assert result.answer == "4711"
+        assert not any("castle" in prompt for prompt in reader.policy.prompts)
+        assert [each.answer for each in reader.read(path, questions=[QUESTION], pages="4")] == ["4711"]
+        with pytest.raises(DocumentError, match="is stored already"):
+            reader.read(result.document, QUESTION, pages="4")
+
+
+class TestHeadings:
+    def test_of_a_contract_are_its_clauses(self) -> None:
+        assert [mark.label for mark in headings([CONTRACT], "text/plain")] == [
+            "1. Definitions", "1.1", "1.2 Term", "2. Payment", "2.1 Fees", "2.2 Taxes and duties",
+            "ARTICLE IV TERMINATION", "4.1 Termination for convenience", "4.2", "§ 12 Notices",
+            "a line that stands alone",
+        ]  # fmt: skip
+
+    def test_begin_where_their_lines_do(self) -> None:
+        for mark in headings([CONTRACT], "text/plain"):
+            assert CONTRACT[mark.start_char - 1] == "\n"
+            assert CONTRACT[mark.start_char :].lstrip("# ").startswith(mark.label.split()[0])
+
+    def test_of_markdown_leave_out_code(self) -> None:
+        text = "# Title\n```\n# code\n```\n## **Bold** part ##\ntext\n### 2.1 Clause\n"
+        assert [mark.label for mark in headings([text], "text/markdown")] == ["Title", "Bold part", "2.1 Clause"]
+
+    def test_are_the_same_however_the_text_comes(self) -> None:
+        text = CONTRACT * 6_000  # several blocks
+        once = headings([text], "text/plain")
+        assert once == headings((text[at : at + 777_777] for at in range(0, len(text), 777_777)), "text/plain")
+        assert len(once) > 6_000 * 10
+
+    @pytest.mark.parametrize(
+        "text", ["9" * 3_000_000, " " * 3_000_000, "1 " + ". " * 500_000, "#" * 3_000_000, "\n" * 10**6]
+    )
+    def test_are_looked_for_in_linear_time(self, text) -> None:
+        assert len(headings([text], "text/plain")) <= 1
+
+    def test_are_kept_beside_the_text(self, tmp_path) -> None:
+        store = DocumentStore(tmp_path)
+        ref = store.add(CONTRACT)
+        first = store.headings(ref)
+        [kept] = [path for path in (tmp_path / "sections").iterdir() if path.name.endswith("-text.json")]
+        assert store.headings(ref) == first
+        kept.write_text("{damaged")
+        assert store.headings(ref) == first
+        store.remove(ref)
+        assert not list((tmp_path / "sections").iterdir())
+
+    def test_of_html_and_docx_are_those_of_their_markdown(self, tmp_path) -> None:
+        store = DocumentStore(tmp_path)
+        html = "<h1>Report</h1><p>All is well.</p><h2>4.2 Termination</h2><p>It ends.</p>"
+        assert [each.label for each in store.headings(store.add(Document.from_bytes(html.encode(), "a.html")))] == [
+            "Report", "4.2 Termination",
+        ]  # fmt: skip
+        clauses = docx("4.1 Term", "It lasts.", "4.2 Termination", "It ends.")
+        assert [each.label for each in store.headings(store.add(Document.from_bytes(clauses, "a.docx")))] == [
+            "4.1 Term", "4.2 Termination",
+        ]  # fmt: skip
+
+    def test_of_a_stream_are_known_when_it_has_ended(self, tmp_path) -> None:
+        store = DocumentStore(tmp_path)
+        ref = store.add(iter(["# One\n\ntext\n\n", "# Two\n\nmore\n"]))
+        assert store.headings(ref) == []
+        store.pull(ref, 10**6)
+        assert [each.label for each in store.headings(ref)] == ["One", "Two"]
+
+
+class TestChunksThatEndBeforeHeadings:
+    def chunks(self, text: str, tokens: int, boundary: Boundary, folder: Path) -> list[str]:
+        store = DocumentStore(folder / "store")
+        ref = store.add(Document.from_bytes(text.encode(), "a.md"))
+        return [chunk.text for chunk in Chunker(store, ref, load_tokenizer("embedded"), tokens, boundary).chunks()]
+
+    def text(self, sections: int) -> str:
+        words = "The quick brown fox jumps over the lazy dog and is not seen. "
+        return "\n\n".join(
+            f"## 4.{number} Part {number}\n\n{words * (5 + number % 3)}" for number in range(1, sections + 1)
+        )
+
+    def test_do_so_wherever_one_is_near(self, tmp_path) -> None:
+        text = self.text(40)
+        found = self.chunks(text, 250, "heading", tmp_path)
+        assert "".join(found) == text
+        at_headings = [each for each in found[1:] if each.startswith("## 4.")]
+        assert len(at_headings) == len(found) - 1
+        assert sum(each.startswith("## 4.") for each in self.chunks(text, 250, "paragraph", tmp_path)) < len(
+            at_headings
+        )
+
+    def test_otherwise_end_as_paragraphs_do(self, tmp_path) -> None:
+        text = "\n\n".join("The quick brown fox jumps over the lazy dog." for _ in range(100))
+        assert self.chunks(text, 100, "heading", tmp_path) == self.chunks(text, 100, "paragraph", tmp_path)
+
+    def test_resume_from_a_cursor(self, tmp_path) -> None:
+        store = DocumentStore(tmp_path / "store")
+        ref = store.add(Document.from_bytes(self.text(30).encode(), "a.md"))
+        chunker = Chunker(store, ref, load_tokenizer("embedded"), 120, "heading")
+        whole = list(chunker.chunks())
+        again = Chunker(store, ref, load_tokenizer("embedded"), 120, "heading")
+        assert list(again.chunks(whole[2].next)) == whole[3:]
+
+
+class TestEvidence:
+    @pytest.fixture
+    def reader(self, make_reader, tmp_path) -> MemAgent:
+        reader: MemAgent = make_reader(ScriptedPolicy(perfect_reader), run_log=tmp_path / "runs.sqlite")
+        return reader
+
+    def test_has_page_section_and_a_link_that_opens_the_page(self, reader, tmp_path) -> None:
+        path = report(tmp_path)
+        [quote] = reader.read(path, QUESTION).evidence
+        assert (quote.page, quote.section) == (4, "2. Keys")
+        assert quote.place == "page 4, 2. Keys"
+        assert quote.link == f"{path.as_uri()}#page=4"
+        assert "the%20report.pdf#page=4" in quote.link
+
+    def test_counts_pages_of_the_file_where_some_were_chosen(self, reader, tmp_path) -> None:
+        [quote] = reader.read(report(tmp_path), QUESTION, pages="4-6").evidence
+        assert (quote.page, quote.section, quote.place) == (4, "page 4", "page 4")
+
+    def test_of_a_text_has_the_section_alone(self, reader) -> None:
+        text = "# Report\n\nNothing yet.\n\n## 4.2 Keys\n\nThe key of harbor is 4711.\n\n## 4.3 Rest\n\nNothing."
+        [quote] = reader.read(Document.from_bytes(text.encode(), "a.md"), QUESTION).evidence
+        assert (quote.page, quote.section, quote.place, quote.link) == (None, "4.2 Keys", "4.2 Keys", None)
+
+    def test_links_by_name_alone_where_the_file_is_not_known(self, reader, tmp_path) -> None:
+        document = Document.from_bytes(report(tmp_path).read_bytes(), "javascript:alert(1).pdf")
+        [quote] = reader.read(document, QUESTION).evidence
+        assert quote.link == "javascript%3Aalert%281%29.pdf#page=4"
+        assert link_to(reader.store.add(Document.from_path(report(tmp_path))), shared=True) == "the%20report.pdf"
+
+    def test_is_shown_with_both_on_the_page_and_in_json(self, reader, tmp_path) -> None:
+        path = report(tmp_path)
+        result = reader.read(path, QUESTION)
+        [shown] = result.to_dict()["evidence"]
+        assert (shown["page"], shown["section"], shown["link"]) == (4, "2. Keys", f"{path.as_uri()}#page=4")
+        page = render_page(build_timeline(result.view()))
+        assert '"section":"page 4, 2. Keys"' in page
+        assert f'"pdf":"{path.as_uri()}"' in page
+        served = render_page(build_timeline(result.view()), document_link="/#document/1")
+        assert path.as_uri() not in served
+
+    def test_where_the_file_lies_stays_out_of_exports_and_of_redacted_logs(self, reader, tmp_path) -> None:
+        path = report(tmp_path)
+        result = reader.read(path, QUESTION)
+        assert result.document["path"] == str(path)
+        export_runs(reader.run_log, tmp_path / "runs.jsonl")
+        assert str(tmp_path) not in (tmp_path / "runs.jsonl").read_text()
+        log = RunLog(tmp_path / "other.sqlite", redact=lambda kind, text: text.replace("report", "[hidden]"))
+        with reader.copy(run_log=log) as other:
+            run = log.get(other.read(path, QUESTION).run_id)
+        assert run.document["name"] == "the [hidden].pdf"
+        assert "path" not in run.document
+        log.close()
+
+
+def test_a_heading_of_one_source_does_not_name_text_of_the_next() -> None:
+    places = Places(
+        sections=[SourceMark(0, "a.txt"), SourceMark(100, "b.txt")],
+        headings=[SourceMark(20, "1. One"), SourceMark(150, "2. Two")],
+    )
+    assert [places.section(char) for char in (0, 30, 120, 160)] == ["a.txt", "1. One", "b.txt", "2. Two"]
+    assert places.page(30) is None

@@ -1,0 +1,239 @@
+"""`ResponseFormat`: what may be one, and what of a reply has its form."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from memagent_graph import ResponseFormat
+from memagent_graph.errors import MissingExtraError, ResponseFormatError
+from memagent_graph.response_format import MOST_BYTES, MOST_DEPTH, DoesNotFit, Fits
+
+
+class Person(BaseModel):
+    name: str
+    age: int | None = None
+
+
+class Filing(BaseModel):
+    company: str = Field(description="the company's\nfull name")
+    signed: date
+    people: list[Person] = []
+
+    @field_validator("company")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value == "unknown":
+            raise ValueError("name the company")
+        return value
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"key": {"type": "integer", "minimum": 1}, "kind": {"enum": ["a", "b"]}},
+    "required": ["key"],
+}
+FILING = '{"company": "Acme", "signed": "2024-05-01", "people": [{"name": "Ann", "age": 41}]}'
+
+
+def test_a_model_gives_instances_and_a_schema_gives_plain_values() -> None:
+    found = ResponseFormat.of(Filing).checked(FILING)
+    assert found == Fits(FILING, Filing(company="Acme", signed=date(2024, 5, 1), people=[Person(name="Ann", age=41)]))
+    assert ResponseFormat.of(SCHEMA).checked(' {"key": 3} ') == Fits('{"key": 3}', {"key": 3})
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f"```json\n{FILING}\n```",
+        f"Here is the answer:\n\n{FILING}\n\nI hope that [this] helps {{you}}.",
+        f"\\boxed{{{FILING}}}",
+        f'First {{"company": "Draft", "signed": "2020-01-01"}}, but no: {FILING}',
+    ],
+)
+def test_the_last_value_that_fits_is_found_among_other_words(reply) -> None:
+    found = ResponseFormat.of(Filing).checked(reply)
+    assert isinstance(found, Fits)
+    assert found.text == FILING
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        ("the company is Acme", "not JSON"),
+        ('{"company": "Acme", "signed": "2024-05-', "not JSON"),
+        ('{"company": "Acme"}', "signed: Field required"),
+        ('{"company": "Acme", "signed": "2024-05-01", "people": [{"age": "x"}]}', "people.0.name: Field required"),
+        ('{"company": "unknown", "signed": "2024-05-01"}', "name the company"),
+        ("[" * 100_000, "not JSON"),
+        ("", "not JSON"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(reply, words) -> None:
+    found = ResponseFormat.of(Filing).checked(reply)
+    assert isinstance(found, DoesNotFit)
+    assert words in found.reason
+
+
+def test_a_validator_that_fails_otherwise_is_named_as_well() -> None:
+    class Odd(BaseModel):
+        key: int
+
+        @field_validator("key")
+        @classmethod
+        def _fails(cls, value: int) -> int:
+            raise KeyError("a slip in the validator")
+
+    found = ResponseFormat.of(Odd).checked('{"key": 1}')
+    assert isinstance(found, DoesNotFit)
+    assert "KeyError" in found.reason
+
+
+def test_numbers_that_json_does_not_have_are_refused() -> None:
+    assert isinstance(ResponseFormat.of({"type": "number"}).checked("NaN"), DoesNotFit)
+    assert ResponseFormat.of({"type": "number"}).checked("2.5") == Fits("2.5", 2.5)
+
+
+def test_the_fields_in_words() -> None:
+    assert ResponseFormat.of(Filing).fields_in_words() == (
+        "The answer will have these fields:\n"
+        "- company (string): the company's full name\n"
+        "- signed (string)\n"
+        "- people (list of object with name, age)"
+    )
+    assert ResponseFormat.of(Filing).fields_in_words(short=True) == (
+        "The answer will have these fields: company, signed, people."
+    )
+    assert '- kind (one of "a", "b")' in ResponseFormat.of(SCHEMA).fields_in_words()
+    assert (
+        "- name (string)" in ResponseFormat.of({"type": "array", "items": Person.model_json_schema()}).fields_in_words()
+    )
+    assert ResponseFormat.of({"type": "integer"}).fields_in_words() == ""
+
+
+def test_servers_get_a_name_they_take_and_strictness_only_where_it_can_be_had() -> None:
+    class Strict(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        key: int
+
+    asked = json.loads(ResponseFormat.of(Strict).for_server)
+    assert (asked["name"], asked["strict"]) == ("Strict", True)
+    assert "strict" not in json.loads(ResponseFormat.of(Filing).for_server)
+    assert json.loads(ResponseFormat.of({**SCHEMA, "title": "Keys & kinds!"}).for_server)["name"] == "Keys_kinds"
+
+
+def test_a_schema_may_come_as_servers_take_it_and_equal_ones_have_one_fingerprint() -> None:
+    wrapped = {"type": "json_schema", "json_schema": {"name": "keys", "schema": SCHEMA}}
+    assert ResponseFormat.of(wrapped).name == "keys"
+    assert ResponseFormat.of(wrapped).fingerprint == ResponseFormat.of(SCHEMA).fingerprint
+    assert ResponseFormat.of(SCHEMA).fingerprint != ResponseFormat.of({**SCHEMA, "required": []}).fingerprint
+    assert ResponseFormat.of(Filing).fingerprint == ResponseFormat.of(Filing.model_json_schema()).fingerprint
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (5, "a value of type int is not a response_format"),
+        (int, "the class int is not"),
+        ("schema.json", "a value of type str"),
+        ({"type": "objekt"}, "not a JSON schema: type: 'objekt'"),
+        ({"properties": {"a": {"minimum": "1"}}}, "properties.a.minimum"),
+        ({"enum": [{1, 2}]}, "cannot be written as JSON"),
+        ({"const": float("nan")}, "cannot be written as JSON"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "has no schema in it"),
+        ({"description": "x" * MOST_BYTES}, "may have 32,768"),
+        (deep(MOST_DEPTH), "levels deep"),
+        (deep(5000), "cannot be written|levels deep"),
+        ({"$ref": "https://example.org/schema.json"}, "outside of it"),
+        ({"$ref": "#/$defs/missing"}, "which it does not have"),
+        ({"$ref": "#somewhere"}, "outside of it"),
+        ({"patternProperties": {"^a": {}}}, "patternProperties, which is not supported"),
+        ({"properties": {"a": {"pattern": "(?=a)b"}}}, "pattern .* is not supported"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused_with_the_remedy(source, words) -> None:
+    with pytest.raises(ResponseFormatError, match=words) as raised:
+        ResponseFormat.of(source)
+    assert raised.value.hint
+
+
+def test_a_model_without_a_json_schema_is_refused() -> None:
+    class Callback(BaseModel):
+        call: Callable[[], int]
+
+    with pytest.raises(ResponseFormatError, match="Callback has no JSON schema"):
+        ResponseFormat.of(Callback)
+
+
+def test_fields_may_be_called_like_keywords() -> None:
+    form = ResponseFormat.of({"properties": {"$ref": {"type": "integer"}, "pattern": {"type": "string"}, "$id": {}}})
+    assert form.checked('{"$ref": 1, "pattern": "(?=", "$id": 2}') == Fits(
+        '{"$ref": 1, "pattern": "(?=", "$id": 2}', {"$ref": 1, "pattern": "(?=", "$id": 2}
+    )
+
+
+def test_a_hostile_schema_or_pattern_takes_a_bounded_number_of_steps() -> None:
+    bomb: dict[str, Any] = {
+        "$defs": {f"a{level}": {"allOf": [{"$ref": f"#/$defs/a{level + 1}"}] * 2} for level in range(40)},
+        "$ref": "#/$defs/a0",
+    }
+    bomb["$defs"]["a40"] = {"type": "integer"}
+    endless = {"$defs": {"n": {"anyOf": [{"$ref": "#/$defs/n"}]}}, "$ref": "#/$defs/n"}
+    for schema in (bomb, endless):
+        found = ResponseFormat.of(schema).checked("3")
+        assert isinstance(found, DoesNotFit)
+        assert "too many steps" in found.reason
+    slow = ResponseFormat.of({"type": "string", "pattern": "^(a+)+$"})
+    assert isinstance(slow.checked(f'"{"a" * 60}!"'), DoesNotFit)
+    assert isinstance(slow.checked('"aaa"'), Fits)
+
+
+def test_a_schema_needs_its_extra_and_a_model_does_not(monkeypatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "jsonschema" else find(name, *more)
+    )
+    with pytest.raises(MissingExtraError, match=r'"schema"'):
+        ResponseFormat.of(SCHEMA)
+    assert ResponseFormat.of(Person).checked('{"name": "Ann"}')
+
+
+def test_a_user_names_a_file_or_a_model(tmp_path) -> None:
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    assert ResponseFormat.named(str(tmp_path / "schema.json")) == ResponseFormat.of(SCHEMA)
+    (tmp_path / "models.py").write_text(
+        "from pydantic import BaseModel\nclass Key(BaseModel):\n    key: int\nother = 5\n"
+    )
+    form = ResponseFormat.named(f"{tmp_path}/models.py:Key")
+    assert form.checked('{"key": 4}').value.key == 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing.json", "cannot be read"),
+        ("broken.json", "is not JSON"),
+        ("models.py:other", "is not a Pydantic model"),
+        ("models.py:Missing", "has no 'Missing'"),
+        ("missing.py:Key", "there is no file"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_an_error_with_the_remedy(tmp_path, name, words) -> None:
+    (tmp_path / "broken.json").write_text('{"type":')
+    (tmp_path / "models.py").write_text("other = 5\n")
+    with pytest.raises(ResponseFormatError, match=words) as raised:
+        ResponseFormat.named(f"{tmp_path}/{name}")
+    assert raised.value.hint
