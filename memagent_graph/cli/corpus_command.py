@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from memagent_graph.corpus.corpus_inputs import Inputs
     from memagent_graph.corpus.corpus_run import CorpusSummary
     from memagent_graph.evaluation.prices import Prices
+    from memagent_graph.response_format import ResponseFormat
     from memagent_graph.settings import ReaderSettings
 
 
@@ -66,6 +67,14 @@ class Corpus(ReaderOptions):
         ),
     ] = None
     out: Annotated[str, typer.Option(help="The folder, or its URL, for the table.")]
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            help="The form of the answers: a file with a JSON schema, or a Pydantic model as path/to/file.py:Model; "
+            "they are then in the column `value`, as JSON.",
+            show_default="answers in words",
+        ),
+    ] = None
     estimate: Annotated[
         bool,
         typer.Option("--estimate", help="Say how many tokens it would take, and the price and time; read nothing."),
@@ -199,6 +208,11 @@ class Corpus(ReaderOptions):
             self.source, InputOptions(access=access, columns=columns, subset=self.subset, split=self.split)
         )
 
+    def _form(self) -> ResponseFormat | None:
+        from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415
+
+        return None if self.schema is None else ResponseFormat.named(self.schema)
+
     async def _read(self, inputs: Inputs, questions: list[str], settings: ReaderSettings) -> CorpusSummary:
         from memagent_graph.corpus.corpus_progress import CorpusProgress  # noqa: PLC0415
         from memagent_graph.corpus.corpus_reader import CorpusReader  # noqa: PLC0415
@@ -219,7 +233,14 @@ class Corpus(ReaderOptions):
                 checkpoints=work / CHECKPOINTS,
                 run_log=self.log or False,
             )
-            reader = CorpusReader(agent, questions, inputs.access, keep_texts=self.keep_texts, on_update=progress.reads)
+            reader = CorpusReader(
+                agent,
+                questions,
+                inputs.access,
+                response_format=self._form(),
+                keep_texts=self.keep_texts,
+                on_update=progress.reads,
+            )
             try:
                 return await run_corpus(
                     inputs,
@@ -242,7 +263,7 @@ class Corpus(ReaderOptions):
 
         with tempfile.TemporaryDirectory(prefix="memagent-estimate-") as folder:
             agent = settings.make_reader(api_key=self.api_key, store=Path(folder), run_log=False)
-            reader = CorpusReader(agent, questions, inputs.access)
+            reader = CorpusReader(agent, questions, inputs.access, response_format=self._form())
             try:
                 return await estimate_corpus(inputs, reader)
             finally:

@@ -41,6 +41,7 @@ from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.reader import MemAgent, result_of
 from memagent_graph.reading.graph import check_question
 from memagent_graph.reading.state import ReaderContext
+from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
@@ -56,6 +57,7 @@ class CorpusReader:
         agent: the reader. With checkpoints, documents that a killed process has begun continue at their chunk.
         questions: asked about every document, after a document's own.
         access: opens the documents.
+        response_format: the form of the answers; rows have them as `value`.
         keep_texts: leave documents' texts in the agent's store.
         is_done: whether there is an answer for a row's id already; such questions are not read for again.
         on_update: called with each memory update.
@@ -67,6 +69,7 @@ class CorpusReader:
         questions: Sequence[str] = (),
         access: SourceAccess | None = None,
         *,
+        response_format: ResponseFormatSource | None = None,
         keep_texts: bool = False,
         is_done: Callable[[str], bool] = lambda _: False,
         on_update: Callable[[MemoryUpdate], None] | None = None,
@@ -77,6 +80,7 @@ class CorpusReader:
         self.is_done = is_done
         self.on_update = on_update
         self.keeps_texts = keep_texts
+        self._form = None if response_format is None else ResponseFormat.of(response_format)
         self._told = Told((self.access.root, str(agent.store.root)))
         self._loading = ThreadPoolExecutor(_LOADING, thread_name_prefix="memagent-loading")
         self._texts: Counter[str] = Counter()
@@ -89,10 +93,11 @@ class CorpusReader:
         Raises:
             MemAgentError: the policy cannot be reached, or the settings do not fit it; a question is too long.
         """
-        graph = await self.agent.agraph()
+        graph = await self.agent.agraph(response_format=self._form)
         for each in self.questions:
             check_question(each, graph.reader_context)
-        return settings_of(graph.reader_context)
+        form = {} if self._form is None else {"response_format": self._form.text}
+        return {**settings_of(graph.reader_context), **form}
 
     def questions_of(self, document: CorpusDocument) -> tuple[str, ...]:
         """What is asked about a document."""
@@ -187,10 +192,12 @@ class CorpusReader:
     ) -> ReadResult:
         if may_resume and self.agent.keeps_checkpoints:
             try:
-                return await result_of(self.agent.astream_resume(run_id, pace=pace), self.on_update)
+                resumed = self.agent.astream_resume(run_id, response_format=self._form, pace=pace)
+                return await result_of(resumed, self.on_update)
             except (RunNotFoundError, RunMismatchError):
                 pass  # nothing of it was saved, or a version that cannot be continued
-        return await result_of(self.agent.astream(reference, question, run_id=run_id, pace=pace), self.on_update)
+        begun = self.agent.astream(reference, question, response_format=self._form, run_id=run_id, pace=pace)
+        return await result_of(begun, self.on_update)
 
     def _failure(
         self, document: CorpusDocument, digest: str | None, question: str, settings: str, error: Exception

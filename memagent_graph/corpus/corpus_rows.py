@@ -23,8 +23,10 @@ class Quote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
     quote: str
     """The document's text, unchanged."""
-    page: str | None
-    """The page or section in which it begins, if the document has them."""
+    page: int | None
+    """The page on which it begins, counted from 1, if the document has pages."""
+    section: str | None
+    """The heading or numbered clause that it begins under; without one, its page or source, if there is one."""
     chunk: int
     start_char: int
     end_char: int
@@ -38,6 +40,7 @@ class Quote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         """A reader's evidence as a quote."""
         return cls(
             evidence.quote,
+            evidence.page,
             evidence.section,
             evidence.chunk_index,
             evidence.start_char,
@@ -131,7 +134,7 @@ def row_of(
         digest=digest_of(result.document["key"]),
         question=question,
         answer=result.answer,
-        value=getattr(result, "value", None),
+        value=result.json_value,
         memory=result.memory,
         evidence=tuple(map(Quote.of, evidence)),
         usage=RowUsage(

@@ -46,6 +46,7 @@ class World:
         self.calls = 0
         self.prompts = Counter[str]()
         self.fails: Callable[[str], None] = lambda prompt: None
+        self.reply: Callable[[str], str | None] = lambda prompt: None
         self._make_reader = make_reader
 
     def write(self, name: str, harbor: int, *, words: int = 60) -> None:
@@ -56,7 +57,7 @@ class World:
         self.calls += 1
         self.prompts[prompt] += 1
         self.fails(prompt)
-        return perfect_reader(prompt)
+        return self.reply(prompt) or perfect_reader(prompt)
 
     def agent(self, **options: Any) -> MemAgent:
         work = TableFolder(str(self.out)).work
@@ -76,6 +77,7 @@ class World:
         source: str | None = None,
         inputs: InputOptions | None = None,
         reader: dict[str, Any] | None = None,
+        form: Any = None,
         **options: Any,
     ) -> CorpusSummary:
         async def read() -> CorpusSummary:
@@ -83,7 +85,9 @@ class World:
             table = TableFolder(str(self.out))
             with exclusive(table) as work:
                 private_file(work / "made")
-                one = CorpusReader(self.agent(**(reader or {})), questions or (HARBOR,), corpus.access)
+                one = CorpusReader(
+                    self.agent(**(reader or {})), questions or (HARBOR,), corpus.access, response_format=form
+                )
                 try:
                     return await run_corpus(corpus, one, table, **{"documents_in_flight": 3, **options})
                 finally:
@@ -426,6 +430,27 @@ def test_a_question_that_is_too_long_is_refused_or_a_row_with_an_error(world: Wo
     table.write_text(json.dumps({"text": "The key of harbor is 1.", "ask": "why? " * 100}))
     world.run(source=str(table), inputs=InputOptions(columns=Columns(questions="ask")))
     assert {row["error_kind"] for row in rows_in(world.out)} == {None, "BudgetError"}
+
+
+def test_typed_answers_are_values_in_the_table_and_another_form_is_refused(world: World) -> None:
+    from pydantic import BaseModel
+
+    class Key(BaseModel):
+        key: int
+
+    class Other(BaseModel):
+        name: str
+
+    world.write("a.txt", 7)
+    world.write("b.txt", 9)
+    world.reply = lambda prompt: (
+        json.dumps({"key": int(prompt.rpartition("harbor ")[2].split()[0])}) if "<section>" not in prompt else None
+    )
+    world.run(form=Key)
+    rows = rows_in(world.out)
+    assert {row["document"]: json.loads(row["value"]) for row in rows} == {"a.txt": {"key": 7}, "b.txt": {"key": 9}}
+    with pytest.raises(CorpusError, match="response_format"):
+        world.run(form=Other)
 
 
 def test_progress_hears_of_every_document(world: World) -> None:
