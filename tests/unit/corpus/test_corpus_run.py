@@ -340,6 +340,31 @@ def test_a_table_whose_ledger_was_lost_is_continued_from_its_parts(world: World)
     assert set(world.answers.values()) == {"30", "2", "3"}
 
 
+def test_a_machine_that_was_overtaken_adds_only_what_the_table_lacks(world: World, monkeypatch: Any) -> None:
+    """It had chosen rows for a part, and another machine has read these documents and taken that number since."""
+    for number in range(6):
+        world.write(f"d{number}.txt", number)
+    written = TableFolder.write_part
+
+    def killed_before(self: TableFolder, number: int, rows: Any) -> None:
+        raise KilledError
+
+    monkeypatch.setattr(TableFolder, "write_part", killed_before)
+    with pytest.raises(KilledError):
+        world.run(rows_per_part=3)
+    monkeypatch.setattr(TableFolder, "write_part", written)
+    shutil.move(world.out / "_work", world.out.parent / "overtaken")
+    world.run(rows_per_part=2, limits=CorpusLimits(max_documents=4))
+    assert len(world.answers) == 4
+    shutil.rmtree(world.out / "_work")
+    shutil.move(world.out.parent / "overtaken", world.out / "_work")
+    world.run()
+    assert world.answers == {(f"d{number}.txt", HARBOR): str(number) for number in range(6)}
+    world.write("d0.txt", 70)
+    world.run()
+    assert world.answers["d0.txt", HARBOR] == "70"
+
+
 def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: World, monkeypatch: Any) -> None:
     for number in range(6):
         world.write(f"d{number}.txt", number)
