@@ -179,11 +179,11 @@ def test_an_extractive_report_may_be_judged_by_a_policy_that_has_a_prompt_for_it
 
 
 def test_a_window_that_has_no_room_for_quotes_gives_an_extractive_report(tmp_path: Path) -> None:
-    small = Budget(context_window=400, question_tokens=30, memory_tokens=40, chunk_tokens=80, answer_tokens=60)
+    small = Budget(context_window=340, question_tokens=30, memory_tokens=40, chunk_tokens=80, answer_tokens=60)
     with reader_in(tmp_path, ScriptedPolicy(reads_keys), budget=small) as agent:
         found = report(agent, "What is the key of harbor?", keys(tmp_path, a="4711"))
     assert [event.kind for event in found.events] == [EventKind.NOT_PLANNED, EventKind.EXTRACTIVE]
-    assert "400 tokens is too small for report_outline, report_section" in found.events[1].detail
+    assert "340 tokens is too small for report_outline, report_section" in found.events[1].detail
     assert [sentence.text for sentence in found.sentences] == ["4711"]
 
 
