@@ -13,7 +13,7 @@ help:  ## List the targets
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[local,language,hub,files,schema,export,report,eval,train,langchain,mcp,serve,studio]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[local,language,hub,files,schema,export,report,eval,train,langchain,mcp,serve,corpus,studio]"
 	touch $@
 
 install: $(VENV)/.installed  ## A virtual environment with everything that demo, tests and benchmarks need

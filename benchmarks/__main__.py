@@ -10,6 +10,7 @@ from benchmarks.figures import print_table, write_json
 
 NAMES = (
     "throughput",
+    "corpus",
     "chunking",
     "startup",
     "checkpoints",

@@ -25,6 +25,7 @@
     │   └── RunLogError                 the log of runs cannot be read or written
     ├── RetrievalError              texts could not be ranked for a query
     ├── EvaluationError             an evaluation cannot use a task, data or results file
+    ├── CorpusError                 the output of a corpus cannot be used: another run's, other settings, not writable
     └── MissingExtraError           an optional dependency is not installed
 
 Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Errors that a retry cannot
@@ -189,6 +190,10 @@ class RetrievalError(MemAgentError):
 
 class EvaluationError(MemAgentError):
     """An evaluation cannot use a task, a data file or a results file."""
+
+
+class CorpusError(LastingError):
+    """The output of a corpus cannot be used: another run writes to it, it has other settings, or it is not writable."""
 
 
 class MissingExtraError(LastingError):

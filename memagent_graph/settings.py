@@ -74,6 +74,8 @@ class ReaderSettings:
     concurrency: int = 128
     timeout: float = 300.0
     retries: int = 4
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
     chosen: Literal["environment", "added", "embedded"] | None = None
     """Why this policy reads, if none was named; see `decided`."""
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _BUILT_IN: Final = {
     "read": "read:Read",
     "resume": "resume:Resume",
+    "corpus": "corpus_command:Corpus",
     "doctor": "doctor:Doctor",
     "demo": "demo:Demo",
     "show": "show:Show",

@@ -12,6 +12,7 @@ import typer
 from memagent_graph.errors import (
     BudgetError,
     CheckpointError,
+    CorpusError,
     DocumentError,
     EvaluationError,
     MemAgentError,
@@ -52,7 +53,7 @@ def exit_code(error: MemAgentError) -> ExitCode:
         (CheckpointError, ExitCode.CHECKPOINTS),
         (RunError, ExitCode.RUN),
         (BudgetError | ProfileError | PromptError | TokenizerError, ExitCode.SETTINGS),
-        (EvaluationError | MissingExtraError | ResponseFormatError, ExitCode.SETTINGS),
+        (EvaluationError | CorpusError | MissingExtraError | ResponseFormatError, ExitCode.SETTINGS),
     )
     return next((code for kinds, code in codes if isinstance(error, kinds)), ExitCode.USAGE)
 

@@ -17,20 +17,28 @@ if TYPE_CHECKING:
     from memagent_graph.settings import ReaderSettings
 
 OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Policy and server": ("policy", "profile", "tokenizer", "api_key", "concurrency", "timeout", "retries"),
+    "Policy and server": (
+        "policy", "profile", "tokenizer", "api_key", "concurrency", "timeout", "retries", "requests_per_minute",
+        "tokens_per_minute",
+    ),
     "Prompts and budgets": (
         "layout", "answer_format", "update_template", "answer_template", "empty_memory", "context_window",
         "question_tokens", "memory_tokens", "chunk_tokens", "answer_tokens", "boundary",
     ),
     "Document": ("pages", "encoding", "replace_undecodable", "max_bytes"),
+    "Tables and datasets": (
+        "text_column", "path_column", "id_column", "question_column", "keep_column", "root", "subset", "split",
+    ),
+    "What may be opened": ("allow_private_addresses", "allow_chained_urls"),
     "Sampling": ("temperature", "top_p", "seed", "logprobs"),
     "Memories that cannot be used": ("on_truncated", "on_empty", "on_refused", "on_invented"),
-    "Limits": ("max_chunks", "max_questions", "max_tokens", "max_tokens_total", "max_seconds"),
+    "Limits": ("max_chunks", "max_questions", "max_documents", "max_tokens", "max_tokens_total", "max_seconds"),
     "Who may ask": ("keys", "without_keys", "server_name", "allow_origin", "allow_remote"),
     "Load": (
         "max_reads", "max_waiting", "max_reads_per_key", "max_connections", "max_body", "spool", "uploads",
         "keep_minutes", "cancel_on_close", "heartbeat",
     ),
+    "The estimate": ("price_in", "price_out", "tokens_per_second"),
     "Where runs are kept": ("run_id", "report_id", "checkpoints", "no_checkpoints", "log", "no_log", "keep_documents"),
     "Output": ("out", "formats", "force", "as_json", "updates", "quiet"),
 }  # fmt: skip

@@ -32,6 +32,8 @@ _HEADING_TAIL_PERCENT = 50
 _CANDIDATES = 4
 _CACHED_BYTES = 8 * 1024 * 1024
 _BYTES_PER_TOKEN = 40
+_BYTES_PER_PIECE = 600
+"""What a piece takes besides its text and tokens: a corpus of tiny documents has many of them."""
 _PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*")
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*(?=(\s+))|[。！？]+[」』”’）]*|\n[^\S\n]*\n\s*")
 
@@ -129,7 +131,8 @@ class _PieceCache:
 
     @staticmethod
     def _cost(piece: _Piece) -> int:
-        return len(piece.ids) * _BYTES_PER_TOKEN + len(piece.text) * (1 if piece.text.isascii() else 4)
+        text = len(piece.text) * (1 if piece.text.isascii() else 4)
+        return _BYTES_PER_PIECE + len(piece.ids) * _BYTES_PER_TOKEN + text
 
 
 _PIECES = _PieceCache(_CACHED_BYTES)

@@ -20,6 +20,7 @@ from memagent_graph import policies
 from memagent_graph.entry_points import POLICIES, added, failure_of
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import KNOWN, added_policies
+from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policy import Policy
 
 
@@ -38,6 +39,10 @@ class PolicyRequest:
     """Seconds that one completion may take."""
     retries: int = 4
     """How often a failed request is sent again."""
+    requests_per_minute: float | None = None
+    """For a server: the most requests sent in a minute, over all reads."""
+    tokens_per_minute: float | None = None
+    """For a server: the most prompt and completion tokens in a minute, over all reads."""
 
 
 PolicyFactory: TypeAlias = Callable[[PolicyRequest], Policy]
@@ -97,6 +102,7 @@ def _server(request: PolicyRequest) -> Policy:
         max_concurrency=request.concurrency,
         read_timeout=request.timeout,
         max_retries=request.retries,
+        limiter=RateLimiter(request.requests_per_minute, request.tokens_per_minute),
     )
 
 

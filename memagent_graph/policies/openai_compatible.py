@@ -36,6 +36,7 @@ from memagent_graph.errors import (
 from memagent_graph.policies.flops import ModelShape
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
+from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policies.redaction import Redaction
 from memagent_graph.policies.replies import decode_completion
 from memagent_graph.policies.sending import (
@@ -88,6 +89,8 @@ class OpenAICompatiblePolicy:
             while the policy is in use, for example when weights are swapped.
         max_reply_bytes: the longest reply that is accepted. By default 1 MiB, 4 KiB for each token that may be written,
             and 10 times the request, several times what any server needs.
+        limiter: bounds requests and tokens a minute, over all that share it. Without it there is no such bound, but a
+            `Retry-After` that one request gets holds all of them.
 
     Raises:
         PolicyRequestError: `base_url` is not an address, or the key is not one line of ASCII.
@@ -106,6 +109,7 @@ class OpenAICompatiblePolicy:
         extra_body: Mapping[str, Any] | None = None,
         policy_version: str = "",
         max_reply_bytes: int | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
         url = checked_url(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
         key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
@@ -126,6 +130,7 @@ class OpenAICompatiblePolicy:
         self._max_retries = max_retries
         self._extra_body = dict(extra_body or {})
         self._max_reply_bytes = max_reply_bytes
+        self._limiter = limiter or RateLimiter()
         self._served: dict[str, Any] | None = None
         self._refused_schemas: set[str] = set()
         self._connections = PerLoop(self._connect)
@@ -179,13 +184,19 @@ class OpenAICompatiblePolicy:
         if sampling.logprobs:
             body["logprobs"] = True if as_messages else 0
         content = msgspec.json.encode(body)
-        return await self._send(
+        expected = self._limiter.expected_tokens(len(content), sampling.max_tokens)
+        completion, retries = await self._send(
             f"{self.base_url.rstrip('/')}/{'chat/completions' if as_messages else 'completions'}",
             content,
             partial(decode_completion, model=name, policy_version=version),
             largest=self._max_reply_bytes
             or _REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
+            tokens=expected,
         )
+        if usage := completion.usage:
+            used = usage.prompt_tokens + usage.completion_tokens
+            self._limiter.settle(expected, used, usage.completion_tokens)
+        return completion, retries
 
     def serve(self, model: str, policy_version: str) -> None:
         """From the next request on, use another model of the server, which has other weights, such as a new adapter.
@@ -310,13 +321,16 @@ class OpenAICompatiblePolicy:
         *,
         largest: int,
         seconds: float | None = None,
+        tokens: int = 0,
     ) -> tuple[T, int]:
         """The decoded reply, and how many times the request was sent again.
 
         An error has the redacted message of its cause and not the cause itself, which may repeat the request's headers.
         """
         try:
-            return await self._connections.get().sender.send(url, body, decode, largest=largest, seconds=seconds)
+            return await self._connections.get().sender.send(
+                url, body, decode, largest=largest, seconds=seconds, tokens=tokens
+            )
         except StatusError as error:
             raise self._refusal(error, self._redacted(_words(error.content))[:_SHOWN]) from None
         except MalformedReplyError as error:
@@ -411,7 +425,13 @@ class OpenAICompatiblePolicy:
         )
 
     def _connect(self) -> _Connection:
-        sender = Sender(self.base_url, self._headers, timeouts=self._timeouts, max_retries=self._max_retries)
+        sender = Sender(
+            self.base_url,
+            self._headers,
+            timeouts=self._timeouts,
+            max_retries=self._max_retries,
+            limiter=self._limiter,
+        )
         return _Connection(sender, asyncio.Semaphore(self.max_concurrency))
 
 

@@ -22,6 +22,7 @@ import aiohttp
 import httpx2
 
 from memagent_graph.errors import PolicyRequestError
+from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policies.server_url import origin, without_password
 
 T = TypeVar("T")
@@ -104,10 +105,20 @@ class Sender:
         headers: sent with every request.
         timeouts: for the connection, and for one attempt as a whole.
         max_retries: how often a failed request is sent again.
+        limiter: spaces the requests; where a reply asks for a pause, all requests that it spaces pause.
     """
 
-    def __init__(self, base_url: str, headers: Mapping[str, str], *, timeouts: Timeouts, max_retries: int) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        headers: Mapping[str, str],
+        *,
+        timeouts: Timeouts,
+        max_retries: int,
+        limiter: RateLimiter | None = None,
+    ) -> None:
         self._timeouts = timeouts
+        self._limiter = limiter or RateLimiter()
         self._max_retries = max_retries
         secure = urlsplit(base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
@@ -124,7 +135,14 @@ class Sender:
         self._unclosed = weakref.finalize(self, _abandon, self._session, asyncio.get_running_loop())
 
     async def send(
-        self, url: str, body: bytes | None, decode: Callable[[bytes], T], *, largest: int, seconds: float | None = None
+        self,
+        url: str,
+        body: bytes | None,
+        decode: Callable[[bytes], T],
+        *,
+        largest: int,
+        seconds: float | None = None,
+        tokens: int = 0,
     ) -> tuple[T, int]:
         """The decoded reply, and how many times the request was sent again.
 
@@ -136,6 +154,7 @@ class Sender:
             decode: decodes the reply's body, or raises `MalformedReplyError`.
             largest: the maximum number of bytes in a reply; more are never in memory.
             seconds: the time-out for one reply once there is a connection, if it differs from the usual one.
+            tokens: what it is expected to take, for the limiter.
 
         Raises:
             StatusError: the server refused, finally.
@@ -144,11 +163,13 @@ class Sender:
             TimeoutError: no connection, or no whole reply, in time.
         """
         retries = redirects = 0
+        wait: float | None = None
         target = url
         timeout = self._session.timeout
         if seconds is not None:
             timeout = aiohttp.ClientTimeout(self._timeouts.connect + seconds, sock_connect=self._timeouts.connect)
         while True:
+            await self._limiter.admit(tokens, has_paused=wait is not None)
             wait = None
             try:
                 async with self._session.request(
@@ -164,6 +185,8 @@ class Sender:
                 # If a server asks to wait for longer than a completion may take, the request fails.
                 if retries == self._max_retries or not error.worth_repeating or (wait or 0) > self._timeouts.read:
                     raise error
+                if wait is not None:
+                    self._limiter.hold_off(wait)
             except (aiohttp.InvalidURL, aiohttp.ClientSSLError):
                 raise
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError):

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _READERS_KEPT: Final = 64
 _USUAL_SECONDS: Final = 10.0
 _LONGEST_WAIT: Final = 60
+"""In seconds; of longer times the official clients take no notice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +158,9 @@ class ReadManager:
         self._readers: OrderedDict[tuple[str, SamplingParams, int | None], MemAgent] = OrderedDict()
         self._settings: str | None = None
         self._mean_seconds = _USUAL_SECONDS
+        self._refused: deque[float] = deque()
+        """When clients were refused, in the time after which they were told to come back: about one entry for each."""
+        self._told_to_wait = 0.0
 
     async def start(self, ask: Ask, *, afresh: bool = False) -> tuple[Read, str]:
         """Begin to read, or join an earlier read of the same request.
@@ -286,9 +290,16 @@ class ReadManager:
             raise self._busy(f"{bounds.per_key} reads of this key are at work or waiting, and it may have no more")
 
     def _busy(self, message: str) -> Exception:
+        """A refusal that spreads those who wait outside over the time that their reads will take."""
         self._metrics.reads.labels("refused").inc()
-        rounds = 1 + max(0, len(self._reads) - self.bounds.reads) / self.bounds.reads
-        return too_busy(f"{message}; send it again later", min(_LONGEST_WAIT, round(self._mean_seconds * rounds)))
+        now = time.monotonic()
+        self._refused.append(now)
+        while self._refused[0] < now - self._told_to_wait:
+            self._refused.popleft()
+        rounds = (len(self._reads) + len(self._refused)) / self.bounds.reads
+        # Half of the time until the last of them is done: nobody may have come meanwhile.
+        seconds = self._told_to_wait = min(_LONGEST_WAIT, round(self._mean_seconds * max(1.0, rounds / 2)))
+        return too_busy(f"{message}; send it again later", seconds)
 
     async def _drive(self, read: Read, kind: str) -> None:
         """Read to the end, with or without followers."""

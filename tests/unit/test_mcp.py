@@ -247,7 +247,8 @@ async def test_tools_describe_themselves_and_their_results(folder) -> None:
         "read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run", "write_report"
     }  # fmt: skip
     assert set(tools["read_document"].inputSchema["properties"]) == {
-        "questions", "path", "text", "pages", "response_format", "max_chunks", "max_tokens", "max_seconds", "background",
+        "questions", "path", "text", "pages", "response_format", "max_chunks", "max_tokens", "max_seconds",
+        "background",
     }  # fmt: skip
     for tool in tools.values():
         assert len(tool.description) > 60

@@ -27,7 +27,7 @@ from memagent_graph.settings import ReaderSettings
 from memagent_graph.storage.paths import default_run_log
 
 ROOT = Path(__file__).parents[3]
-BUILT_IN = ["read", "resume", "doctor", "demo", "show", "diff", "runs", "reward", "export", "import", "eval",
+BUILT_IN = ["read", "resume", "corpus", "doctor", "demo", "show", "diff", "runs", "reward", "export", "import", "eval",
             "eval-report", "report", "serve", "mcp", "policy"]  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def test_the_reader_s_package_imports_nothing_of_training() -> None:
 
 def test_every_command_that_takes_a_model_takes_a_policy_by_name() -> None:
     with_model = {name for name in BUILT_IN if "--model" in options_of(name)} - {"runs", "export"}
-    assert with_model == {"read", "resume", "doctor", "demo", "eval", "report", "serve", "mcp"}
+    assert with_model == {"read", "resume", "corpus", "doctor", "demo", "eval", "report", "serve", "mcp"}
     assert all("--policy" in options_of(name) for name in with_model)
     assert all("--strategy" in options_of(name) for name in with_model - {"demo"})
     assert "--strategy" not in options_of("demo")

@@ -237,6 +237,9 @@ def test_beyond_the_bounds_a_request_is_refused_with_the_time_to_wait(slow: Fake
         assert refused.status_code == 429
         assert int(refused.headers["Retry-After"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
+        more = [post(server.api, body(f"Question {n}?")) for n in range(2)]
+        waits = [int(each.headers["Retry-After"]) for each in (refused, *more)]
+        assert waits == sorted(set(waits)), "the more are refused, the later they are to come back"
         short = post(server.api, {"model": "fake", "messages": [{"role": "user", "content": "<problem>x</problem>"}]})
         assert short.status_code == 200, "short requests are not reads"
         assert [answer(each.result()) for each in taken] == ["4711", "4711"]

@@ -1,0 +1,18 @@
+"""Many documents read exactly once: inputs of any kind, a table of rows, and nothing lost when a run is killed.
+
+    inputs -> documents -> CorpusReader -> rows -> ledger -> Parquet parts and a manifest
+
+`corpus_run.run_corpus` is the loop on one machine. Other engines use the same parts: `corpus_inputs.open_inputs` lists
+documents, which can be pickled; `CorpusReader.read_one` reads one of them and returns its rows; `TableFolder` writes
+rows.
+"""
+
+from __future__ import annotations
+
+from memagent_graph.corpus.corpus_documents import CorpusDocument
+from memagent_graph.corpus.corpus_inputs import Inputs, open_inputs
+from memagent_graph.corpus.corpus_reader import CorpusReader
+from memagent_graph.corpus.corpus_rows import Quote, Row
+from memagent_graph.corpus.table_folder import TableFolder
+
+__all__ = ["CorpusDocument", "CorpusReader", "Inputs", "Quote", "Row", "TableFolder", "open_inputs"]

@@ -1,0 +1,188 @@
+"""What a corpus can be, and how a word on the command line becomes one."""
+
+from __future__ import annotations
+
+import glob
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from memagent_graph.corpus.corpus_documents import CorpusDocument, Total
+from memagent_graph.corpus.file_inputs import (
+    ArchiveInputs,
+    FolderInputs,
+    OneFile,
+    PatternInputs,
+    StoreInputs,
+    fixed_root,
+    is_pattern,
+    require_listable,
+)
+from memagent_graph.corpus.source_access import WEB, SourceAccess, scheme_of, shown
+from memagent_graph.corpus.table_inputs import Columns, DatasetInputs, TableInputs, is_table
+from memagent_graph.errors import DocumentError
+
+DATASET: Final = "dataset:"
+_ZIP: Final = "zip://"
+
+
+class Inputs(Protocol):
+    """A corpus: lists its documents one after another, from the beginning at each call, few of them held at a time."""
+
+    @property
+    def description(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def access(self) -> SourceAccess:
+        """Opens its documents."""
+        ...
+
+    def documents(self) -> Iterator[CorpusDocument]:
+        """The documents.
+
+        Raises:
+            DocumentError: the source cannot be read, or lacks a column.
+        """
+        ...
+
+    def ids(self) -> Iterator[str] | None:
+        """The documents' names alone, where a user's column has them; None where no two can be equal."""
+        ...
+
+    def total(self) -> Total:
+        """How much there is, as far as that can be found without reading the documents.
+
+        Raises:
+            DocumentError: as `documents`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputOptions:
+    """How a corpus is opened. `access.root` is chosen from what is opened, unless it is given."""
+
+    access: SourceAccess = field(default_factory=SourceAccess)
+    columns: Columns = field(default_factory=Columns)
+    subset: str | None = None
+    split: str = "train"
+
+
+def open_inputs(given: str, options: InputOptions | None = None) -> Inputs:
+    """The corpus that a word names; nothing of it is read yet.
+
+    Args:
+        given: a folder; a pattern such as `filings/**/*.pdf`; a Parquet, JSONL, CSV, TSV or ZIP file; any other file,
+            which is a corpus of one document; a URL of any of these (s3, gs, az, http, ...); `zip://PATTERN::ARCHIVE`;
+            or `dataset:NAME` for a Hugging Face dataset.
+        options: which columns a table has, and what may be opened.
+
+    Raises:
+        DocumentError: there is no such thing, or it may not be opened.
+    """
+    options = options or InputOptions()
+    if given.startswith(DATASET):
+        name = given.removeprefix(DATASET)
+        return DatasetInputs(name, options.access, options.columns, options.subset, options.split)
+    if given.startswith(_ZIP):
+        pattern, separator, archive = given.removeprefix(_ZIP).partition("::")
+        if not separator:
+            return ArchiveInputs(pattern, options.access)
+        if "::" in archive and not options.access.allow_chained:
+            options.access.filesystem(archive)
+        return ArchiveInputs(archive, options.access, pattern)
+    return _at_url(given, options) if scheme_of(given) else _at_path(given, options)
+
+
+def _at_url(url: str, options: InputOptions) -> Inputs:
+    scheme = scheme_of(url)
+    if scheme == "file":
+        return _at_path(url.partition("://")[2], options)
+    options.access.filesystem(url.partition("*")[0] if "::" not in url else url)
+    if is_table(url):
+        access = _with_root(options.access, url.rpartition("/")[0])
+        locations = (url,) if not is_pattern(url) else _matching_tables(url, access)
+        return TableInputs(locations, access, options.columns)
+    if url.lower().split("?")[0].endswith(".zip"):
+        return ArchiveInputs(url, options.access)
+    if scheme in WEB:
+        return OneFile(url, options.access)
+    if is_pattern(url) or url.endswith("/"):
+        return StoreInputs(url, _with_root(options.access, url))
+    filesystem, path = options.access.filesystem(url)
+    try:
+        is_file = filesystem.isfile(path)
+    except Exception as error:  # each store's client raises its own kinds
+        raise DocumentError(
+            f"{shown(url)} cannot be read ({type(error).__name__})", hint="Check the name and your rights there."
+        ) from error
+    return OneFile(url, options.access) if is_file else StoreInputs(url, _with_root(options.access, url))
+
+
+def _at_path(given: str, options: InputOptions) -> Inputs:
+    path = Path(given).expanduser()
+    if path.is_dir():
+        require_listable(path)
+        return FolderInputs(path, _with_root(options.access, str(path)))
+    if path.exists():
+        if is_table(str(path)):
+            return TableInputs((str(path),), _with_root(options.access, str(path.parent)), options.columns)
+        if path.suffix.lower() == ".zip":
+            return ArchiveInputs(str(path), options.access)
+        return OneFile(str(path), _with_root(options.access, str(path.parent)))
+    if is_pattern(given):
+        pattern = str(path)
+        access = _with_root(options.access, str(fixed_root(pattern)))
+        if is_table(pattern):
+            found = tuple(sorted(glob.iglob(pattern, recursive=True)))  # noqa: PTH207  Path.glob takes no absolute pattern
+            if not found:
+                raise DocumentError(f"no file matches {given}", hint="Check the pattern; put it in quotes.")
+            return TableInputs(found, access, options.columns)
+        return PatternInputs(pattern, access)
+    raise DocumentError(
+        f"there is no file or folder {given}",
+        hint="Name a folder, a pattern in quotes, a table, an archive, a URL, or dataset:NAME.",
+    )
+
+
+def _with_root(access: SourceAccess, root: str) -> SourceAccess:
+    return access if access.root else replace(access, root=root)
+
+
+def _matching_tables(url: str, access: SourceAccess) -> tuple[str, ...]:
+    """The tables that a pattern finds in a store."""
+    return tuple(sorted(each.location for each in StoreInputs(url, access).documents() if each.location))
+
+
+def require_unique_ids(inputs: Inputs) -> None:
+    """Check a column of ids before anything is read. The ids are counted on disk, so there may be any number.
+
+    Raises:
+        DocumentError: two rows have one id; the message has it.
+    """
+    ids = inputs.ids()
+    if ids is None:
+        return
+    with tempfile.NamedTemporaryFile(prefix="memagent-ids-") as file:
+        connection = sqlite3.connect(file.name)
+        try:
+            connection.execute("PRAGMA journal_mode = OFF")
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, row INTEGER) WITHOUT ROWID")
+            for number, each in enumerate(ids):
+                name = each.encode("utf-8", "replace").decode()
+                try:
+                    connection.execute("INSERT INTO ids VALUES (?, ?)", (name, number))
+                except sqlite3.IntegrityError:
+                    (first,) = connection.execute("SELECT row FROM ids WHERE id = ?", (name,)).fetchone()
+                    raise DocumentError(
+                        f"rows {first} and {number} of {inputs.description} have the same id {name[:100]!r}",
+                        hint="Ids have to be unique. Name another column with --id-column, or leave it out.",
+                    ) from None
+        finally:
+            connection.close()

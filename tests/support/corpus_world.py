@@ -1,0 +1,103 @@
+"""A corpus with known answers, the command that reads it, and a server that counts what it is asked."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from aiohttp import web
+
+from support.document_files import docx
+from support.fake_server import FakeServer
+from support.scripts import part, perfect_reader
+
+NAMES = ("harbor", "castle", "bridge")
+QUESTIONS = tuple(f"What is the key of {name}?" for name in NAMES)
+BUDGET = ("--context-window", "1000", "--question-tokens", "50", "--memory-tokens", "60", "--chunk-tokens", "100",
+          "--answer-tokens", "60")  # fmt: skip
+
+
+def text_of(number: int, words: int) -> str:
+    """A text with a key for each name; no two texts have a sentence in common."""
+    filler = [f"d{number}w{index} and then" for index in range(words // 3)]
+    for place, name in enumerate(NAMES):
+        sentence = f"The key of {name} is {key_of(number, name)}."
+        filler[(at := len(filler) * (place + 1) // 4) : at] = [sentence, *filler[:3], sentence]  # a chunk ends in one
+    return " ".join(filler)
+
+
+def key_of(number: int, name: str) -> str:
+    """The right answer."""
+    return str(1000 + 10 * number + NAMES.index(name))
+
+
+def write_corpus(folder: Path, documents: int, *, most_words: int, seed: int = 3) -> dict[str, int | None]:
+    """Text and DOCX files of differing lengths, one in twenty of them broken; each one's number, None for broken."""
+    lengths, made = random.Random(seed), dict[str, int | None]()
+    for number in range(documents):
+        place = folder / f"{number % 7}"
+        place.mkdir(parents=True, exist_ok=True)
+        text = text_of(number, int(40 * (most_words / 40) ** lengths.random()))
+        if number % 20 == 13:
+            (place / f"d{number}.pdf").write_bytes(b"%PDF-1.7 broken")
+            made[f"{number % 7}/d{number}.pdf"] = None
+        elif number % 20 == 1:
+            (place / f"d{number}.docx").write_bytes(docx(text))
+            made[f"{number % 7}/d{number}.docx"] = number
+        else:
+            (place / f"d{number}.txt").write_text(text)
+            made[f"{number % 7}/d{number}.txt"] = number
+    return made
+
+
+class CountingServer(FakeServer):
+    """Answers rightly, but for the share of requests that it spoils; counts each section that it has answered for."""
+
+    def __init__(self, *, faults: float = 0.0, delay: float = 0.0, seed: int = 1) -> None:
+        super().__init__(self._respond, delay=delay)
+        self._spoil, self._faults = random.Random(seed), faults
+        self.read: Counter[tuple[str, str]] = Counter()
+        """How often a section was answered for, by section and question."""
+        self.answered: Counter[str] = Counter()
+
+    def _respond(self, body: dict[str, Any], number: int) -> Any:
+        self.requests.clear()  # a long run asks for more than has to be kept
+        self.headers.clear()
+        if self._spoil.random() < self._faults:
+            return self._spoil.choice(
+                (
+                    web.json_response({"error": {"message": "busy"}}, status=503),
+                    web.json_response({"error": {"message": "slow down"}}, status=429, headers={"Retry-After": "0.05"}),
+                    web.Response(body=b'{"choices": [{"mess', content_type="application/json"),
+                )
+            )
+        prompt = body["messages"][-1]["content"]
+        if section := part(prompt, "section"):
+            self.read[section, part(prompt, "problem")] += 1
+        return perfect_reader(prompt)
+
+
+def corpus_command(source: Path | str, out: Path | str, server: FakeServer, *options: str) -> list[str]:
+    """The command line that reads a corpus through a server."""
+    questions = [word for question in QUESTIONS for word in ("-q", question)]
+    return [
+        sys.executable, "-m", "memagent_graph", "corpus", str(source), *questions, "--out", str(out), "--base-url",
+        server.base_url, "--model", "fake", "--tokenizer", "embedded", *BUDGET, *options,
+    ]  # fmt: skip
+
+
+def run_corpus_command(source: Path | str, out: Path | str, server: FakeServer, *options: str) -> Any:
+    """Run it to its end."""
+    done = subprocess.run(corpus_command(source, out, server, *options), capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def rows_in(out: Path) -> list[dict[str, Any]]:
+    """All rows of all Parquet files, whatever the manifest says."""
+    return [row for path in sorted(out.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]

@@ -1,0 +1,338 @@
+"""Everything that a corpus can be, and what is refused: each with a real file, archive, table or server."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from memagent_graph import DocumentStore
+from memagent_graph.corpus import CorpusDocument, Inputs, open_inputs
+from memagent_graph.corpus.corpus_inputs import InputOptions
+from memagent_graph.corpus.source_access import ArchiveBounds, SourceAccess, require_public_address
+from memagent_graph.corpus.table_inputs import Columns
+from memagent_graph.errors import DocumentError, RefusedSourceError
+
+
+def texts(inputs: Inputs, folder: Path) -> dict[str, str]:
+    """Each document's text, or its error."""
+    store, found = DocumentStore(folder / "store"), {}
+    for listed in inputs.documents():
+        document = pickle.loads(pickle.dumps(listed))  # engines pass them around
+        try:
+            with pickle.loads(pickle.dumps(inputs.access)).opened(document) as source:
+                reference = store.add(source)
+                found[document.name] = store.read(reference, 0, reference["size"])
+        except DocumentError as error:
+            found[document.name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.txt").write_text("one")
+    (folder / "sub/b.md").write_text("two")
+    (folder / ".hidden").write_text("no")
+    return folder
+
+
+# Files
+
+
+def test_a_folder_is_its_files_by_their_paths_below_it(files: Path, tmp_path: Path) -> None:
+    inputs = open_inputs(str(files))
+    assert texts(inputs, tmp_path) == {"a.txt": "one", "sub/b.md": "two"}
+    assert inputs.total() == (2, 6) and inputs.ids() is None
+
+
+def test_a_pattern_is_what_it_matches(files: Path, tmp_path: Path) -> None:
+    assert texts(open_inputs(f"{files}/**/*.md"), tmp_path) == {"sub/b.md": "two"}
+    with pytest.raises(DocumentError, match="no file matches"):
+        list(open_inputs(f"{files}/*.docx").documents())
+
+
+def test_one_file_is_a_corpus_of_one(files: Path, tmp_path: Path) -> None:
+    assert texts(open_inputs(str(files / "a.txt")), tmp_path) == {"a.txt": "one"}
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="there is no file or folder"):
+        open_inputs(str(tmp_path / "missing"))
+
+
+def test_a_link_out_of_the_folder_is_a_document_with_an_error(files: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    (files / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (files / "inside.txt").symlink_to(files / "a.txt")
+    (files / "broken.txt").symlink_to(files / "nothing")
+    (files / "outside").symlink_to(tmp_path)
+    found = texts(open_inputs(str(files)), tmp_path)
+    assert found["inside.txt"] == "one"
+    assert "leads out of the input's folder" in found["link.txt"] and "link to nothing" in found["broken.txt"]
+    assert "secret" not in "".join(text for name, text in found.items() if name != "link.txt")
+
+
+def test_a_document_that_is_larger_than_allowed_is_one_with_an_error(files: Path, tmp_path: Path) -> None:
+    inputs = open_inputs(str(files), InputOptions(access=SourceAccess(max_bytes=2)))
+    assert all("has more than 2 bytes" in text for text in texts(inputs, tmp_path).values())
+
+
+# Archives
+
+
+def zipped(path: Path, **members: str) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in members.items():
+            archive.writestr(name.replace("__", "/"), text)
+    return path
+
+
+def test_an_archive_is_its_files(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", **{"one.txt": "one", "sub__two.txt": "two", "sub__three.md": "three"})
+    assert texts(open_inputs(str(path)), tmp_path) == {"one.txt": "one", "sub/two.txt": "two", "sub/three.md": "three"}
+    assert texts(open_inputs(f"zip://*.md::{path}"), tmp_path) == {"sub/three.md": "three"}
+    assert open_inputs(f"zip://{path}").total().documents == 3
+
+
+def test_a_name_that_leads_out_of_an_archive_is_a_document_with_an_error(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", **{"..__..__etc__passwd": "x", "fine.txt": "fine"})
+    found = texts(open_inputs(str(path)), tmp_path)
+    assert found["fine.txt"] == "fine"
+    assert "leads out of the archive" in found["etc/passwd"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        (ArchiveBounds(members=1), "has 2 files, and may have 1"),
+        (ArchiveBounds(total_bytes=1000), "bytes unpacked, and may have 1,000"),
+        (ArchiveBounds(ratio=2), "times its size unpacked, and may have 2 times"),
+    ],
+)
+def test_an_archive_is_bounded(tmp_path: Path, bounds: ArchiveBounds, words: str) -> None:
+    path = zipped(tmp_path / "bomb.zip", **{"a.txt": "0" * 5_000_000, "b.txt": "b"})
+    with pytest.raises(RefusedSourceError, match=words):
+        list(open_inputs(str(path), InputOptions(access=SourceAccess(bounds=bounds))).documents())
+
+
+def test_a_damaged_archive_and_a_damaged_member_say_so(tmp_path: Path) -> None:
+    (tmp_path / "no.zip").write_bytes(b"PK nothing")
+    with pytest.raises(DocumentError, match="not a zip archive"):
+        list(open_inputs(str(tmp_path / "no.zip")).documents())
+    path = zipped(tmp_path / "a.zip", **{"a.txt": "some text " * 500, "b.txt": "fine"})
+    data = bytearray(path.read_bytes())
+    data[50:60] = b"\xff" * 10
+    path.write_bytes(data)
+    found = texts(open_inputs(str(path)), tmp_path)
+    assert found["b.txt"] == "fine" and found["a.txt"].startswith("DocumentError")
+
+
+# Tables
+
+
+def table(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
+    path = folder / f"t.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    else:
+        mark = "\t" if kind == "tsv" else ","
+        lines = [mark.join(rows[0]), *(mark.join(f'"{value}"' for value in row.values()) for row in rows)]
+        path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv", "tsv"])
+def test_a_table_of_texts(tmp_path: Path, kind: str) -> None:
+    path = table(tmp_path, kind, [{"name": "x", "text": "one"}, {"name": "y", "text": "two, three\nfour"}])
+    inputs = open_inputs(str(path))
+    assert texts(inputs, tmp_path) == {f"t.{kind}#0": "one", f"t.{kind}#1": "two, three\nfour"}
+    assert inputs.total().documents == 2
+    named = open_inputs(str(path), InputOptions(columns=Columns(id="name")))
+    assert list(texts(named, tmp_path)) == ["x", "y"] and list(named.ids() or ()) == ["x", "y"]
+    before, after = [[each.version for each in open_inputs(str(path)).documents()] for _ in range(2)]
+    assert before == after and len(set(before)) == 2
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+def test_a_missing_column_is_refused_with_those_that_are_there(tmp_path: Path, kind: str) -> None:
+    path = table(tmp_path, kind, [{"body": "one", "n": "1"}])
+    for columns in (Columns(), Columns(text="words"), Columns(text="body", id="key")):
+        with pytest.raises(DocumentError, match="columns are: body, n"):
+            list(open_inputs(str(path), InputOptions(columns=columns)).documents())
+    assert texts(open_inputs(str(path), InputOptions(columns=Columns(text="body"))), tmp_path) == {f"t.{kind}#0": "one"}
+
+
+def test_a_column_of_paths_stays_below_the_table_s_folder(files: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    paths = ["a.txt", "sub/b.md", "../secret.txt", str(tmp_path / "secret.txt"), "missing.txt", "file:///etc/passwd",
+             "s3://bucket/key", "http://127.0.0.1/x", "http://169.254.169.254/latest", "\0"]  # fmt: skip
+    path = table(files, "jsonl", [{"path": each} for each in paths])
+    found = list(texts(open_inputs(str(path)), tmp_path).values())
+    assert found[:2] == ["one", "two"]
+    assert all("leads out of the input's folder" in text for text in (*found[2:4], *found[5:7]))
+    assert "does not exist" in found[4]
+    assert all("is not a public address" in text for text in found[7:9])
+    assert "is not a path" in found[9]
+
+
+def test_a_damaged_line_is_a_document_with_an_error_and_a_damaged_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"text": "one"}\n{"text": \n[1]\n\n{"text": "two"}\n{"other": 1}\n')
+    found = list(texts(open_inputs(str(tmp_path / "t.jsonl")), tmp_path).values())
+    assert found[0] == "one" and found[3] == "two"
+    assert "line 2 of t.jsonl is not JSON" in found[1] and "not an object" in found[2] and "nothing where" in found[4]
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DocumentError, match="cannot be read as a table"):
+        list(open_inputs(str(tmp_path / "t.parquet")).documents())
+
+
+def test_several_tables_are_one_corpus(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
+    assert texts(open_inputs(f"{tmp_path}/*.jsonl"), tmp_path) == {"x.jsonl#0": "x", "y.jsonl#0": "y"}
+
+
+def test_a_dataset_saved_to_disk(tmp_path: Path) -> None:
+    import datasets
+
+    rows = {"id": ["a", "b"], "text": ["one", "two"]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
+    inputs = open_inputs(f"dataset:{tmp_path / 'saved'}", InputOptions(columns=Columns(id="id")))
+    assert texts(inputs, tmp_path) == {"a": "one", "b": "two"} and inputs.total().documents == 2
+    assert list(inputs.ids() or ()) == ["a", "b"]
+    with pytest.raises(DocumentError, match="cannot be loaded"):
+        list(open_inputs(f"dataset:{tmp_path / 'none'}").documents())
+
+
+def test_without_the_library_a_dataset_is_refused_with_what_to_install(monkeypatch: Any) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(DocumentError, match="pip install datasets"):
+        list(open_inputs("dataset:squad").documents())
+
+
+# URLs
+
+
+@contextmanager
+def web(pages: dict[str, bytes | str]) -> Iterator[str]:
+    """A web server; a page that is text is an address to go to instead."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = pages.get(self.path)
+            self.send_response(404 if page is None else 302 if isinstance(page, str) else 200)
+            if isinstance(page, str):
+                self.send_header("Location", page)
+            body = page if isinstance(page, bytes) else b""
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_private_address_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
+    with web({"/a.txt": b"from the web"}) as url:
+        with pytest.raises(RefusedSourceError, match="--allow-private-addresses"):
+            open_inputs(f"{url}/a.txt")
+        allowed = InputOptions(access=SourceAccess(allow_private=True))
+        assert texts(open_inputs(f"{url}/a.txt", allowed), tmp_path) == {"a.txt": "from the web"}
+        missing = texts(open_inputs(f"{url}/b.txt", allowed), tmp_path)
+        assert "does not exist" in missing["b.txt"] or "cannot be fetched" in missing["b.txt"]
+
+
+def test_a_name_that_leads_to_a_private_address_is_refused_when_it_connects(tmp_path: Path, monkeypatch: Any) -> None:
+    """A redirect ends in the same place: every connection is checked, whatever led to it."""
+    import socket
+
+    found = socket.getaddrinfo
+
+    def answers(host: Any, *arguments: Any, **options: Any) -> Any:
+        return found("127.0.0.1" if host == "public.example" else host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answers)
+    with web({"/a.txt": b"secret"}) as url:
+        location = f"http://public.example:{url.rpartition(':')[2]}/a.txt"
+        document = CorpusDocument(name="a.txt", location=location)
+        store = DocumentStore(tmp_path / "store")
+        with pytest.raises(RefusedSourceError, match="is not a public address"), SourceAccess().opened(document) as one:
+            store.add(one)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "0.0.0.0", "::1", "fe80::1%eth0", "fd00::1",
+     "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe", "224.0.0.1", "100.64.0.1"],
+)  # fmt: skip
+def test_addresses_that_are_not_public(address: str) -> None:
+    with pytest.raises(RefusedSourceError, match="is not a public address"):
+        require_public_address(address)
+
+
+def test_public_addresses_are_not_refused() -> None:
+    for address in ("93.184.216.34", "2606:2800:220:1::1"):
+        require_public_address(address)
+
+
+@pytest.mark.parametrize("url", ["simplecache::s3://bucket/x", "zip://*::simplecache::s3://bucket/x.zip"])
+def test_chained_urls_are_refused(url: str) -> None:
+    with pytest.raises(RefusedSourceError, match="--allow-chained-urls"):
+        open_inputs(url)
+
+
+@pytest.mark.parametrize("url", ["ssh://host/x", "git://host/x", "ftp://host/x", "jar://x"])
+def test_other_schemes_are_refused(url: str) -> None:
+    with pytest.raises(RefusedSourceError, match="which is not opened"):
+        open_inputs(url)
+
+
+def test_a_store_is_its_objects(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe({"/bucket/in/a.txt": b"one", "/bucket/in/sub/b.txt": b"two", "/bucket/in/c.md": b"three"})
+    assert texts(open_inputs("memory://bucket/in"), tmp_path) == {"a.txt": "one", "sub/b.txt": "two", "c.md": "three"}
+    assert texts(open_inputs("memory://bucket/in/*.md"), tmp_path) == {"c.md": "three"}
+    assert texts(open_inputs("memory://bucket/in/**/*.txt"), tmp_path) == {"a.txt": "one", "sub/b.txt": "two"}
+    assert texts(open_inputs("memory://bucket/in/a.txt"), tmp_path) == {"a.txt": "one"}
+    with pytest.raises(DocumentError, match="there is nothing at"):
+        list(open_inputs("memory://bucket/none/").documents())
+
+
+def test_a_table_and_an_archive_in_a_store(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe({"/t/x.jsonl": b'{"path": "in/a.txt"}\n{"path": "../b.txt"}', "/t/in/a.txt": b"one", "/b.txt": b"no"})
+    store.pipe("/t/z.zip", zipped(tmp_path / "z.zip", **{"q.txt": "packed"}).read_bytes())
+    found = texts(open_inputs("memory://t/x.jsonl"), tmp_path)
+    assert found["x.jsonl#0"] == "one" and "leads out" in found["x.jsonl#1"]
+    assert texts(open_inputs("memory://t/z.zip"), tmp_path) == {"q.txt": "packed"}
+
+
+def test_what_a_store_s_client_raises_is_an_error_without_keys() -> None:
+    with pytest.raises(DocumentError) as caught:
+        open_inputs("s3://key:secret@bucket/x")
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,70 @@
+"""A corpus whose process is killed again and again, on a server with faults: every row once, hardly a chunk twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.corpus_world import (
+    NAMES,
+    QUESTIONS,
+    CountingServer,
+    corpus_command,
+    key_of,
+    rows_in,
+    run_corpus_command,
+    write_corpus,
+)
+
+IN_FLIGHT = 8
+
+
+def test_a_corpus_killed_at_random_moments_ends_with_every_row_once(
+    tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
+) -> None:
+    documents, kills = size(60, 2000), size(4, 30)
+    made = write_corpus(tmp_path / "in", documents, most_words=size(600, 8000))
+    out, moments = tmp_path / "out", random.Random(7)
+    options = ("--documents", str(IN_FLIGHT), "--rows-per-part", "40", "--quiet")
+    with CountingServer(faults=0.1, delay=0.02) as server:
+        done_before = 0
+        for _ in range(kills):
+            with subprocess.Popen(corpus_command(tmp_path / "in", out, server, *options)) as process:
+                while sum(server.read.values()) == done_before:
+                    assert process.poll() is None, "the process ended by itself"
+                    time.sleep(0.005)
+                time.sleep(moments.uniform(0.0, size(700, 30_000) / 1000))
+                assert process.poll() is None, "the corpus was read before it could be killed"
+                os.kill(process.pid, signal.SIGKILL)
+            done_before = sum(server.read.values())
+        done = run_corpus_command(tmp_path / "in", out, server, *options)
+        assert done.returncode == 0, done.stderr
+        asked = sum(server.read.values())
+        again = run_corpus_command(tmp_path / "in", out, server, *options)
+        assert again.returncode == 0 and sum(server.read.values()) == asked, "nothing is read again"
+    rows = rows_in(out)
+    counted = Counter((row["document"], row["question"]) for row in rows)
+    assert counted == {(name, question): 1 for name in made for question in QUESTIONS}
+    for row in rows:
+        number = made[row["document"]]
+        if number is None:
+            assert row["error_kind"] == "DocumentError" and row["answer"] is None
+        else:
+            assert row["answer"] == key_of(number, NAMES[QUESTIONS.index(row["question"])]), row
+            assert row["error"] is None and row["stop_reason"] == "answered" and row["evidence"]
+    chunks: dict[str, int] = {}
+    for (section, _), count in server.read.items():
+        chunks[section] = max(count, chunks.get(section, 0))
+    repeated = sum(count - 1 for count in chunks.values())
+    assert repeated <= kills * IN_FLIGHT
+    record_property("rows", len(rows))
+    record_property("chunks", len(chunks))
+    record_property("chunks read again per kill", round(repeated / kills, 2))
+    record_property("documents in flight", IN_FLIGHT)

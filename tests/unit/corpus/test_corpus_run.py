@@ -1,0 +1,449 @@
+"""What a run of a corpus promises: rows once, errors as rows, continuing, adding, replacing, and clear refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.corpus_world import rows_in
+from support.scripts import perfect_reader
+
+from memagent_graph import MemAgent, ScriptedPolicy
+from memagent_graph.corpus import CorpusReader, TableFolder, open_inputs
+from memagent_graph.corpus.corpus_documents import Total
+from memagent_graph.corpus.corpus_inputs import InputOptions
+from memagent_graph.corpus.corpus_run import CorpusLimits, CorpusSummary, Ended, exclusive, run_corpus
+from memagent_graph.corpus.table_inputs import Columns
+from memagent_graph.errors import (
+    CorpusError,
+    DocumentError,
+    PolicyAuthenticationError,
+    PolicyOverloadedError,
+    PolicyUnreachableError,
+)
+from memagent_graph.storage.private_files import private_file
+
+HARBOR, CASTLE = "What is the key of harbor?", "What is the key of castle?"
+
+
+class KilledError(Exception):
+    """Stands for a process that ends here."""
+
+
+class World:
+    """A folder of documents, a policy whose calls are counted, and runs over them."""
+
+    def __init__(self, folder: Path, make_reader: Callable[..., MemAgent]) -> None:
+        self.folder, self.out = folder / "in", folder / "out"
+        self.folder.mkdir()
+        self.calls = 0
+        self.prompts = Counter[str]()
+        self.fails: Callable[[str], None] = lambda prompt: None
+        self._make_reader = make_reader
+
+    def write(self, name: str, harbor: int, *, words: int = 60) -> None:
+        text = f"The key of harbor is {harbor}. " + " ".join(f"{name}{n}" for n in range(words))
+        (self.folder / name).write_text(f"{text} The key of castle is {harbor + 1}.")
+
+    def _reply(self, prompt: str) -> str:
+        self.calls += 1
+        self.prompts[prompt] += 1
+        self.fails(prompt)
+        return perfect_reader(prompt)
+
+    def agent(self, **options: Any) -> MemAgent:
+        work = TableFolder(str(self.out)).work
+        return self._make_reader(
+            ScriptedPolicy(self._reply),
+            **{
+                "store": work / "documents",
+                "checkpoints": work / "checkpoints.sqlite",
+                "run_log": False,
+                **options,
+            },
+        )
+
+    def run(
+        self,
+        *questions: str,
+        source: str | None = None,
+        inputs: InputOptions | None = None,
+        reader: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> CorpusSummary:
+        async def read() -> CorpusSummary:
+            corpus = open_inputs(source or str(self.folder), inputs)
+            table = TableFolder(str(self.out))
+            with exclusive(table) as work:
+                private_file(work / "made")
+                one = CorpusReader(self.agent(**(reader or {})), questions or (HARBOR,), corpus.access)
+                try:
+                    return await run_corpus(corpus, one, table, **{"documents_in_flight": 3, **options})
+                finally:
+                    await one.aclose()
+
+        return asyncio.run(read())
+
+    @property
+    def answers(self) -> dict[tuple[str, str], str | None]:
+        rows = rows_in(self.out)
+        found = {(row["document"], row["question"]): row["answer"] for row in rows}
+        assert len(found) == len(rows), "a row is doubled"
+        return found
+
+
+@pytest.fixture
+def world(tmp_path: Path, make_reader: Any) -> World:
+    return World(tmp_path, make_reader)
+
+
+def test_every_document_has_a_row_for_every_question_and_is_not_read_again(world: World) -> None:
+    for number in range(5):
+        world.write(f"d{number}.txt", 100 * number)
+    summary = world.run(HARBOR, CASTLE)
+    assert (summary.read, summary.new_rows, summary.failed, summary.ended) == (5, 10, 0, Ended.DONE)
+    assert world.answers == {
+        (f"d{number}.txt", question): str(100 * number + place)
+        for number in range(5)
+        for place, question in enumerate((HARBOR, CASTLE))
+    }
+    calls = world.calls
+    again = world.run(HARBOR, CASTLE)
+    assert (again.read, again.skipped, world.calls) == (0, 5, calls)
+    assert not list(world.out.glob("_work/checkpoints*")) and not (world.out / "_work/documents").exists()
+
+
+def test_new_documents_and_new_questions_are_added(world: World) -> None:
+    world.write("a.txt", 1)
+    world.run(HARBOR)
+    world.write("b.txt", 5)
+    assert world.run(HARBOR).read == 1
+    assert world.run(HARBOR, CASTLE).new_rows == 2
+    assert world.answers == {
+        ("a.txt", HARBOR): "1", ("a.txt", CASTLE): "2", ("b.txt", HARBOR): "5", ("b.txt", CASTLE): "6",
+    }  # fmt: skip
+
+
+def test_one_bad_file_is_a_row_with_an_error_that_does_not_show_this_machine(world: World) -> None:
+    world.write("good.txt", 7)
+    (world.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
+    (world.folder / "empty.txt").write_text("  \n")
+    summary = world.run()
+    assert (summary.read, summary.failed, summary.failed_rows) == (3, 2, 2)
+    errors = {row["document"]: row for row in rows_in(world.out) if row["error"]}
+    assert errors["empty.txt"]["error_kind"] == "EmptyDocumentError"
+    assert errors["bad.pdf"]["answer"] is None and errors["bad.pdf"]["stop_reason"] is None
+    assert not any(str(world.folder.parent) in json.dumps(row) for row in rows_in(world.out))
+
+
+def test_rows_with_errors_are_read_again_when_that_is_asked_for_and_replaced(world: World) -> None:
+    world.write("a.txt", 7)
+    (world.folder / "b.txt").write_text(" ")
+    world.run()
+    world.write("b.txt", 9)
+    stat = (world.folder / "b.txt").stat()
+    assert world.run(retry_failed=True).read == 1 and stat
+    assert world.answers == {("a.txt", HARBOR): "7", ("b.txt", HARBOR): "9"}
+    assert world.run(retry_failed=True).read == 0
+
+
+def test_a_document_that_changed_is_read_again_and_one_that_was_only_touched_is_not(world: World) -> None:
+    world.write("a.txt", 1)
+    world.write("b.txt", 2)
+    world.run()
+    calls = world.calls
+    world.write("a.txt", 30)
+    text = (world.folder / "b.txt").read_text()
+    (world.folder / "b.txt").write_text(text)
+    summary = world.run()
+    assert summary.changed == 2 and world.calls > calls
+    assert world.answers == {("a.txt", HARBOR): "30", ("b.txt", HARBOR): "2"}
+    calls = world.calls
+    assert world.run().changed == 0 and world.calls == calls
+
+
+def test_output_made_with_other_settings_is_refused_with_the_difference(world: World) -> None:
+    world.write("a.txt", 1)
+    world.run()
+    calls = world.calls
+    with pytest.raises(CorpusError, match=r"temperature: 0\.0 there, 0\.5 now"):
+        from memagent_graph import SamplingParams
+
+        world.run(reader={"sampling": SamplingParams(temperature=0.5)})
+    assert world.calls == calls
+
+
+def test_a_folder_with_other_files_is_refused(world: World) -> None:
+    world.write("a.txt", 1)
+    world.out.mkdir()
+    (world.out / "thesis.docx").write_bytes(b"x")
+    with pytest.raises(CorpusError, match=r"is not empty.*thesis\.docx"):
+        world.run()
+
+
+def test_two_runs_on_one_output_are_refused(world: World) -> None:
+    world.write("a.txt", 1)
+    with exclusive(TableFolder(str(world.out))), pytest.raises(CorpusError, match="this process writes to"):
+        world.run()
+
+
+def test_a_run_whose_table_another_machine_has_taken_over_stops_and_loses_nothing(world: World) -> None:
+    for number in range(6):
+        world.write(f"d{number}.txt", number)
+    settings = asyncio.run(CorpusReader(world.agent(), (HARBOR,)).settings())
+    taken = False
+
+    def take_over(prompt: str) -> None:
+        nonlocal taken
+        if world.calls > 6 and not taken:
+            taken = True
+            TableFolder(str(world.out)).take_over(settings, "elsewhere")
+
+    world.fails = take_over
+    with pytest.raises(CorpusError, match="another run writes to"):
+        world.run(rows_per_part=2)
+    summary = world.run()
+    assert len(world.answers) == 6 and summary.rows == 6
+    assert world.calls - len(world.prompts) <= 3
+
+
+def test_a_policy_that_fails_for_a_while_leaves_no_row_with_an_error(world: World) -> None:
+    for number in range(4):
+        world.write(f"d{number}.txt", number)
+    failing = Counter[str]()
+
+    def fail_once(prompt: str) -> None:
+        for number in range(4):
+            if f"d{number}.txt1 " in prompt and failing[str(number)] < 1:
+                failing[str(number)] += 1
+                raise PolicyUnreachableError("no connection", hint="Is it running?")
+
+    world.fails = fail_once
+    summary = world.run()
+    assert sum(failing.values()) == 4
+    assert (summary.failed_rows, summary.rows) == (0, 4)
+    assert set(world.answers.values()) == {"0", "1", "2", "3"}
+
+
+def test_a_policy_that_fails_for_one_document_alone_is_a_row_with_an_error(world: World) -> None:
+    world.write("a.txt", 1)
+    world.write("b.txt", 2)
+
+    def fail(prompt: str) -> None:
+        if "b.txt1 " in prompt:
+            raise PolicyUnreachableError("no connection")
+
+    world.fails = fail
+    assert world.run().failed_rows == 1
+    assert {row["document"]: row["error_kind"] for row in rows_in(world.out)} == {
+        "a.txt": None, "b.txt": "PolicyUnreachableError",
+    }  # fmt: skip
+
+
+def test_a_policy_that_is_gone_stops_the_run_and_no_document_gets_an_error_for_it(world: World) -> None:
+    for number in range(40):
+        world.write(f"d{number}.txt", number)
+
+    def gone(prompt: str) -> None:
+        if world.calls > 30:
+            raise PolicyUnreachableError("no connection", hint="Is it running?")
+
+    world.fails = gone
+    with pytest.raises(PolicyOverloadedError, match="failed for 12 documents in a row"):
+        world.run()
+    world.fails = lambda prompt: None
+    assert world.run().failed_rows == 0
+    assert len(world.answers) == 40
+
+
+def test_a_refused_key_stops_the_run_at_once(world: World) -> None:
+    for number in range(40):
+        world.write(f"d{number}.txt", number)
+
+    def refuse(prompt: str) -> None:
+        raise PolicyAuthenticationError("refused the key")
+
+    world.fails = refuse
+    with pytest.raises(PolicyAuthenticationError):
+        world.run()
+    assert world.calls < 10 and rows_in(world.out) == []
+
+
+@pytest.mark.parametrize("limit", [CorpusLimits(max_documents=2), CorpusLimits(max_tokens_total=1)])
+def test_a_limit_stops_the_run_and_it_continues_without_it(world: World, limit: CorpusLimits) -> None:
+    for number in range(9):
+        world.write(f"d{number}.txt", number)
+    summary = world.run(limits=limit)
+    assert summary.ended in {Ended.MAX_DOCUMENTS, Ended.MAX_TOKENS} and summary.rows < 9
+    assert world.run().ended is Ended.DONE and len(world.answers) == 9
+
+
+def test_a_limit_of_time_breaks_off_what_is_in_flight_which_then_continues_at_its_chunk(world: World) -> None:
+    world.write("long.txt", 4, words=3000)
+    sections = Counter[str]()
+
+    def slow(prompt: str) -> None:
+        import time
+
+        sections[prompt] += 1
+        time.sleep(0.01)
+
+    world.fails = slow
+    assert world.run(limits=CorpusLimits(max_seconds=0.3)).ended is Ended.MAX_SECONDS
+    assert rows_in(world.out) == []
+    before = sum(sections.values())
+    world.run()
+    assert before and set(world.answers.values()) == {"4"}
+    assert sum(sections.values()) - len(sections) <= 1
+
+
+def test_a_part_that_a_kill_interrupted_is_written_again_with_the_same_rows(world: World, monkeypatch: Any) -> None:
+    for number in range(6):
+        world.write(f"d{number}.txt", number)
+    written = TableFolder.write_part
+
+    def killed_after(self: TableFolder, number: int, rows: Any) -> None:
+        written(self, number, rows)
+        raise KilledError
+
+    monkeypatch.setattr(TableFolder, "write_part", killed_after)
+    with pytest.raises(KilledError):
+        world.run(rows_per_part=2)
+    monkeypatch.setattr(TableFolder, "write_part", written)
+    world.run(rows_per_part=2)
+    assert len(world.answers) == 6
+    manifest = TableFolder(str(world.out)).manifest()
+    assert manifest and manifest.rows == 6
+
+
+def test_a_table_whose_ledger_was_lost_is_continued_from_its_parts(world: World) -> None:
+    world.write("a.txt", 1)
+    world.write("b.txt", 2)
+    world.run()
+    shutil.rmtree(world.out / "_work")
+    calls = world.calls
+    assert world.run().skipped == 2 and world.calls == calls
+    world.write("c.txt", 3)
+    world.write("a.txt", 30)
+    assert world.run().read == 2
+    assert set(world.answers.values()) == {"30", "2", "3"}
+
+
+def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: World, monkeypatch: Any) -> None:
+    for number in range(6):
+        world.write(f"d{number}.txt", number)
+    written = TableFolder.write_part
+
+    def full(self: TableFolder, number: int, rows: Any) -> None:
+        def refuse(name: str, content: bytes) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(self._files, "write", refuse)
+        written(self, number, rows)
+
+    monkeypatch.setattr(TableFolder, "write_part", full)
+    with pytest.raises(CorpusError, match="cannot be written") as caught:
+        world.run()
+    assert "nothing that was read is lost" in str(caught.value.hint)
+    calls = world.calls
+    monkeypatch.setattr(TableFolder, "write_part", written)
+    summary = world.run()
+    assert len(world.answers) == 6 and world.calls == calls and summary.read == 0
+
+
+def test_a_full_disk_is_not_an_error_of_the_documents(world: World, monkeypatch: Any) -> None:
+    for number in range(6):
+        world.write(f"d{number}.txt", number)
+
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("memagent_graph.documents.store.tempfile.mkstemp", full)
+    with pytest.raises(CorpusError, match="No space left"):
+        world.run()
+    monkeypatch.undo()
+    assert world.run().failed_rows == 0
+
+
+def test_a_clock_that_jumps_changes_nothing(world: World, monkeypatch: Any) -> None:
+    times = iter(range(10**9, 0, -(10**7)))
+    monkeypatch.setattr("time.time", lambda: float(next(times)))
+    for number in range(3):
+        world.write(f"d{number}.txt", number)
+    world.run()
+    assert world.run().skipped == 3
+    assert all(0 <= row["usage"]["seconds"] < 100 for row in rows_in(world.out))
+
+
+def test_two_documents_with_one_text_have_a_row_each(world: World) -> None:
+    for name in ("a", "b", "c"):
+        (world.folder / f"{name}.txt").write_text("The key of harbor is 12.")
+    world.run()
+    rows = rows_in(world.out)
+    assert len({row["id"] for row in rows}) == 3 and len({row["digest"] for row in rows}) == 1
+    assert {row["answer"] for row in rows} == {"12"}
+
+
+def test_questions_of_a_column_are_asked_about_their_document_alone(world: World, tmp_path: Path) -> None:
+    table = tmp_path / "t.jsonl"
+    lines = [
+        {"id": "x", "text": "The key of harbor is 1.", "ask": HARBOR, "year": 2024},
+        {"id": "y", "text": "The key of harbor is 2. The key of castle is 3.", "ask": [HARBOR, CASTLE], "year": 2025},
+        {"id": "z", "text": 5, "ask": HARBOR, "year": None},
+    ]
+    table.write_text("\n".join(map(json.dumps, lines)))
+    columns = Columns(id="id", questions="ask", kept=("year",))
+    world.run(source=str(table), inputs=InputOptions(columns=columns), reader={})
+    rows = {(row["document"], row["question"]): row for row in rows_in(world.out)}
+    assert {key: row["answer"] for key, row in rows.items()} == {
+        ("x", HARBOR): "1", ("y", HARBOR): "2", ("y", CASTLE): "3", ("z", HARBOR): None,
+    }  # fmt: skip
+    assert json.loads(rows["x", HARBOR]["metadata"]) == {"year": 2024}
+
+
+def test_ids_that_are_not_unique_are_refused_before_anything_is_read(world: World, tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("id,text\na,one\nb,two\na,three\n")
+    with pytest.raises(DocumentError, match=r"rows 0 and 2 of the table .* have the same id 'a'"):
+        world.run(source=str(table), inputs=InputOptions(columns=Columns(id="id")))
+    assert world.calls == 0
+
+
+def test_a_question_that_is_too_long_is_refused_or_a_row_with_an_error(world: World, tmp_path: Path) -> None:
+    from memagent_graph.errors import BudgetError
+
+    world.write("a.txt", 1)
+    with pytest.raises(BudgetError, match="the question has"):
+        world.run("why? " * 100)
+    table = tmp_path / "t.jsonl"
+    table.write_text(json.dumps({"text": "The key of harbor is 1.", "ask": "why? " * 100}))
+    world.run(source=str(table), inputs=InputOptions(columns=Columns(questions="ask")))
+    assert {row["error_kind"] for row in rows_in(world.out)} == {None, "BudgetError"}
+
+
+def test_progress_hears_of_every_document(world: World) -> None:
+    seen: dict[str, Any] = {"ends": 0, "skips": 0}
+
+    class Watcher:
+        def begins(self, total: Total) -> None:
+            seen["total"] = total
+
+        def skips(self, documents: int, size: int) -> None:
+            seen["skips"] += documents
+
+        def ends(self, document: Any, rows: Any) -> None:
+            seen["ends"] += 1
+
+    world.write("a.txt", 1)
+    world.run(watcher=Watcher())
+    world.write("b.txt", 1)
+    world.run(watcher=Watcher())
+    assert seen["total"].documents == 2 and seen["total"].size > 0
+    assert (seen["ends"], seen["skips"]) == (2, 1)
