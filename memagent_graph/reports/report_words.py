@@ -60,6 +60,9 @@ def contradiction_words(report: ReportData, found: Contradiction) -> tuple[str, 
     title = f"{report.matrix.questions[found.question]} ({_RULES[found.rule]}{judged[found.judgement]})"
     lines = []
     for group in found.groups:
-        names = ", ".join(report.matrix.documents[document].name for document in group)
-        lines.append(f"{names}: {report.matrix.cell(group[0], found.question).answer}")
+        names: dict[str, list[str]] = {}
+        for document in group:
+            answer = report.matrix.cell(document, found.question).answer or ""
+            names.setdefault(answer, []).append(report.matrix.documents[document].name)
+        lines.append("; ".join(f"{', '.join(each)}: {answer}" for answer, each in names.items()))
     return title, lines

@@ -42,7 +42,7 @@ from memagent_graph.reports import Report, ReportSource, areport
 from memagent_graph.reports.contradictions import ContradictionRule
 from memagent_graph.reports.drafts import ReportMode
 from memagent_graph.reports.evidence_matrix import CellState
-from memagent_graph.reports.sentence_checks import ProblemKind
+from memagent_graph.reports.sentence_problems import ProblemKind
 from memagent_graph.storage.leases import lease
 
 WIDE = Budget(context_window=4000, question_tokens=100, memory_tokens=200, chunk_tokens=1200, answer_tokens=600)
@@ -191,6 +191,18 @@ def test_the_paper_s_budget_has_room_for_the_roles_of_a_report(tmp_path: Path) -
     with reader_in(tmp_path, ScriptedPolicy(reads_keys_and_writes), budget=Budget()) as agent:
         found = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=["What is the key of harbor?"])
     assert (found.mode, found.events) == (ReportMode.WRITTEN, ())
+
+
+def test_what_a_server_sends_that_is_no_text_stops_no_report(tmp_path: Path) -> None:
+    def script(prompt: str) -> str:
+        if "<section>" in prompt or "<quotes>" in prompt or "<answers>" in prompt:
+            return reads_keys_and_writes(prompt)
+        return "\\boxed{4711 \ud800}"
+
+    with reader_in(tmp_path, ScriptedPolicy(script)) as agent:
+        found = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=["What is the key of harbor?"])
+    assert found.matrix.cell(0, 0).answer == "4711 ?"
+    assert found.to_html().encode()
 
 
 def test_extractive_can_be_asked_for(tmp_path: Path) -> None:
