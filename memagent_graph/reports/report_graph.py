@@ -95,7 +95,7 @@ class ReportWork:
         limits: of each read.
         runs: what the ids of the documents' runs begin with. With the same beginning, a document that another report
             has read with the same question is not read again.
-        on_update: told of every update.
+        on_update: called with every update.
     """
 
     report_id: str

@@ -1,4 +1,4 @@
-"""The words that a report is told in, the same in every format."""
+"""The wording of a report, the same in every format."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ _RULES = {
 def summary(report: ReportData) -> str:
     """What was read and found, in one sentence or two."""
     total = report.totals
-    told = (
+    explanation = (
         f"{_counted(total['documents'], 'document')} read with {_counted(total['questions'], 'question')}: "
         f"{total['answered']} of {len(report.matrix.cells)} cells have an answer. "
         f"{total['quoted']} of {_counted(total['sentences'], 'sentence')} quoted; "
         f"{total['quotes_found']} of {_counted(total['quotes_checked'], 'quote')} found in the documents."
     )
-    return told if report.mode is ReportMode.WRITTEN else f"{told} The sentences are the answers of the cells."
+    return (
+        explanation
+        if report.mode is ReportMode.WRITTEN
+        else f"{explanation} The sentences are the answers of the cells."
+    )
 
 
 def _counted(count: int, what: str) -> str:

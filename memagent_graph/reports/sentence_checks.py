@@ -168,7 +168,7 @@ def _in_title_case(stated: Facts) -> bool:
 # Denials and opposites
 
 _NEAR: Final = 4
-"""A negation counts for so many content words on either side."""
+"""A negation applies to this many content words on either side."""
 
 
 def _is_negation(word: Word, facts: Facts) -> bool:
