@@ -31,11 +31,9 @@ def summary(report: ReportData) -> str:
         f"{total['quoted']} of {_counted(total['sentences'], 'sentence')} quoted; "
         f"{total['quotes_found']} of {_counted(total['quotes_checked'], 'quote')} found in the documents."
     )
-    return (
-        explanation
-        if report.mode is ReportMode.WRITTEN
-        else f"{explanation} The sentences are the answers of the cells."
-    )
+    if report.mode is ReportMode.WRITTEN:
+        return explanation
+    return f"{explanation} The sentences are the answers of the cells."
 
 
 def _counted(count: int, what: str) -> str:
