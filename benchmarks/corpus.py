@@ -46,7 +46,7 @@ DOCUMENTS: Final = 1536
 CHUNKS: Final = 2
 CHUNK_TOKENS: Final = 1000
 DELAY_MS: Final = 2000
-FEW, MANY = 100, int(os.environ.get("MEMAGENT_BENCHMARK_DOCUMENTS", "100000"))
+FEW, MANY = 350, int(os.environ.get("MEMAGENT_BENCHMARK_DOCUMENTS", "10000"))
 QUESTION: Final = "What is said of it?"
 
 
